@@ -1,0 +1,7 @@
+"""jaxfed: federated learning on label-skewed data, all clients of a round in one JAX program."""
+
+from jaxfed.config import Config
+from jaxfed.method import Method, chain
+from jaxfed.simulation import Diverged, Result, simulate
+
+__all__ = ['Config', 'Diverged', 'Method', 'Result', 'chain', 'simulate']

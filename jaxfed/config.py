@@ -1,0 +1,187 @@
+"""The settings of an experiment and their command-line flags; the only place that knows absl."""
+
+import dataclasses
+import math
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from absl import flags
+
+from jaxfed import methods
+
+Partition = Literal['iid', 'dirichlet', 'sharding', 'label_quantity']
+Aggregation = Literal['size', 'uniform']
+
+
+def _setting(default: Any, help_: str) -> Any:
+    return dataclasses.field(default=default, metadata={'help': help_})
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Everything that determines an experiment; every field is a flag of the same name."""
+
+    method: str = _setting('fedavg', "federated method, parts joined by '+'; 'list' shows all")
+    hyperparameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    dataset: str = _setting('digits', "'digits', 'npz', or a TFDS image classification set")
+    data_dir: str | None = _setting(None, 'directory of prepared TFDS datasets [TFDS default]')
+    npz: str | None = _setting(None, 'file for --dataset=npz: x_train, y_train, x_test, y_test')
+    augment: str = _setting('none', "comma list of crop, flip, cutout, or 'none'")
+    auxiliary_per_class: int | None = _setting(
+        None, 'examples a class taken from the training data for the server [what --method needs]'
+    )
+
+    partition: Partition = _setting('dirichlet', 'how examples are dealt to clients')
+    alpha: float = _setting(0.1, 'Dirichlet concentration; small is skewed')
+    min_size: int = _setting(10, 'Dirichlet: fewest examples of a client')
+    balanced: bool = _setting(
+        False, 'Dirichlet: no more of a class to a client with >= n/N examples'
+    )
+    shards_per_client: int = _setting(2, 'sharding: shards (about: classes) a client')
+    labels_per_client: int = _setting(2, 'label_quantity: classes a client')
+    num_clients: int = _setting(20, 'clients in all')
+
+    model: str = _setting('cnn', 'network: cnn, lenet or mlp')
+    rounds: int = _setting(50, 'rounds of training')
+    clients_per_round: int = _setting(5, 'clients sampled a round')
+    local_epochs: int = _setting(5, 'epochs over its own examples a client trains in a round')
+    batch_size: int = _setting(50, 'examples in a batch of local training')
+    learning_rate: float = _setting(0.01, "of the clients' SGD")
+    lr_decay: float = _setting(1.0, 'factor on the learning rate after every round')
+    momentum: float = _setting(0.9, "of the clients' SGD, reset every round")
+    weight_decay: float = _setting(1e-5, "of the clients' SGD, coupled as in PyTorch")
+    aggregation: Aggregation = _setting('size', "clients' weights: by examples held, or uniform")
+
+    seed: int = _setting(0, 'of everything random')
+    lanes: int = _setting(0, 'clients trained side by side; 0 chooses by device and sizes')
+    target_accuracy: float | None = _setting(
+        None, 'test accuracy in 0..1 for which summary.json tells the rounds needed'
+    )
+    workdir: str | None = _setting(None, 'directory of the records [a new one under runs/]')
+
+
+# Flags that only one partition reads; giving one to another partition is a mistake worth telling.
+_PARTITION_FLAGS = {
+    'iid': (),
+    'dirichlet': ('alpha', 'min_size', 'balanced'),
+    'sharding': ('shards_per_client',),
+    'label_quantity': ('labels_per_client',),
+}
+
+
+def check(config: Config) -> None:
+    """Check every setting that can be checked without data.
+
+    Args:
+      config: the settings.
+
+    Raises:
+      ValueError: naming the first flag that is out of range, its value and what would do.
+    """
+
+    def need(name: str, holds: bool, range_: str) -> None:
+        if not holds:
+            raise ValueError(f'--{name}={getattr(config, name)} must be {range_}.')
+
+    for name in ('num_clients', 'rounds', 'clients_per_round', 'local_epochs', 'batch_size'):
+        need(name, getattr(config, name) >= 1, 'at least 1')
+    for name in ('partition', 'aggregation'):
+        choices = typing.get_args(Config.__annotations__[name])
+        need(name, getattr(config, name) in choices, f'one of {", ".join(choices)}')
+    positive = config.learning_rate > 0 and math.isfinite(config.learning_rate)
+    need('learning_rate', positive, 'above 0')
+    need('lr_decay', 0 < config.lr_decay <= 1, 'above 0 and at most 1')
+    need('momentum', 0 <= config.momentum < 1, 'at least 0 and below 1')
+    decay = config.weight_decay
+    need('weight_decay', decay >= 0 and math.isfinite(decay), 'at least 0')
+    need('seed', config.seed >= 0, 'at least 0')
+    need('lanes', config.lanes >= 0, 'at least 1, or 0 to choose')
+    need(
+        'clients_per_round',
+        config.clients_per_round <= config.num_clients,
+        f'at most --num_clients={config.num_clients}',
+    )
+    need(
+        'lanes',
+        config.lanes <= config.clients_per_round,
+        f'at most --clients_per_round={config.clients_per_round}',
+    )
+    if config.partition == 'dirichlet':
+        need('alpha', config.alpha > 0 and math.isfinite(config.alpha), 'above 0')
+        need('min_size', config.min_size >= 0, 'at least 0')
+    if config.auxiliary_per_class is not None:
+        need('auxiliary_per_class', config.auxiliary_per_class >= 0, 'at least 0')
+    if config.target_accuracy is not None:
+        need('target_accuracy', 0 < config.target_accuracy <= 1, 'above 0 and at most 1')
+    if (config.dataset == 'npz') != (config.npz is not None):
+        raise ValueError(
+            f'--dataset={config.dataset} and --npz={config.npz}: a file is read with both '
+            '--dataset=npz and --npz=FILE.'
+        )
+
+
+def define_flags() -> None:
+    """Define one absl flag a field of `Config`, and the flags of all methods' hyper-parameters.
+
+    A hyper-parameter is `--NAME` where that is not a flag of the experiment, and always
+    `--METHOD.NAME`.
+    """
+    types = typing.get_type_hints(Config)
+    for field in dataclasses.fields(Config):
+        if field.name != 'hyperparameters':
+            _define(field.name, types[field.name], field.default, field.metadata['help'])
+    taken = {field.name for field in dataclasses.fields(Config)}
+    owners: dict[str, list[str]] = {}
+    for method in methods.METHODS:
+        for name, parameter in methods.hyperparameters(method).items():
+            text = f'{name} of {method} [{parameter.default}]'
+            _define(f'{method}.{name}', parameter.annotation, None, text)
+            owners.setdefault(name, []).append(method)
+    for name, by in owners.items():
+        if name not in taken:
+            kind = methods.hyperparameters(by[0])[name].annotation
+            _define(name, kind, None, f'hyper-parameter of {", ".join(by)}')
+
+
+def _define(name: str, kind: Any, default: Any, help_: str) -> None:
+    if typing.get_origin(kind) is Literal:
+        flags.DEFINE_enum(name, default, list(typing.get_args(kind)), help_)
+        return
+    kinds = set(typing.get_args(kind) or (kind,)) - {type(None)}
+    define: dict[type, Any] = {
+        bool: flags.DEFINE_bool,
+        int: flags.DEFINE_integer,
+        float: flags.DEFINE_float,
+        str: flags.DEFINE_string,
+    }
+    define[kinds.pop()](name, default, help_)
+
+
+def from_flags() -> Config:
+    """Read the parsed flags.
+
+    Returns:
+      The settings.
+
+    Raises:
+      ValueError: if a flag was given that the chosen partition does not read.
+    """
+    values = flags.FLAGS
+    names = [f.name for f in dataclasses.fields(Config) if f.name != 'hyperparameters']
+    partition = values['partition'].value
+    for other, own in _PARTITION_FLAGS.items():
+        for name in own:
+            if other != partition and values[name].present:
+                raise ValueError(
+                    f'--{name}={values[name].value} belongs to --partition={other}, but '
+                    f'--partition={partition}; leave one of them out.'
+                )
+    given = {}
+    for method in methods.METHODS:
+        for hyperparameter in methods.hyperparameters(method):
+            for name in (hyperparameter, f'{method}.{hyperparameter}'):
+                if name not in names and values[name].value is not None:
+                    given[name] = values[name].value
+    return Config(**{name: values[name].value for name in names}, hyperparameters=given)

@@ -1,0 +1,42 @@
+"""Mean and standard deviation of the pixels, for normalisation."""
+
+import numpy as np
+
+_BLOCK = 1000  # images converted to float64 at once
+
+
+def channel_statistics(x_train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Computes mean and standard deviation of each channel over all pixels.
+
+    Args:
+      x_train: [n, H, W, ch] uint8 or float32.
+
+    Returns:
+      Mean and population standard deviation, [ch] float32 each, in the units of `x_train`; the
+      deviation of a constant channel is 1, so that it can be divided by.
+
+    Raises:
+      ValueError: if `x_train` is not four-dimensional or empty.
+    """
+    if x_train.ndim != 4 or not x_train.size:
+        raise ValueError(f'x_train has shape {x_train.shape}: pass images [n, H, W, channels].')
+    if x_train.dtype == np.uint8:
+        values = np.arange(256)
+        counts = np.stack([_histogram(x_train[..., c]) for c in range(x_train.shape[-1])])
+        weights = counts / counts.sum(axis=1, keepdims=True)
+        mean = weights @ values
+        variance = (weights * (values - mean[:, None]) ** 2).sum(axis=1)
+    else:
+        blocks = [x_train[i : i + _BLOCK] for i in range(0, len(x_train), _BLOCK)]
+        pixels = x_train.size / x_train.shape[-1]
+        mean = sum(block.sum((0, 1, 2), np.float64) for block in blocks) / pixels
+        variance = sum(((block - mean) ** 2).sum((0, 1, 2)) for block in blocks) / pixels
+    std = np.sqrt(variance)
+    return mean.astype(np.float32), np.where(std > 0, std, 1).astype(np.float32)
+
+
+def _histogram(pixels: np.ndarray) -> np.ndarray:
+    """Returns how often each of the 256 values occurs."""
+    # By blocks, because bincount makes int64 of its argument.
+    blocks = (pixels[i : i + _BLOCK] for i in range(0, len(pixels), _BLOCK))
+    return sum(np.bincount(block.ravel(), minlength=256) for block in blocks)

@@ -1,0 +1,64 @@
+"""Command line: python -m jaxfed.main --method=fedlmd."""
+
+import sys
+from collections.abc import Sequence
+
+from absl import app, flags
+
+from jaxfed import config, methods, simulation
+from jaxfed.recording import console
+
+
+def list_methods() -> None:
+    """Print every method with its hyper-parameters, their defaults and its paper."""
+    rows = []
+    for name in methods.METHODS:
+        sentence, paper = methods.describe(name)
+        plain = [
+            (h if h in flags.FLAGS and h != 'alpha' else f'{name}.{h}', p.default)
+            for h, p in methods.hyperparameters(name).items()
+        ]
+        shown = [(f'--{flag}', str(default)) for flag, default in plain]
+        rows.append((name, f'{sentence}\n{paper}', shown))
+    console.show_methods(rows)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train as the flags say.
+
+    Args:
+      arguments: what the flags left over; there may be nothing.
+
+    Returns:
+      The exit status: 0, 1 if training diverged, 2 for bad input, 130 if interrupted.
+    """
+    if len(arguments) > 1:
+        console.show_error(f'unexpected arguments {" ".join(arguments[1:])}; flags begin with --.')
+        return 2
+    if flags.FLAGS.method == 'list':
+        list_methods()
+        return 0
+    try:
+        experiment = simulation.set_up(config.from_flags())
+    except (ValueError, OSError) as error:
+        console.show_error(str(error))
+        return 2
+    try:
+        simulation.train(experiment)
+    except simulation.Diverged as error:
+        console.show_error(str(error))
+        return 1
+    except KeyboardInterrupt:
+        console.show_error(f'interrupted; the rounds done are in {experiment.workdir}.')
+        return 130
+    return 0
+
+
+def run() -> None:
+    """Entry point of the `jaxfed` command."""
+    config.define_flags()
+    app.run(main)
+
+
+if __name__ == '__main__':
+    sys.exit(run())

@@ -1,0 +1,145 @@
+"""The federated methods, one file each; this is their registry.
+
+`METHODS` maps a name to a factory with keyword-only hyper-parameters. `build` makes a method from
+a specification such as 'fedlmd+fedprox'. To add a method of your own, put its factory here:
+`METHODS['mine'] = mine`.
+"""
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from jaxfed.method import Method, chain
+from jaxfed.methods.fedavg import fedavg
+from jaxfed.methods.fedcad import fedcad
+from jaxfed.methods.fedlmd import fedlmd
+from jaxfed.methods.fedlmd_tf import fedlmd_tf
+from jaxfed.methods.fedlsd import fedlsd
+from jaxfed.methods.fedntd import fedntd
+from jaxfed.methods.fedntd_tf import fedntd_tf
+from jaxfed.methods.fedprox import fedprox
+from jaxfed.methods.fedssd import fedssd
+from jaxfed.methods.kd import kd
+from jaxfed.methods.label_smoothing import label_smoothing
+from jaxfed.methods.mse import mse
+
+__all__ = ['METHODS', 'Part', 'build', 'describe', 'hyperparameters', 'resolve']
+
+METHODS: dict[str, Callable[..., Method]] = {
+    'fedavg': fedavg,
+    'fedprox': fedprox,
+    'kd': kd,
+    'mse': mse,
+    'label_smoothing': label_smoothing,
+    'fedlsd': fedlsd,
+    'fedntd': fedntd,
+    'fedntd_tf': fedntd_tf,
+    'fedcad': fedcad,
+    'fedssd': fedssd,
+    'fedlmd': fedlmd,
+    'fedlmd_tf': fedlmd_tf,
+}
+
+
+class Part(NamedTuple):
+    """One method of a combination, with all its hyper-parameters."""
+
+    name: str
+    hyperparameters: dict[str, Any]
+
+
+def hyperparameters(name: str) -> dict[str, inspect.Parameter]:
+    """The hyper-parameters of a method, with their types and defaults.
+
+    Args:
+      name: of the method.
+
+    Returns:
+      Name -> inspect.Parameter, in the order of the factory's signature.
+    """
+    return dict(inspect.signature(METHODS[name]).parameters)
+
+
+def resolve(specification: str, given: Mapping[str, Any]) -> list[Part]:
+    """Find out which parts a specification names and which hyper-parameters each gets.
+
+    Args:
+      specification: names joined by '+', for instance 'fedlmd+fedprox'.
+      given: hyper-parameters by name ('beta'), or by part and name ('fedlmd.beta') where several
+        parts take one of the same name.
+
+    Returns:
+      The parts in order, defaults filled in.
+
+    Raises:
+      ValueError: if a method is unknown or named twice, or a hyper-parameter is taken by none of
+        the parts, or by several of them.
+    """
+    names = [name.strip() for name in specification.split('+')]
+    for name in names:
+        if name not in METHODS:
+            near = difflib.get_close_matches(name, METHODS, n=3, cutoff=0.4)
+            hint = f'did you mean {" or ".join(near)}? ' if near else ''
+            raise ValueError(
+                f'--method={specification}: unknown method {name!r}; {hint}--method=list shows all.'
+            )
+        if names.count(name) > 1:
+            raise ValueError(f'--method={specification}: {name} is named twice.')
+    parts = [
+        Part(name, {key: p.default for key, p in hyperparameters(name).items()}) for name in names
+    ]
+    for key, value in given.items():
+        owner, _, bare = key.rpartition('.')
+        takers = [
+            part for part in parts if bare in part.hyperparameters and owner in ('', part.name)
+        ]
+        if not takers:
+            taken = ', '.join(f'--{p.name}.{h}' for p in parts for h in p.hyperparameters)
+            raise ValueError(
+                f'--{key}={value}: --method={specification} takes no such hyper-parameter; '
+                f'it takes {taken or "none"}.'
+            )
+        if len(takers) > 1:
+            ways = ' or '.join(f'--{part.name}.{bare}' for part in takers)
+            raise ValueError(
+                f'--{key}={value}: several parts of --method={specification} take {bare}; '
+                f'say which with {ways}.'
+            )
+        takers[0].hyperparameters[bare] = value
+    return parts
+
+
+def build(parts: list[Part]) -> Method:
+    """Make the method that the parts describe.
+
+    Args:
+      parts: from `resolve`.
+
+    Returns:
+      The method; of several parts, their chain.
+
+    Raises:
+      ValueError: if a hyper-parameter is out of range or the parts do not combine.
+    """
+    made = []
+    for name, values in parts:
+        try:
+            made.append(METHODS[name](**values))
+        except ValueError as error:
+            raise ValueError(f'--method={name}: {error}') from error
+    return made[0] if len(made) == 1 else chain(*made)
+
+
+def describe(name: str) -> tuple[str, str]:
+    """A method's one-sentence description and its paper, from its docstring.
+
+    Args:
+      name: of the method.
+
+    Returns:
+      (description, reference), each in one line.
+    """
+    text = inspect.getdoc(METHODS[name]) or ''
+    _, _, reference = text.partition('Reference:\n')
+    return text.split('\n', 1)[0], ' '.join(reference.split())

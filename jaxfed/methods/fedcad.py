@@ -1,0 +1,79 @@
+"""FedCAD: self-distillation with a weight for each class."""
+
+from typing import Literal
+
+import jax.numpy as jnp
+
+from jaxfed import losses
+from jaxfed.method import ClientView, LocalView, Method, ServerView
+from jaxfed.methods._check import check
+from jaxfed.types import Array, Batch
+
+
+def fedcad(
+    *,
+    beta: float = 0.25,
+    gamma: float = 0.5,
+    tau: float = 2.0,
+    source: Literal['server', 'client'] = 'server',
+    auxiliary: int = 32,
+) -> Method:
+    """Class-wise adaptive self-distillation.
+
+    (1 - a_y) CE + a_y L_d, a_c = (gamma - beta) / 2 E[2 pg_c - 1 | c] + (gamma + beta) / 2, L_d as
+    in FedLSD. The expectation is taken anew every round, over the server's auxiliary data (the
+    paper) or over the client's own data (the two-page abstract).
+
+    Args:
+      beta: lower bound of the distillation weight.
+      gamma: upper bound; 0 <= beta <= gamma <= 1.
+      tau: temperature, > 0.
+      source: whose data the weights are estimated on, 'server' or 'client'.
+      auxiliary: examples a class the server sets aside by default, >= 1; unused with 'client'.
+
+    Returns:
+      The method.
+
+    Raises:
+      ValueError: if a hyper-parameter is out of range.
+
+    Reference:
+      He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning, 2022,
+      eq. 5 and 6.
+      With source=client: its student abstract, AAAI 2022.
+    """
+    check(
+        0 <= beta <= gamma <= 1, 'beta, gamma', (beta, gamma), 'such that 0 <= beta <= gamma <= 1'
+    )
+    check(tau > 0, 'tau', tau, 'above 0')
+    check(source in ('server', 'client'), 'source', source, "'server' or 'client'")
+    check(auxiliary >= 1, 'auxiliary', auxiliary, 'at least 1')
+
+    def share(server: ServerView) -> Array:
+        assert server.auxiliary is not None  # the engine grants what `auxiliary` asks for
+        logits = server.predict(server.auxiliary.x)
+        return losses.class_credibility(
+            logits, server.auxiliary.y, beta=beta, gamma=gamma, temperature=tau
+        )
+
+    def begin(client: ClientView) -> Array:
+        def add(sums: tuple[Array, Array], batch: Batch) -> tuple[Array, Array]:
+            logits = client.apply(client.global_params, batch.x).logits
+            more = losses.class_credibility_sums(logits, batch.y, temperature=tau, where=batch.mask)
+            return sums[0] + more[0], sums[1] + more[1]
+
+        zeros = jnp.zeros(client.info.label_counts.shape)
+        phi, count = client.fold(add, (zeros, zeros))
+        return losses.class_credibility_from_sums(phi, count, beta=beta, gamma=gamma)
+
+    def supervised(view: LocalView) -> Array:
+        logits, labels = view.outputs.logits, view.batch.y
+        class_weights = view.shared if source == 'server' else view.begun
+        distillation = losses.class_weighted_distillation(
+            logits, view.teacher.logits, labels, class_weights, temperature=tau
+        )
+        return (1 - class_weights[labels]) * losses.cross_entropy(logits, labels) + distillation
+
+    if source == 'server':
+        return Method(share=share, supervised=supervised, auxiliary=auxiliary)
+    return Method(begin=begin, supervised=supervised)

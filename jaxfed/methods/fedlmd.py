@@ -1,0 +1,40 @@
+"""FedLMD: distillation of the classes that a client holds little of."""
+
+from jaxfed import losses
+from jaxfed.method import LocalView, Method
+from jaxfed.methods._check import check
+from jaxfed.types import Array, ClientInfo
+
+
+def fedlmd(*, beta: float = 1.0, tau: float = 1.0) -> Method:
+    """Label-masking distillation: the client's majority classes are cut out of the teacher.
+
+    CE + beta tau^2 KL(pg' || p'), pg' over the classes that are neither majority classes of the
+    client nor y, p' over all classes but y; majority: n_c > n / C.
+
+    Args:
+      beta: weight of the distillation, >= 0.
+      tau: temperature, > 0.
+
+    Returns:
+      The method.
+
+    Raises:
+      ValueError: if a hyper-parameter is out of range.
+
+    Reference:
+      Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023, eq. 3-6.
+    """
+    check(beta >= 0, 'beta', beta, 'at least 0')
+    check(tau > 0, 'tau', tau, 'above 0')
+
+    def prepare(info: ClientInfo) -> Array:
+        return losses.majority_labels(info.label_counts)
+
+    def penalty(view: LocalView) -> Array:
+        distillation = losses.label_masking_distillation(
+            view.outputs.logits, view.teacher.logits, view.batch.y, view.static, temperature=tau
+        )
+        return beta * view.mean(distillation)
+
+    return Method(prepare=prepare, penalty=penalty)

@@ -1,0 +1,31 @@
+"""FedProx: a proximal term holds the local parameters near the global ones."""
+
+from jaxfed import losses
+from jaxfed.method import LocalView, Method
+from jaxfed.methods._check import check
+from jaxfed.types import Array
+
+
+def fedprox(*, mu: float = 0.1) -> Method:
+    """Proximal term on the parameters.
+
+    CE + mu / 2 ||w - w_g||^2
+
+    Args:
+      mu: weight of the proximal term, >= 0.
+
+    Returns:
+      The method.
+
+    Raises:
+      ValueError: if mu is negative.
+
+    Reference:
+      Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, eq. 2.
+    """
+    check(mu >= 0, 'mu', mu, 'at least 0')
+
+    def penalty(view: LocalView) -> Array:
+        return mu * losses.proximal(view.params, view.global_params)
+
+    return Method(penalty=penalty)

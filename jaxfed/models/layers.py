@@ -1,0 +1,88 @@
+"""Layers initialised as PyTorch initialises them, because the papers' numbers were made with it."""
+
+from collections.abc import Callable
+from math import prod, sqrt
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jaxfed.types import Array
+
+ConvGeneralDilated = Callable[..., Array]
+
+
+def uniform_fan_in(fan_in: int) -> Callable[..., Array]:
+    """Makes PyTorch's default initialiser, U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
+
+    Weights and biases alike: `kaiming_uniform` with a = sqrt(5) is this bound.
+
+    Args:
+      fan_in: inputs that one output unit sums over.
+
+    Returns:
+      Function (key, shape, dtype) -> array.
+    """
+    bound = 1 / sqrt(fan_in)
+
+    def init(key: Array, shape: tuple[int, ...], dtype: Any, out_sharding: Any = None) -> Array:
+        del out_sharding
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return init
+
+
+def conv(
+    in_channels: int,
+    out_channels: int,
+    *,
+    kernel_size: tuple[int, int],
+    padding: str,
+    conv_general_dilated: ConvGeneralDilated,
+    rngs: nnx.Rngs,
+    strides: int = 1,
+    use_bias: bool = True,
+) -> nnx.Conv:
+    """Makes a convolution [B, H, W, in_channels] -> [B, H', W', out_channels].
+
+    Args:
+      in_channels: channels of the input.
+      out_channels: channels of the output.
+      kernel_size: height and width of the kernel.
+      padding: 'SAME' or 'VALID'.
+      conv_general_dilated: the convolution to compute with.
+      rngs: random streams of the initialisation.
+      strides: step of the kernel along both sides.
+      use_bias: whether a bias is added.
+
+    Returns:
+      The layer.
+    """
+    init = uniform_fan_in(in_channels * prod(kernel_size))
+    return nnx.Conv(
+        in_channels,
+        out_channels,
+        kernel_size,
+        strides,
+        padding=padding,
+        use_bias=use_bias,
+        conv_general_dilated=conv_general_dilated,
+        kernel_init=init,
+        bias_init=init,
+        rngs=rngs,
+    )
+
+
+def linear(in_features: int, out_features: int, *, rngs: nnx.Rngs) -> nnx.Linear:
+    """Makes a dense layer [B, in_features] -> [B, out_features].
+
+    Args:
+      in_features: width of the input.
+      out_features: width of the output.
+      rngs: random streams of the initialisation.
+
+    Returns:
+      The layer.
+    """
+    init = uniform_fan_in(in_features)
+    return nnx.Linear(in_features, out_features, kernel_init=init, bias_init=init, rngs=rngs)

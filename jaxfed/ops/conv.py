@@ -1,0 +1,223 @@
+"""Two-dimensional convolution that stays fast when its kernels are mapped over.
+
+`jax.vmap` over kernels makes a grouped convolution, whose gradients are very slow, and on the CPU
+a convolution inside a loop leaves the fast path unless its dimension numbers are NHWC, HWIO, NHWC,
+which those of the automatic weight gradient are not. Here the convolution and both of its
+gradients are convolutions in that one layout, and a batching rule says what mapping over each of
+their operands means.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxfed.types import Array
+
+LAYOUT = ('NHWC', 'HWIO', 'NHWC')
+
+Padding = tuple[tuple[int, int], tuple[int, int]]
+Bilinear = Callable[[Array, Array], Array]
+
+
+def lowering(platform: str | None = None) -> str:
+    """Chooses how a convolution is computed on a platform.
+
+    Args:
+      platform: 'cpu', 'gpu', 'tpu' ...; None for the default backend's.
+
+    Returns:
+      'unrolled', the convolution of this file, on the CPU; 'grouped', plain
+      `jax.lax.conv_general_dilated` and its automatic batching and gradients, elsewhere.
+    """
+    return 'unrolled' if (platform or jax.default_backend()) == 'cpu' else 'grouped'
+
+
+def conv_general_dilated(
+    lhs: Array,
+    rhs: Array,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: Any = None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    out_sharding: Any = None,
+    *,
+    use: str | None = None,
+) -> Array:
+    """Convolves as `jax.lax.conv_general_dilated`, fast also where the kernels are mapped over.
+
+    The fast path covers two-dimensional convolutions in the layout NHWC, HWIO, NHWC with any
+    stride and padding. Dilation, groups, other layouts and numbers of dimensions,
+    `preferred_element_type` and `out_sharding` go to `jax.lax.conv_general_dilated`. The fast
+    path has reverse-mode derivatives of every order, and no forward mode.
+
+    Args:
+      lhs: inputs, [B, H, W, in] on the fast path.
+      rhs: kernel, [height, width, in, out] on the fast path.
+      window_strides: step of the window along H and W.
+      padding: 'SAME', 'VALID' or the zeros (low, high) along H and W.
+      lhs_dilation: as in `jax.lax.conv_general_dilated`.
+      rhs_dilation: as in `jax.lax.conv_general_dilated`.
+      dimension_numbers: as in `jax.lax.conv_general_dilated`.
+      feature_group_count: as in `jax.lax.conv_general_dilated`.
+      batch_group_count: as in `jax.lax.conv_general_dilated`.
+      precision: as in `jax.lax.conv_general_dilated`.
+      preferred_element_type: as in `jax.lax.conv_general_dilated`.
+      out_sharding: as in `jax.lax.conv_general_dilated`.
+      use: 'unrolled' or 'grouped', instead of what `lowering` chooses.
+
+    Returns:
+      [B, H', W', out] on the fast path.
+
+    Raises:
+      ValueError: `use` is not one of the two.
+    """
+    use = lowering() if use is None else use
+    if use not in ('unrolled', 'grouped'):
+        raise ValueError(f"use={use!r} must be 'unrolled', 'grouped' or None.")
+    fast = (
+        use == 'unrolled'
+        and lhs.ndim == rhs.ndim == 4
+        and _all_ones(lhs_dilation)
+        and _all_ones(rhs_dilation)
+        and feature_group_count == batch_group_count == 1
+        and lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
+        == lax.conv_dimension_numbers(lhs.shape, rhs.shape, LAYOUT)
+        and lhs.shape[3] == rhs.shape[2]
+        and preferred_element_type is None
+        and out_sharding is None
+    )
+    if not fast:
+        return lax.conv_general_dilated(
+            lhs,
+            rhs,
+            window_strides,
+            padding,
+            lhs_dilation=lhs_dilation,
+            rhs_dilation=rhs_dilation,
+            dimension_numbers=dimension_numbers,
+            feature_group_count=feature_group_count,
+            batch_group_count=batch_group_count,
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+            out_sharding=out_sharding,
+        )
+    strides = tuple(window_strides)
+    if isinstance(padding, str):
+        padding = lax.padtype_to_pads(lhs.shape[1:3], rhs.shape[:2], strides, padding)
+    geometry = _Geometry(
+        input=lhs.shape[1:3],
+        kernel=rhs.shape[:2],
+        strides=strides,
+        padding=tuple((low, high) for low, high in padding),
+        precision=precision,
+    )
+    return _pieces(geometry)[0](lhs, rhs)
+
+
+def _all_ones(dilation: Sequence[int] | None) -> bool:
+    return dilation is None or all(step == 1 for step in dilation)
+
+
+class _Geometry(NamedTuple):
+    """All that is static about a convolution."""
+
+    input: tuple[int, int]
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    padding: Padding
+    precision: Any
+
+
+@cache
+def _pieces(geometry: _Geometry) -> tuple[Bilinear, Bilinear, Bilinear]:
+    """Makes a convolution y = conv(x, w) and its gradients dx(g, w) and dw(x, g).
+
+    Each is linear in both operands and the gradients of each are the other two.
+    """
+    sides = range(2)
+    inputs, kernel, strides, padding, precision = geometry
+    outputs = [
+        (inputs[i] + sum(padding[i]) - kernel[i]) // strides[i] + 1 if inputs[i] else 0
+        for i in sides
+    ]
+    spread = [(outputs[i] - 1) * strides[i] + 1 for i in sides]  # of g, dilated by the strides
+    low = [padding[i][0] for i in sides]
+    dx_padding = [
+        (kernel[i] - 1 - low[i], inputs[i] + low[i] - spread[i]) for i in sides
+    ]
+    dw_padding = [(low[i], kernel[i] - 1 + spread[i] - inputs[i] - low[i]) for i in sides]
+    convolve = partial(lax.conv_general_dilated, dimension_numbers=LAYOUT, precision=precision)
+
+    # The batching rules know which axis of each operand and of the result merely repeats.
+    @partial(_batched, folds=((0, 0), (3, 3)))
+    def conv_piece(x: Array, w: Array) -> Array:
+        return convolve(x, w, strides, padding)
+
+    @partial(_batched, folds=((0, 0), (2, 3)))
+    def dx_piece(g: Array, w: Array) -> Array:
+        w = w[::-1, ::-1].swapaxes(2, 3)
+        return convolve(g, w, (1, 1), dx_padding, lhs_dilation=strides)
+
+    @partial(_batched, folds=((3, 2), (3, 3)))
+    def dw_piece(x: Array, g: Array) -> Array:
+        # A convolution over the batch: [in, H, W, B] with kernel [H', W', B, out].
+        x, g = x.transpose(3, 1, 2, 0), g.transpose(1, 2, 0, 3)
+        dw = convolve(x, g, (1, 1), dw_padding, rhs_dilation=strides)
+        return dw.transpose(1, 2, 0, 3)
+
+    # Each forward pass goes through the function itself, for derivatives of higher order.
+    conv, dx, dw = (jax.custom_vjp(piece) for piece in (conv_piece, dx_piece, dw_piece))
+    conv.defvjp(_keep(conv), lambda xw, g: (dx(g, xw[1]), dw(xw[0], g)))
+    dx.defvjp(_keep(dx), lambda gw, x: (conv(x, gw[1]), dw(x, gw[0])))
+    dw.defvjp(_keep(dw), lambda xg, w: (dx(xg[1], w), conv(xg[0], w)))
+    return conv, dx, dw
+
+
+def _keep(function: Bilinear) -> Callable[[Array, Array], tuple[Array, tuple[Array, Array]]]:
+    """Makes the forward pass of a vjp that keeps both operands."""
+    return lambda a, b: (function(a, b), (a, b))
+
+
+def _batched(function: Bilinear, *, folds: tuple[tuple[int, int], tuple[int, int]]) -> Bilinear:
+    """Gives a bilinear function its batching rule.
+
+    Args:
+      function: two arrays -> array.
+      folds: for each operand, its axis and the result's that grow together; an operand mapped
+        over alone is folded into them, which leaves one large convolution.
+
+    Returns:
+      The function with the rule; where both operands are mapped over, it is unrolled.
+    """
+    batched = jax.custom_batching.custom_vmap(function)
+
+    @batched.def_vmap
+    def rule(size: int, mapped: list[bool], a: Array, b: Array) -> tuple[Array, bool]:
+        if all(mapped):
+            return jnp.stack([batched(a[i], b[i]) for i in range(size)]), True
+        axis, out_axis = folds[0] if mapped[0] else folds[1]
+        operands = (_fold(a, axis), b) if mapped[0] else (a, _fold(b, axis))
+        return _unfold(batched(*operands), out_axis, size), True
+
+    return batched
+
+
+def _fold(x: Array, axis: int) -> Array:
+    """Merges the leading axis into `axis` of the rest."""
+    x = jnp.moveaxis(x, 0, axis)
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
+
+def _unfold(x: Array, axis: int, size: int) -> Array:
+    """Undoes `_fold`."""
+    x = x.reshape(*x.shape[:axis], size, -1, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x, axis, 0)

@@ -1,0 +1,62 @@
+"""Label skew from shards: each client gets a few pieces of one class each."""
+
+import numpy as np
+
+from jaxfed.partition.checks import Seed, checked_labels, generator
+
+
+def sharding(
+    labels: np.ndarray, *, num_clients: int, shards_per_client: int, seed: Seed
+) -> list[np.ndarray]:
+    """Cuts the classes into N * s shards and deals s of them to each client.
+
+    The number of shards of a class follows its size: each class gets one, and each further shard
+    goes to the class whose shards are the largest so far, which makes the largest shard as small
+    as can be. A class is cut into shards that differ by at most one example. So all clients are
+    of the same size if classes are equally large and their shards come out even (CIFAR-10 with
+    100 clients and s = 2); otherwise the sizes differ as little as shards of a single class allow.
+
+    Args:
+      labels: [n] integers, the class of each training example.
+      num_clients: number of clients N.
+      shards_per_client: shards s of each client, hence its largest number of classes.
+      seed: of shuffles and deal.
+
+    Returns:
+      N sorted int64 arrays, the examples of each client; together every example once.
+
+    Raises:
+      ValueError: if there are fewer shards than classes or more shards than examples.
+
+    Reference:
+      McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data,
+      AISTATS 2017, section 3; by class as in FedNTD (Lee et al., NeurIPS 2022) and FedLMD.
+    """
+    labels = checked_labels(labels, num_clients)
+    classes, class_sizes = np.unique(labels, return_counts=True)
+    num_shards = num_clients * shards_per_client
+    if shards_per_client < 1:
+        raise ValueError(
+            f'shards_per_client={shards_per_client}: every client needs at least 1 shard.'
+        )
+    if num_shards < classes.size:
+        raise ValueError(
+            f'num_clients={num_clients} with shards_per_client={shards_per_client} are '
+            f'{num_shards} shards for {classes.size} classes, one class each: raise '
+            f'--shards_per_client to at least {-(-classes.size // num_clients)}.'
+        )
+    if num_shards > labels.size:
+        raise ValueError(
+            f'num_clients={num_clients} with shards_per_client={shards_per_client} are '
+            f'{num_shards} shards for {labels.size} examples: lower --shards_per_client or '
+            '--num_clients.'
+        )
+    rng = generator(seed)
+    shards_of_class = np.ones(classes.size, np.int64)
+    for _ in range(num_shards - classes.size):
+        shards_of_class[np.argmax(class_sizes / shards_of_class)] += 1
+    shards: list[np.ndarray] = []
+    for label, pieces in zip(classes, shards_of_class, strict=True):
+        shards += np.array_split(rng.permutation(np.flatnonzero(labels == label)), pieces)
+    dealt = rng.permutation(num_shards).reshape(num_clients, shards_per_client)
+    return [np.sort(np.concatenate([shards[s] for s in hand])) for hand in dealt]

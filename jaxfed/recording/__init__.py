@@ -1,0 +1,1 @@
+"""What an experiment writes and shows."""

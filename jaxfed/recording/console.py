@@ -1,0 +1,127 @@
+"""What a person sees during and after training."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+_console = Console(highlight=False)
+
+
+@contextlib.contextmanager
+def status(text: str, *, quiet: bool) -> Iterator[None]:
+    """Say what is going on while it goes on.
+
+    Args:
+      text: in a word or two.
+      quiet: say nothing.
+
+    Yields:
+      Nothing.
+    """
+    if quiet:
+        yield
+        return
+    began = time.perf_counter()
+    with _console.status(text):
+        yield
+    _console.print(f'{text}: {time.perf_counter() - began:.1f} s')
+
+
+@contextlib.contextmanager
+def progress(rounds: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Show the progress over rounds.
+
+    On a terminal as a bar; elsewhere, as in a log file, as about ten lines.
+
+    Args:
+      rounds: in all.
+      quiet: show nothing.
+
+    Yields:
+      A function that takes the metrics of each round done.
+    """
+    columns = (
+        TextColumn('round {task.completed:>4.0f}/{task.total:.0f}'),
+        BarColumn(bar_width=18),
+        TextColumn('{task.description}'),
+        TimeRemainingColumn(compact=True),
+        TextColumn('left'),
+    )
+    bar = Progress(*columns, console=_console, disable=quiet or not _console.is_terminal)
+    in_lines = not quiet and not _console.is_terminal
+    every = max(rounds // 10, 1)
+    with bar:
+        task = bar.add_task('', total=rounds)
+
+        def report(entry: dict[str, Any]) -> None:
+            text = f'accuracy {entry["test_accuracy"]:6.2%}  loss {entry["train_loss"]:7.4f}'
+            bar.update(task, advance=1, description=text)
+            done = entry['round']
+            if in_lines and (done % every == 0 or done == rounds):
+                left = entry['seconds'] * (rounds - done)
+                _console.print(f'round {done:>4}/{rounds}  {text}  {left:.0f} s left')
+
+        yield report
+
+
+def show_summary(summary: dict[str, Any], workdir: Path) -> None:
+    """Print the summary table and where the files are.
+
+    Args:
+      summary: as in summary.json.
+      workdir: the work directory.
+    """
+    table = Table(title=f'{summary["method"]} on {summary["dataset"]}', show_header=False)
+    table.add_column(style='bold')
+    table.add_column(justify='right')
+    best = f'{summary["best_accuracy"]:.2%} in round {summary["best_round"]}'
+    rows = {
+        'final accuracy': f'{summary["final_accuracy"]:.2%} after {summary["rounds"]} rounds',
+        'best accuracy': best,
+        'time': f'{summary["seconds_total"]:.1f} s, of it compiling '
+        f'{summary["compile_seconds"]:.1f} s',
+        'a round': f'{summary["seconds_per_round"]:.3f} s, '
+        f'{summary["client_steps_per_second"]:.0f} client-steps/s',
+    }
+    if summary['target_accuracy'] is not None:
+        reached = summary['rounds_to_target']
+        name = f'rounds to {summary["target_accuracy"]:.0%}'
+        rows[name] = str(reached) if reached else 'not reached'
+    if summary['auxiliary_examples']:
+        rows['auxiliary data'] = f'{summary["auxiliary_examples"]} examples on the server'
+    for row in rows.items():
+        table.add_row(*row)
+    _console.print(table)
+    _console.print(f'files: {workdir}/', soft_wrap=True)
+    for path in sorted(workdir.iterdir()):
+        _console.print(f'  {path.name}', soft_wrap=True)
+
+
+def show_error(message: str) -> None:
+    """Print an error to standard error, in words, without a traceback.
+
+    Args:
+      message: what is wrong and what would do.
+    """
+    Console(stderr=True, highlight=False).print(f'error: {message}', markup=False, soft_wrap=True)
+
+
+def show_methods(rows: list[tuple[str, str, list[tuple[str, str]]]]) -> None:
+    """Print the methods with their hyper-parameters and papers.
+
+    Args:
+      rows: (name, one sentence and paper, [(flag, default)]) a method.
+    """
+    table = Table(title="Methods; combine them with '+'", show_lines=True)
+    table.add_column('--method', style='bold', no_wrap=True)
+    table.add_column('hyper-parameters', no_wrap=True)
+    table.add_column('what it does, and its paper')
+    for name, text, flags in rows:
+        table.add_row(name, '\n'.join(f'{flag}={value}' for flag, value in flags), text)
+    _console.print(table)

@@ -1,0 +1,348 @@
+"""One round of federated training as a pure function, made to be jitted once an experiment.
+
+The parameters of the clients in training are stacked on a leading axis of L lanes. All lanes run
+local steps together, `jax.vmap` over lanes inside a loop over steps; when a client's steps are
+done, its update is added to the weighted sum and its lane takes the next client (see `lanes`).
+A lane without a client goes on computing what nobody reads, so no step needs a mask for it.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfed.lanes import Schedule
+from jaxfed.method import (
+    ClientView,
+    CohortView,
+    LocalView,
+    MergeView,
+    Method,
+    RoundInfo,
+    ServerView,
+)
+from jaxfed.metrics.accuracy import predict
+from jaxfed.types import Array, Batch, ClientInfo, Model, PyTree
+
+
+class TrainingData(NamedTuple):
+    """All clients' examples on the device, held once; clients are stacked by index only."""
+
+    x: Array  # [n, H, W, channels] uint8 or float32, in the file's own units
+    y: Array  # [n] int32
+    order: Array  # [n] int32, examples grouped by client
+    start: Array  # [N] int32, where a client's group begins in `order`
+    size: Array  # [N] int32
+    label_counts: Array  # [N, C] int32
+    auxiliary: Batch | None = None  # the server's own examples, normalised
+
+
+class ServerState(NamedTuple):
+    """What the server keeps from round to round."""
+
+    params: PyTree
+    method: PyTree  # the method's server state
+    round: Array  # [] int32, rounds done
+
+
+class LocalSettings(NamedTuple):
+    """What the clients do in a round."""
+
+    local_epochs: int
+    batch_size: int
+    momentum: float
+    weight_decay: float
+    aggregation: str  # 'size' or 'uniform'
+    longest: int  # examples of the largest client
+
+
+class RoundMetrics(NamedTuple):
+    """Numbers of a round."""
+
+    train_loss: Array  # [] mean of the local objective over all examples trained on
+
+
+class _Client(NamedTuple):
+    """What a lane knows of the client it trains."""
+
+    info: ClientInfo
+    static: PyTree
+    state: PyTree
+    begun: PyTree
+    order: Array  # [E, M] int32, the client's examples in the order of each epoch
+    key: Array  # of augmentation
+
+
+class _Lane(NamedTuple):
+    """One slot of the stacked axis. The engine stacks L of them."""
+
+    params: PyTree
+    optimizer: optax.OptState
+    client: _Client
+    step: Array  # [] int32, local steps done
+    loss: Array  # [] float32, sum of the objective over examples
+
+
+def local_optimizer(
+    learning_rate: float | Array, *, momentum: float, weight_decay: float
+) -> optax.GradientTransformation:
+    """SGD as PyTorch defines it, with coupled weight decay and heavy-ball momentum.
+
+    g = grad + weight_decay w; m = momentum m + g; w = w - learning_rate m
+
+    Args:
+      learning_rate: step size, may be traced.
+      momentum: in [0, 1); 0 keeps no buffer.
+      weight_decay: >= 0.
+
+    Returns:
+      The optax transformation.
+    """
+    sgd = optax.sgd(learning_rate, momentum=momentum or None)
+    return optax.chain(optax.add_decayed_weights(weight_decay), sgd) if weight_decay else sgd
+
+
+def steps_per_epoch(size: Array, batch_size: int) -> Array:
+    """Batches in one epoch, ceil(n / B); works for NumPy and JAX arrays alike."""
+    return -(-size // batch_size)
+
+
+def epoch_order(key: Array, size: Array, longest: int) -> Array:
+    """Positions 0..size-1 in random order, followed by the others up to `longest`.
+
+    Args:
+      key: random key of (client, round, epoch).
+      size: [] int32, the client's examples.
+      longest: M, examples of the largest client.
+
+    Returns:
+      [M] int32.
+    """
+    draw = jax.random.uniform(key, (longest,))
+    return jnp.argsort(jnp.where(jnp.arange(longest) < size, draw, jnp.inf)).astype(jnp.int32)
+
+
+def make_round(
+    model: Model,
+    method: Method,
+    settings: LocalSettings,
+    augment: Callable[[Array, Array], Array],
+    normalise: Callable[[Array], Array],
+) -> Callable[..., tuple[ServerState, PyTree, RoundMetrics]]:
+    """Build the function of one round.
+
+    Args:
+      model: the network.
+      method: the federated method.
+      settings: of local training.
+      augment: (key, raw x [B, ...]) -> x, for training batches.
+      normalise: raw x [B, ...] -> x, for batches that are not augmented.
+
+    Returns:
+      run_round(server, cohort, client_states, schedule, learning_rate, key, data) ->
+      (server, client_states, metrics), pure and free of Python control flow on values; `cohort`
+      [S] int32 client ids, `client_states` the method's state of these clients stacked [S, ...].
+    """
+    epochs = settings.local_epochs
+    batch_size = min(settings.batch_size, settings.longest)
+
+    def cut_batch(order: Array, position: Array, size: Array) -> tuple[Array, Array]:
+        mask = position < size
+        return order[jnp.minimum(position, settings.longest - 1)], mask
+
+    def run_round(
+        server: ServerState,
+        cohort: Array,
+        client_states: PyTree,
+        schedule: Schedule,
+        learning_rate: Array,
+        key: Array,
+        data: TrainingData,
+    ) -> tuple[ServerState, PyTree, RoundMetrics]:
+        optimizer = local_optimizer(
+            learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
+        )
+        round_info = RoundInfo(
+            number=server.round + 1,
+            learning_rate=learning_rate,
+            momentum=settings.momentum,
+            num_clients=data.size.shape[0],
+            cohort_size=cohort.shape[0],
+        )
+        infos = ClientInfo(data.label_counts[cohort], data.size[cohort])
+        steps = epochs * steps_per_epoch(infos.size, batch_size)
+        # A client's random stream depends on the seed, the round and its id, not on its lane.
+        round_key = jax.random.fold_in(key, server.round)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(round_key, cohort)
+        statics = jax.vmap(method.prepare)(infos)
+        shared = method.share(
+            ServerView(
+                params=server.params,
+                state=server.method,
+                predict=lambda x: predict(model.apply, server.params, x),
+                auxiliary=data.auxiliary,
+                round=round_info,
+            )
+        )
+        size_weights = infos.size / jnp.maximum(jnp.sum(infos.size), 1)
+        uniform = jnp.full(cohort.shape, 1 / cohort.shape[0])
+        weights = method.weigh(
+            CohortView(
+                weights=size_weights if settings.aggregation == 'size' else uniform,
+                size=infos.size,
+                label_counts=infos.label_counts,
+                steps=steps,
+                round=round_info,
+            )
+        )
+
+        def own_example(slot: Array) -> Array:
+            within = jnp.arange(settings.longest)
+            return data.order[jnp.minimum(data.start[cohort[slot]] + within, data.y.shape[0] - 1)]
+
+        def view_client(slot: Array, params: PyTree, begun: PyTree) -> ClientView:
+            size = infos.size[slot]
+            examples = own_example(slot)
+
+            def fold(f: Callable[[PyTree, Batch], PyTree], initial: PyTree) -> PyTree:
+                def body(i: Array, carry: PyTree) -> PyTree:
+                    position = i * batch_size + jnp.arange(batch_size)
+                    example, mask = cut_batch(examples, position, size)
+                    return f(carry, Batch(normalise(data.x[example]), data.y[example], mask))
+
+                return jax.lax.fori_loop(0, steps_per_epoch(size, batch_size), body, initial)
+
+            return ClientView(
+                params=params,
+                global_params=server.params,
+                apply=model.apply,
+                fold=fold,
+                info=_row(infos, slot),
+                static=_row(statics, slot),
+                state=_row(client_states, slot),
+                shared=shared,
+                begun=begun,
+                steps=steps[slot],
+                round=round_info,
+            )
+
+        def start(slot: Array) -> _Lane:
+            order_key, augment_key = jax.random.split(keys[slot])
+            epoch_keys = jax.vmap(jax.random.fold_in, (None, 0))(order_key, jnp.arange(epochs))
+            order = jax.vmap(epoch_order, (0, None, None))(
+                epoch_keys, infos.size[slot], settings.longest
+            )
+            view = view_client(slot, server.params, ())
+            return _Lane(
+                params=server.params,
+                optimizer=optimizer.init(server.params),
+                client=_Client(
+                    info=view.info,
+                    static=view.static,
+                    state=view.state,
+                    begun=method.begin(view),
+                    order=own_example(slot)[order],
+                    key=augment_key,
+                ),
+                step=jnp.zeros((), jnp.int32),
+                loss=jnp.zeros(()),
+            )
+
+        def draw_batch(client: _Client, step: Array) -> Batch:
+            per_epoch = jnp.maximum(steps_per_epoch(client.info.size, batch_size), 1)
+            epoch = jnp.minimum(step // per_epoch, epochs - 1)
+            position = step % per_epoch * batch_size + jnp.arange(batch_size)
+            example, mask = cut_batch(client.order[epoch], position, client.info.size)
+            key = jax.random.fold_in(client.key, step)
+            return Batch(augment(key, data.x[example]), data.y[example], mask)
+
+        def local_step(lane: _Lane) -> _Lane:
+            client = lane.client
+            batch = draw_batch(client, lane.step)
+
+            def objective(params: PyTree) -> Array:
+                view = LocalView(
+                    params=params,
+                    outputs=model.apply(params, batch.x),
+                    batch=batch,
+                    global_params=server.params,
+                    apply=model.apply,
+                    info=client.info,
+                    static=client.static,
+                    state=client.state,
+                    shared=shared,
+                    begun=client.begun,
+                    round=round_info,
+                )
+                return view.mean(method.supervised(view)) + method.penalty(view)
+
+            loss, gradient = jax.value_and_grad(objective)(lane.params)
+            updates, optimizer_state = optimizer.update(gradient, lane.optimizer, lane.params)
+            return _Lane(
+                params=optax.apply_updates(lane.params, updates),
+                optimizer=optimizer_state,
+                client=client,
+                step=lane.step + 1,
+                loss=lane.loss + loss * jnp.sum(batch.mask),
+            )
+
+        def event(e: Array, carry: tuple) -> tuple:
+            lanes, states, update, uploads, loss = carry
+            lanes = jax.lax.fori_loop(
+                0, schedule.steps[e], lambda _, stack: jax.vmap(local_step)(stack), lanes
+            )
+            slot, place, following = schedule.slot[e], schedule.lane[e], schedule.next_slot[e]
+            done = _row(lanes, place)
+            state, upload = method.finish(view_client(slot, done.params, done.client.begun))
+            lane = jax.lax.cond(following >= 0, start, lambda _: done, following)
+            return (
+                _set_row(lanes, place, lane),
+                _set_row(states, slot, state),
+                jax.tree.map(
+                    lambda total, w, w_g: total + weights[slot] * (w - w_g),
+                    update,
+                    done.params,
+                    server.params,
+                ),
+                jax.tree.map(jnp.add, uploads, upload),
+                loss + done.loss,
+            )
+
+        lanes = jax.vmap(start)(schedule.first_slot)
+        upload = jax.eval_shape(
+            lambda lane: method.finish(view_client(0, lane.params, lane.client.begun))[1],
+            _row(lanes, 0),
+        )
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), upload)
+        initial = (lanes, client_states, optax.tree.zeros_like(server.params), zeros, jnp.zeros(()))
+        _, client_states, update, uploads, loss = jax.lax.fori_loop(
+            0, cohort.shape[0], event, initial
+        )
+        update, method_state = method.merge(
+            MergeView(
+                update=update,
+                params=server.params,
+                state=server.method,
+                uploads=uploads,
+                round=round_info,
+            )
+        )
+        params = optax.apply_updates(server.params, update)
+        trained = jnp.maximum(epochs * jnp.sum(infos.size), 1)
+        return (
+            ServerState(params, method_state, server.round + 1),
+            client_states,
+            RoundMetrics(train_loss=loss / trained),
+        )
+
+    return run_round
+
+
+def _row(tree: PyTree, i: Array | int) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[i], tree)
+
+
+def _set_row(tree: PyTree, i: Array, row: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf, new: leaf.at[i].set(new), tree, row)

@@ -1,0 +1,390 @@
+"""The host's loop over rounds: set up an experiment, train it, record it."""
+
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfed import config as config_lib
+from jaxfed import methods
+from jaxfed.config import Config
+from jaxfed.data import load_dataset
+from jaxfed.data.augment import make_augment, normalise, parse_augment
+from jaxfed.data.auxiliary import split_auxiliary
+from jaxfed.data.statistics import channel_statistics
+from jaxfed.lanes import choose_lanes, schedule
+from jaxfed.method import Method
+from jaxfed.metrics import Evaluation, evaluate
+from jaxfed.models import make_model
+from jaxfed.partition import label_counts, make_partition
+from jaxfed.partition.heatmap import draw_heatmap
+from jaxfed.recording import console, records
+from jaxfed.recording.plots import draw_accuracy
+from jaxfed.round import (
+    LocalSettings,
+    RoundMetrics,
+    ServerState,
+    TrainingData,
+    make_round,
+    steps_per_epoch,
+)
+from jaxfed.types import Array, Batch, Dataset, Model, PyTree
+
+
+class Diverged(RuntimeError):
+    """Training produced values that are not finite."""
+
+
+class Dealt(NamedTuple):
+    """A dataset and who holds what of its training examples."""
+
+    dataset: Dataset
+    partition: list[np.ndarray]  # N index arrays
+    auxiliary: np.ndarray  # index array, the server's own examples
+    label_counts: np.ndarray  # [N, C] int32
+
+
+class Experiment(NamedTuple):
+    """An experiment that passed every check and has its work directory."""
+
+    config: Config
+    parts: list[methods.Part]  # the method's parts and hyper-parameters, empty for one's own
+    method: Method
+    model: Model
+    dealt: Dealt
+    workdir: Path
+
+
+class Result(NamedTuple):
+    """What an experiment leaves."""
+
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]  # one entry a round, as in metrics.jsonl
+    params: PyTree  # the last global parameters
+    workdir: Path
+
+
+# On a CPU a few clients side by side fill the cores; more lanes only idle behind the longest.
+CPU_LANES = 5
+
+# Separate random streams, so that changing what draws from one leaves the others as they are.
+_STREAMS = ('partition', 'cohort', 'initialisation', 'batches', 'auxiliary')
+
+
+def stream(seed: int, name: str) -> int:
+    """The seed of one of the experiment's random streams.
+
+    Args:
+      seed: of the experiment.
+      name: of the stream: partition, cohort, initialisation, batches or auxiliary.
+
+    Returns:
+      A 32-bit seed.
+    """
+    return int(np.random.SeedSequence([seed, _STREAMS.index(name)]).generate_state(1)[0])
+
+
+def sample_cohort(config: Config, round_: int) -> np.ndarray:
+    """The clients of a round, uniformly without replacement.
+
+    Args:
+      config: the settings; seed, num_clients and clients_per_round are read.
+      round_: number of the round.
+
+    Returns:
+      [S] int32 client ids.
+    """
+    rng = np.random.default_rng([stream(config.seed, 'cohort'), round_])
+    chosen = rng.choice(config.num_clients, config.clients_per_round, replace=False)
+    return np.sort(chosen).astype(np.int32)
+
+
+def set_up(config: Config, method: Method | None = None) -> Experiment:
+    """Check the settings, load and deal the data, build the method and make the work directory.
+
+    Nothing is written before everything else has succeeded.
+
+    Args:
+      config: the settings.
+      method: a method of one's own, instead of the one that `config.method` names.
+
+    Returns:
+      The experiment.
+
+    Raises:
+      ValueError: for settings or data that do not do, naming what would.
+      OSError: if data cannot be read.
+    """
+    config_lib.check(config)
+    parts = [] if method else methods.resolve(config.method, config.hyperparameters)
+    built = method or methods.build(parts)
+    # Made once here for their checks; they are cheap, and training comes late.
+    make_augment(parse_augment(config.augment), mean=np.zeros(1), std=np.ones(1))
+    if config.workdir is not None:
+        records.check_workdir(Path(config.workdir))
+    dealt = deal(config, auxiliary_per_class=built.auxiliary)
+    dataset = dealt.dataset
+    return Experiment(
+        config=config,
+        parts=parts,
+        method=built,
+        model=make_model(
+            config.model, input_shape=dataset.x_train.shape[1:], num_classes=dataset.num_classes
+        ),
+        dealt=dealt,
+        workdir=records.make_workdir(config.workdir, f'{config.dataset}-{config.method}'),
+    )
+
+
+def deal(config: Config, *, auxiliary_per_class: int = 0) -> Dealt:
+    """Load the dataset, set the server's auxiliary data aside and deal the rest to the clients.
+
+    Args:
+      config: the settings; of them data, partition and seed are read.
+      auxiliary_per_class: what the method needs, if the settings do not say.
+
+    Returns:
+      The dataset and who holds what of it.
+
+    Raises:
+      ValueError: if there is no such dataset, or it cannot be dealt so.
+    """
+    config_lib.check(config)
+    dataset = load_dataset(config.dataset, data_dir=config.data_dir, npz=config.npz)
+    per_class = config.auxiliary_per_class
+    if per_class == 0 and auxiliary_per_class:
+        raise ValueError(
+            f'--auxiliary_per_class=0, but --method={config.method} needs auxiliary data on the '
+            f'server; leave the flag out for {auxiliary_per_class} examples a class.'
+        )
+    auxiliary, remaining = split_auxiliary(
+        dataset.y_train,
+        per_class=auxiliary_per_class if per_class is None else per_class,
+        num_classes=dataset.num_classes,
+        seed=stream(config.seed, 'auxiliary'),
+    )
+    parts = make_partition(
+        config.partition,
+        dataset.y_train[remaining],
+        num_clients=config.num_clients,
+        seed=stream(config.seed, 'partition'),
+        alpha=config.alpha,
+        min_size=config.min_size,
+        balanced=config.balanced,
+        shards_per_client=config.shards_per_client,
+        labels_per_client=config.labels_per_client,
+    )
+    partition = [remaining[part] for part in parts]
+    counts = label_counts(dataset.y_train, partition, dataset.num_classes)
+    return Dealt(dataset, partition, auxiliary, counts)
+
+
+def train(experiment: Experiment, *, quiet: bool = False) -> Result:
+    """Train an experiment to its last round and record it in its work directory.
+
+    Args:
+      experiment: from `set_up`.
+      quiet: show no progress.
+
+    Returns:
+      Summary, metrics of all rounds, final parameters and the work directory.
+
+    Raises:
+      Diverged: if training produces values that are not finite; earlier rounds stay recorded.
+    """
+    began = time.perf_counter()
+    config, method, model = experiment.config, experiment.method, experiment.model
+    dealt, workdir = experiment.dealt, experiment.workdir
+    dataset = dealt.dataset
+    records.write_config(workdir, config, experiment.parts)
+    title = f'{config.dataset}, {config.partition}, {config.num_clients} clients'
+    draw_heatmap(dealt.label_counts, workdir / 'partition.png', title=title)
+
+    mean, std = channel_statistics(dataset.x_train)
+    augment = make_augment(parse_augment(config.augment), mean=mean, std=std)
+    to_input = functools.partial(normalise, mean=mean, std=std)
+    data = place_data(dealt, to_input)
+    steps = client_steps(experiment)
+    lanes = config.lanes or choose_lanes(
+        steps,
+        cohort_size=config.clients_per_round,
+        most=CPU_LANES if jax.default_backend() == 'cpu' else config.clients_per_round,
+    )
+    settings = LocalSettings(
+        local_epochs=config.local_epochs,
+        batch_size=config.batch_size,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        aggregation=config.aggregation,
+        longest=max(len(part) for part in dealt.partition),
+    )
+    params = model.init(jax.random.key(stream(config.seed, 'initialisation')))
+    server_state, client_state = method.init(params)
+    server = ServerState(params, server_state, jnp.zeros((), jnp.int32))
+    # Every client's state lives on the host; a round's rows travel.
+    client_states = jax.tree.map(
+        lambda leaf: np.repeat(np.asarray(leaf)[None], config.num_clients, axis=0), client_state
+    )
+    key = jax.random.key(stream(config.seed, 'batches'))
+    x_test, y_test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
+
+    def inputs(round_: int) -> tuple:
+        cohort = sample_cohort(config, round_)
+        rate = np.float32(config.learning_rate * config.lr_decay ** (round_ - 1))
+        plan = schedule(steps[cohort], lanes=lanes)
+        return cohort, jax.tree.map(lambda leaf: leaf[cohort], client_states), plan, rate
+
+    with console.status('compiling', quiet=quiet):
+        compiling = time.perf_counter()
+        run_round = make_round(model, method, settings, augment, to_input)
+        compiled_round = jax.jit(run_round).lower(server, *inputs(1), key, data).compile()
+        test = functools.partial(evaluate, model.apply, prepare=to_input)
+        compiled_test = jax.jit(test).lower(server.params, x_test, y_test).compile()
+        compile_seconds = time.perf_counter() - compiling
+
+    metrics: list[dict[str, Any]] = []
+    with console.progress(config.rounds, quiet=quiet) as report, records.lines(workdir) as record:
+        for round_ in range(1, config.rounds + 1):
+            tick = time.perf_counter()
+            cohort, states, plan, rate = inputs(round_)
+            server, states, trained = compiled_round(server, cohort, states, plan, rate, key, data)
+            evaluation = compiled_test(server.params, x_test, y_test)
+            jax.tree.map(
+                lambda all_, rows, ids=cohort: all_.__setitem__(ids, np.asarray(rows)),
+                client_states,
+                states,
+            )
+            trained, evaluation = jax.device_get((trained, evaluation))
+            entry = describe_round(round_, trained, evaluation, float(rate))
+            entry['seconds'] = round(time.perf_counter() - tick, 4)
+            require_finite(entry, workdir)
+            metrics.append(entry)
+            record(entry)
+            report(entry)
+
+    done = sum(int(steps[sample_cohort(config, r)].sum()) for r in range(1, config.rounds + 1))
+    summary = summarise(config, metrics, compile_seconds, done)
+    summary['lanes'] = lanes
+    summary['auxiliary_examples'] = len(dealt.auxiliary)
+    summary['seconds_total'] = round(time.perf_counter() - began, 2)
+    records.write_json(workdir / 'summary.json', summary)
+    draw_accuracy(metrics, workdir / 'accuracy.png', title=f'{config.method}, {title}')
+    if not quiet:
+        console.show_summary(summary, workdir)
+    return Result(summary, metrics, server.params, workdir)
+
+
+def place_data(dealt: Dealt, to_input: Callable[[Array], Array]) -> TrainingData:
+    """Put the training data on the device: every image once, clients as groups of indices.
+
+    Args:
+      dealt: from `deal`.
+      to_input: normalisation, for the server's auxiliary data.
+
+    Returns:
+      The training data.
+    """
+    dataset, auxiliary = dealt.dataset, dealt.auxiliary
+    size = np.array([len(part) for part in dealt.partition], np.int32)
+    own = None
+    if len(auxiliary):
+        y = jnp.asarray(dataset.y_train[auxiliary])
+        own = Batch(to_input(dataset.x_train[auxiliary]), y, jnp.ones(y.shape, bool))
+    return TrainingData(
+        x=jnp.asarray(dataset.x_train),
+        y=jnp.asarray(dataset.y_train),
+        order=jnp.asarray(np.concatenate(dealt.partition), jnp.int32),
+        start=jnp.asarray(np.cumsum(size) - size),
+        size=jnp.asarray(size),
+        label_counts=jnp.asarray(dealt.label_counts, jnp.int32),
+        auxiliary=own,
+    )
+
+
+def client_steps(experiment: Experiment) -> np.ndarray:
+    """Local steps of every client in a round, K_i = E ceil(n_i / B), as [N] integers."""
+    size = np.array([len(part) for part in experiment.dealt.partition])
+    config = experiment.config
+    return config.local_epochs * steps_per_epoch(size, config.batch_size)
+
+
+def describe_round(
+    round_: int, trained: RoundMetrics, evaluation: Evaluation, learning_rate: float
+) -> dict[str, Any]:
+    """One line of metrics.jsonl, without its time."""
+    return {
+        'round': round_,
+        'test_accuracy': round(float(evaluation.accuracy), 6),
+        'test_loss': round(float(evaluation.loss), 6),
+        'class_accuracy': [round(float(a), 6) for a in evaluation.class_accuracy],
+        'train_loss': round(float(trained.train_loss), 6),
+        'learning_rate': round(learning_rate, 9),
+    }
+
+
+def require_finite(entry: dict[str, Any], workdir: Path) -> None:
+    """Raise `Diverged` if a loss of this round is not finite."""
+    for name in ('train_loss', 'test_loss'):
+        if not np.isfinite(entry[name]):
+            raise Diverged(
+                f'round {entry["round"]}: {name} is {entry[name]}; training diverged. A lower '
+                '--learning_rate or smaller weights of the method may help. The rounds before '
+                f'are in {workdir}.'
+            )
+
+
+def summarise(
+    config: Config, metrics: list[dict[str, Any]], compile_seconds: float, steps: int
+) -> dict[str, Any]:
+    """The numbers of summary.json that follow from the rounds.
+
+    Args:
+      config: the settings.
+      metrics: one entry a round.
+      compile_seconds: time the compiler took.
+      steps: client-steps of all rounds together.
+
+    Returns:
+      The summary.
+    """
+    accuracy = [entry['test_accuracy'] for entry in metrics]
+    seconds = [entry['seconds'] for entry in metrics]
+    best = int(np.argmax(accuracy))
+    target = config.target_accuracy
+    reached = [e['round'] for e in metrics if target and e['test_accuracy'] >= target]
+    return {
+        'method': config.method,
+        'dataset': config.dataset,
+        'rounds': len(metrics),
+        'final_accuracy': accuracy[-1],
+        'best_accuracy': accuracy[best],
+        'best_round': metrics[best]['round'],
+        'target_accuracy': target,
+        'rounds_to_target': reached[0] if reached else None,
+        'seconds_per_round': round(float(np.median(seconds)), 4),
+        'compile_seconds': round(compile_seconds, 2),
+        'client_steps_per_second': round(steps / sum(seconds), 2),
+    }
+
+
+def simulate(config: Config, *, method: Method | None = None, quiet: bool = True) -> Result:
+    """Run an experiment from its settings, with the same records as the command line.
+
+    Args:
+      config: the settings.
+      method: a method of one's own, instead of the one that `config.method` names.
+      quiet: show no progress.
+
+    Returns:
+      Summary, metrics of all rounds, final parameters and the work directory.
+
+    Raises:
+      ValueError: for settings or data that do not do, before anything is written.
+      Diverged: if training produces values that are not finite.
+    """
+    return train(set_up(config, method), quiet=quiet)

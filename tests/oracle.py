@@ -1,0 +1,104 @@
+"""One round of federated training as plain loops over clients and batches, to compare with.
+
+Nothing of the engine is used but the definition of the random streams: which key orders a
+client's epoch. Batches are cut exactly, without padding or mask; SGD is written out.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfed.method import ClientView, CohortView, LocalView, MergeView, RoundInfo, ServerView
+from jaxfed.round import epoch_order
+from jaxfed.types import Batch, ClientInfo
+
+
+def batches(x, y, examples, batch_size):
+    for begin in range(0, len(examples), batch_size):
+        chosen = examples[begin : begin + batch_size]
+        yield Batch(x[chosen], y[chosen], jnp.ones(len(chosen), bool))
+
+
+def run_round(model, method, settings, normalise, server, cohort, states, learning_rate, key, data):
+    """Same meaning as the engine's run_round; returns (params, method state, states, loss)."""
+    params, server_state, number = server.params, server.method, int(server.round) + 1
+    x, y = normalise(data.x), data.y
+    order, start, size = (np.asarray(a) for a in (data.order, data.start, data.size))
+    info_of_round = RoundInfo(
+        jnp.int32(number), learning_rate, settings.momentum, len(size), len(cohort)
+    )
+    shared = method.share(
+        ServerView(
+            params,
+            server_state,
+            lambda inputs: model.apply(params, inputs).logits,
+            data.auxiliary,
+            info_of_round,
+        )
+    )
+    sizes = size[cohort]
+    steps = settings.local_epochs * np.array([int(np.ceil(n / settings.batch_size)) for n in sizes])
+    weights = sizes / sizes.sum() if settings.aggregation == 'size' else np.ones(len(cohort))
+    if settings.aggregation == 'uniform':
+        weights = weights / len(cohort)
+    weights = method.weigh(
+        CohortView(
+            jnp.asarray(weights, jnp.float32),
+            jnp.asarray(sizes),
+            data.label_counts[cohort],
+            jnp.asarray(steps),
+            info_of_round,
+        )
+    )
+    update = jax.tree.map(jnp.zeros_like, params)
+    uploads, new_states, loss_sum = None, [], 0.0
+    for slot, client in enumerate(cohort):
+        own = order[start[client] : start[client] + size[client]]
+        info = ClientInfo(data.label_counts[client], data.size[client])
+        static, state = method.prepare(info), jax.tree.map(lambda s, i=slot: s[i], states)
+
+        def fold(f, carry, own=own):
+            for batch in batches(x, y, own, settings.batch_size):
+                carry = f(carry, batch)
+            return carry
+
+        def view(w, begun, fold=fold, info=info, static=static, state=state, slot=slot):
+            return ClientView(
+                w, params, model.apply, fold, info, static, state, shared, begun,
+                jnp.asarray(steps[slot]), info_of_round,
+            )  # fmt: skip
+
+        begun = method.begin(view(params, ()))
+
+        def objective(w, batch, info=info, static=static, state=state, begun=begun):
+            local = LocalView(
+                w, model.apply(w, batch.x), batch, params, model.apply, info, static, state,
+                shared, begun, info_of_round,
+            )  # fmt: skip
+            return jnp.mean(method.supervised(local)) + method.penalty(local)
+
+        client_key = jax.random.fold_in(jax.random.fold_in(key, server.round), client)
+        order_key, _ = jax.random.split(client_key)
+        w, momentum = params, jax.tree.map(jnp.zeros_like, params)
+        for epoch in range(settings.local_epochs):
+            shuffled = epoch_order(
+                jax.random.fold_in(order_key, epoch), jnp.asarray(size[client]), settings.longest
+            )
+            shuffled = own[np.asarray(shuffled)[: size[client]]]
+            assert sorted(shuffled) == sorted(own)
+            for batch in batches(x, y, shuffled, settings.batch_size):
+                loss, gradient = jax.value_and_grad(objective)(w, batch)
+                loss_sum += float(loss) * len(batch.y)
+                gradient = jax.tree.map(lambda g, p: g + settings.weight_decay * p, gradient, w)
+                momentum = jax.tree.map(lambda m, g: settings.momentum * m + g, momentum, gradient)
+                w = jax.tree.map(lambda p, m: p - learning_rate * m, w, momentum)
+        state, upload = method.finish(view(w, begun))
+        new_states.append(state)
+        uploads = upload if uploads is None else jax.tree.map(jnp.add, uploads, upload)
+        update = jax.tree.map(lambda u, p, g, a=weights[slot]: u + a * (p - g), update, w, params)
+    update, server_state = method.merge(
+        MergeView(update, params, server_state, uploads, info_of_round)
+    )
+    params = jax.tree.map(jnp.add, params, update)
+    states = jax.tree.map(lambda *rows: jnp.stack(rows), *new_states)
+    return params, server_state, states, loss_sum / (settings.local_epochs * sizes.sum())

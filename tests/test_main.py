@@ -1,0 +1,221 @@
+"""The command line: what it writes, what it refuses."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from jaxfed import config, main
+
+
+@pytest.fixture(scope='module', autouse=True)
+def defined_flags():
+    if 'method' not in flags.FLAGS:
+        config.define_flags()
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Runs a command line in this process; returns its exit status."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        with flagsaver.flagsaver():
+            flags.FLAGS.unparse_flags()
+            left = flags.FLAGS(['jaxfed', *arguments])
+            return main.main(left)
+
+    return run
+
+
+def make_npz(path, **changes):
+    rng = np.random.default_rng(0)
+    arrays = {
+        'x_train': rng.integers(0, 256, (120, 6, 6, 1)).astype(np.uint8),
+        'y_train': np.arange(120, dtype=np.int64) % 3,
+        'x_test': rng.integers(0, 256, (30, 6, 6, 1)).astype(np.uint8),
+        'y_test': np.arange(30, dtype=np.int64) % 3,
+    }
+    np.savez(path, **{**arrays, **changes})
+    return path
+
+
+SMALL = ('--model=mlp', '--rounds=3', '--num_clients=4', '--clients_per_round=2', '--alpha=1')
+
+
+def test_run_leaves_its_records(command, tmp_path, capsys):
+    make_npz(tmp_path / 'tiny.npz')
+    status = command(
+        '--method=fedlmd+fedprox', '--tau=2', '--mu=.01', '--dataset=npz', '--npz=tiny.npz',
+        '--workdir=out', '--target_accuracy=.01', '--lr_decay=.5', *SMALL,
+    )  # fmt: skip
+    assert status == 0
+    out = tmp_path / 'out'
+    names = {'config.json', 'metrics.jsonl', 'summary.json', 'accuracy.png', 'partition.png'}
+    assert {path.name for path in out.iterdir()} == names
+    settings = json.loads((out / 'config.json').read_text())
+    assert settings['rounds'] == 3
+    assert settings['seed'] == 0
+    assert settings['versions']['jax']
+    assert settings['device']['platform']
+    assert settings['method_parts'] == [
+        {'name': 'fedlmd', 'hyperparameters': {'beta': 1.0, 'tau': 2.0}},
+        {'name': 'fedprox', 'hyperparameters': {'mu': 0.01}},
+    ]
+    lines = [json.loads(line) for line in (out / 'metrics.jsonl').read_text().splitlines()]
+    assert [line['round'] for line in lines] == [1, 2, 3]
+    assert [line['learning_rate'] for line in lines] == [0.01, 0.005, 0.0025]
+    keys = {'round', 'test_accuracy', 'test_loss', 'class_accuracy', 'train_loss', 'seconds'}
+    assert set(lines[0]) == keys | {'learning_rate'}
+    assert len(lines[0]['class_accuracy']) == 3
+    assert np.isclose(np.mean(lines[0]['class_accuracy']), lines[0]['test_accuracy'], atol=1e-5)
+    summary = json.loads((out / 'summary.json').read_text())
+    accuracies = [line['test_accuracy'] for line in lines]
+    assert summary['final_accuracy'] == accuracies[-1]
+    assert summary['best_accuracy'] == max(accuracies)
+    assert summary['best_round'] == 1 + accuracies.index(max(accuracies))
+    assert summary['rounds_to_target'] == 1
+    assert summary['method'] == 'fedlmd+fedprox'
+    for key in ('dataset', 'rounds', 'seconds_total', 'seconds_per_round', 'compile_seconds'):
+        assert summary[key]
+    assert summary['client_steps_per_second'] > 0
+    shown = capsys.readouterr().out
+    assert 'round    3/3' in shown
+    assert 'summary.json' in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_same_seed_same_metrics_other_method_same_partition(tmp_path):
+    import jaxfed
+
+    path = str(make_npz(tmp_path / 'tiny.npz'))
+
+    def run(name, **changes):
+        settings = {
+            'dataset': 'npz', 'npz': path, 'model': 'mlp', 'rounds': 2, 'num_clients': 5,
+            'clients_per_round': 2, 'alpha': 0.5, 'workdir': str(tmp_path / name), **changes,
+        }  # fmt: skip
+        made = jaxfed.Config(**settings)
+        metrics = jaxfed.simulate(made).metrics
+        return [{k: v for k, v in line.items() if k != 'seconds'} for line in metrics]
+
+    first = run('a')
+    assert run('b') == first
+    assert run('c', seed=1) != first
+    assert run('d', method='fedprox') != first
+    pictures = [(tmp_path / name / 'partition.png').read_bytes() for name in 'abd']
+    assert pictures[0] == pictures[1] == pictures[2]
+
+
+def test_auxiliary_data_is_taken_from_nobody(tmp_path):
+    import jaxfed
+    from jaxfed import simulation
+
+    path = str(make_npz(tmp_path / 'tiny.npz'))
+    settings = jaxfed.Config(
+        method='fedcad', dataset='npz', npz=path, model='mlp', num_clients=4, clients_per_round=2,
+        alpha=1.0, auxiliary_per_class=5, workdir=str(tmp_path / 'out'),
+    )  # fmt: skip
+    experiment = simulation.set_up(settings).dealt
+    held = np.concatenate([*experiment.partition, experiment.auxiliary])
+    assert np.array_equal(np.sort(held), np.arange(120))
+    labels = experiment.dataset.y_train[experiment.auxiliary]
+    assert np.bincount(labels).tolist() == [5, 5, 5]
+
+
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (['--method=fedlmb'], "unknown method 'fedlmb'"),
+        (['--method=fedavg', '--mu=.1'], '--mu=0.1: --method=fedavg takes no such'),
+        (['--method=fedlmd', '--fedprox.mu=.1'], '--fedprox.mu=0.1'),
+        (['--method=fedlmd+kd', '--tau=2'], '--fedlmd.tau or --kd.tau'),
+        (['--method=fedlmd', '--tau=0'], 'tau=0.0 must be above 0'),
+        (['--alpha=0'], '--alpha=0.0 must be above 0'),
+        (['--alpha=-1'], '--alpha=-1.0 must be above 0'),
+        (['--alpha=.1', '--partition=iid'], '--alpha=0.1 belongs to --partition=dirichlet'),
+        (['--partition=iid', '--num_clients=5000', '--clients_per_round=5'], '--num_clients=5000'),
+        (['--min_size=400'], '--min_size=400'),
+        (['--clients_per_round=30'], '--clients_per_round=30 must be at most --num_clients=20'),
+        (['--batch_size=0'], '--batch_size=0 must be at least 1'),
+        (['--rounds=0'], '--rounds=0'),
+        (['--learning_rate=-1'], '--learning_rate=-1.0'),
+        (['--momentum=1'], '--momentum=1.0'),
+        (['--lanes=9'], '--lanes=9 must be at most --clients_per_round=5'),
+        (['--target_accuracy=80'], '--target_accuracy=80.0'),
+        (['--augment=crop,spin'], 'spin'),
+        (['--model=transformer'], 'transformer'),
+        (['--dataset=npz'], '--npz=FILE'),
+        (['--npz=x.npz'], '--npz=FILE'),
+        (['--dataset=npz', '--npz=absent.npz'], 'absent.npz'),
+        (['--dataset=npz', '--npz=text.npz'], 'text.npz'),
+        (['--dataset=npz', '--npz=short.npz'], 'y_train'),
+        (['--dataset=npz', '--npz=range.npz'], 'y_test'),
+        (['--dataset=npz', '--npz=shape.npz'], 'x_test'),
+        (['--dataset=cifar10', '--data_dir=absent'], 'cifar10'),
+        (['--dataset=no_such_set'], 'no_such_set'),
+        (['--method=fedcad', '--auxiliary_per_class=0'], '--auxiliary_per_class=0'),
+        (['--auxiliary_per_class=4000'], '4000'),
+        (['--workdir=held'], '--workdir=held already holds a run'),
+        (['--workdir=text.npz'], '--workdir=text.npz is a file'),
+        (['--workdir=/proc/jaxfed'], '--workdir=/proc/jaxfed cannot be written to'),
+        (['stray'], 'unexpected arguments stray'),
+    ],
+    ids=lambda value: ' '.join(value) if isinstance(value, list) else '',
+)
+def test_bad_input_is_refused_before_training(arguments, message, command, tmp_path, capsys):
+    (tmp_path / 'text.npz').write_text('not an archive')
+    make_npz(tmp_path / 'short.npz', y_train=np.zeros(7, np.int64))
+    make_npz(tmp_path / 'range.npz', y_test=np.full(30, 9))
+    make_npz(tmp_path / 'shape.npz', x_test=np.zeros((30, 5, 5, 1), np.uint8))
+    (tmp_path / 'held').mkdir()
+    (tmp_path / 'held' / 'config.json').write_text('{"precious": 1}')
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob('*')}
+    assert command(*arguments) == 2
+    shown = capsys.readouterr()
+    assert 'error: ' in shown.err
+    assert message in shown.err
+    assert 'Traceback' not in shown.err + shown.out
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob('*')} == before
+
+
+def test_divergence_is_told_and_earlier_rounds_are_kept(command, tmp_path, capsys):
+    make_npz(tmp_path / 'tiny.npz')
+    status = command(
+        '--dataset=npz', '--npz=tiny.npz', '--workdir=out', '--learning_rate=1e12', *SMALL
+    )
+    assert status == 1
+    assert 'training diverged' in capsys.readouterr().err
+    assert (tmp_path / 'out' / 'metrics.jsonl').exists()
+    assert not (tmp_path / 'out' / 'summary.json').exists()
+
+
+def test_list_shows_every_method(command, capsys):
+    assert command('--method=list') == 0
+    shown = capsys.readouterr().out
+    for name in ('fedavg', 'fedlmd_tf', '--fedlsd.alpha', 'fedssd', '--max_weight', 'ACM MM'):
+        assert name in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_exit_status_of_the_real_process(tmp_path):
+    environment = {**os.environ, 'JAX_PLATFORMS': 'cpu'}
+    call = [sys.executable, '-m', 'jaxfed.main']
+
+    def run(*arguments):
+        return subprocess.run(
+            [*call, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+
+    bad = run('--method=fedlmb')
+    assert bad.returncode == 2
+    assert bad.stderr.startswith('error: --method=fedlmb: unknown method')
+    unknown = run('--bta=1')
+    assert unknown.returncode != 0
+    assert 'bta' in unknown.stderr
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,181 @@
+"""Networks: PyTorch's parameter counts and initialisation, pure apply, any input size."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxfed.models import MODELS, make_model
+from jaxfed.types import Outputs
+
+
+def count(params):
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+# Counted with the same layers in PyTorch.
+COUNTS = [
+    ('cnn', (32, 32, 3), 10, 2_156_490),
+    ('cnn', (32, 32, 3), 100, 2_202_660),
+    ('cnn', (28, 28, 1), 10, 1_663_370),
+    ('cnn', (8, 8, 1), 10, 188_810),
+    ('cnn', (28, 20, 1), 10, 1_204_618),
+    ('lenet', (32, 32, 3), 10, 62_006),
+    ('lenet', (28, 28, 1), 10, 44_426),
+    ('mlp', (28, 28, 1), 10, 199_210),
+    ('mlp', (8, 8, 1), 10, 55_210),
+]
+
+
+@pytest.mark.parametrize(('name', 'input_shape', 'num_classes', 'expected'), COUNTS)
+def test_parameter_counts(name, input_shape, num_classes, expected):
+    model = make_model(name, input_shape=input_shape, num_classes=num_classes)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    assert count(params) == expected
+
+
+# Inputs that one unit sums over, layer by layer.
+FAN_IN = [
+    ('cnn', (32, 32, 3), {'conv1': 75, 'conv2': 800, 'hidden': 4096, 'classifier': 512}),
+    (
+        'lenet',
+        (32, 32, 3),
+        {'conv1': 75, 'conv2': 150, 'hidden1': 400, 'hidden2': 120, 'classifier': 84},
+    ),
+    ('mlp', (28, 28, 1), {'hidden1': 784, 'hidden2': 200, 'classifier': 200}),
+]
+
+
+@pytest.mark.parametrize(('name', 'input_shape', 'fan_in'), FAN_IN)
+def test_initialisation_is_uniform_within_one_over_the_root_of_fan_in(name, input_shape, fan_in):
+    params = make_model(name, input_shape=input_shape, num_classes=10).init(jax.random.key(3))
+    assert params.keys() == fan_in.keys()
+    for layer, inputs in fan_in.items():
+        bound = inputs**-0.5
+        for array in params[layer].values():
+            assert array.dtype == jnp.float32
+            assert np.abs(array).max() <= bound
+            # The largest of n uniform values reaches the bound up to a few parts in n.
+            assert np.abs(array).max() > bound * (1 - 20 / array.size)
+        kernel = np.asarray(params[layer]['kernel'])
+        assert abs(kernel.mean()) < 5 * bound / np.sqrt(3 * kernel.size)
+        np.testing.assert_allclose(kernel.std(), bound / np.sqrt(3), rtol=0.1)
+
+
+def test_initialisation_depends_on_the_key_only():
+    model = make_model('lenet', input_shape=(32, 32, 3), num_classes=10)
+    one, same, other = (model.init(jax.random.key(seed)) for seed in (0, 0, 1))
+    jax.tree.map(np.testing.assert_array_equal, one, same)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert not np.array_equal(a, b)
+
+
+def test_parameters_are_a_plain_nested_dict():
+    params = make_model('mlp', input_shape=(4, 4, 1), num_classes=3).init(jax.random.key(0))
+    assert type(params) is dict
+    assert {type(layer) for layer in params.values()} == {dict}
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params))
+
+
+CASES = [
+    ('cnn', (16, 12, 1), 512),
+    ('lenet', (20, 16, 1), 84),
+    ('lenet', (17, 19, 3), 84),
+    ('mlp', (5, 3, 1), 200),
+]
+
+
+@pytest.mark.parametrize(('name', 'input_shape', 'width'), CASES)
+def test_mapped_over_clients_equals_one_client_at_a_time(name, input_shape, width):
+    model = make_model(name, input_shape=input_shape, num_classes=7)
+    params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 3))
+    x = jax.random.normal(jax.random.key(1), (3, 2, *input_shape))
+
+    def loss(params, x):
+        return jnp.sum(model.apply(params, x).logits ** 2)
+
+    outputs = jax.jit(jax.vmap(model.apply))(params, x)
+    assert isinstance(outputs, Outputs)
+    assert outputs.logits.shape == (3, 2, 7)
+    assert outputs.features.shape == (3, 2, width)
+    grads = jax.jit(jax.vmap(jax.grad(loss)))(params, x)
+    for i in range(3):
+        own = jax.tree.map(lambda leaf, i=i: leaf[i], params)
+        alone = model.apply(own, x[i])
+        np.testing.assert_allclose(outputs.logits[i], alone.logits, atol=1e-5)
+        grad = jax.grad(loss)(own, x[i])
+        jax.tree.map(
+            lambda a, b, i=i: np.testing.assert_allclose(a[i], b, atol=1e-4, rtol=1e-4),
+            grads,
+            grad,
+        )
+    # Every parameter takes part.
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads))
+
+
+@pytest.mark.parametrize('name', sorted(MODELS))
+def test_features_are_the_input_of_the_last_layer(name):
+    model = make_model(name, input_shape=(16, 16, 3), num_classes=5)
+    params = model.init(jax.random.key(0))
+    logits, features = model.apply(params, jax.random.normal(jax.random.key(1), (4, 16, 16, 3)))
+    last = params['classifier']
+    np.testing.assert_allclose(features @ last['kernel'] + last['bias'], logits, atol=1e-5)
+    assert features.min() == 0  # after a ReLU
+
+
+def relu_then_pool(x):
+    return lax.reduce_window(jnp.maximum(x, 0), -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), 'VALID')
+
+
+@pytest.mark.parametrize(('name', 'padding'), [('cnn', 'SAME'), ('lenet', 'VALID')])
+def test_convolutional_networks_are_conv_bias_relu_pool(name, padding):
+    model = make_model(name, input_shape=(18, 17, 2), num_classes=4)
+    params = model.init(jax.random.key(0))
+    x = inputs = jax.random.normal(jax.random.key(1), (3, 18, 17, 2))
+    for layer in ('conv1', 'conv2'):
+        kernel, bias = params[layer]['kernel'], params[layer]['bias']
+        x = lax.conv_general_dilated(
+            x, kernel, (1, 1), padding, dimension_numbers=('NHWC', 'HWIO', 'NHWC')
+        )
+        x = relu_then_pool(x + bias)
+    x = x.reshape(3, -1)
+    for layer in sorted(set(params) - {'conv1', 'conv2', 'classifier'}):
+        x = jnp.maximum(x @ params[layer]['kernel'] + params[layer]['bias'], 0)
+    np.testing.assert_allclose(model.apply(params, inputs).features, x, atol=1e-5)
+
+
+def test_bfloat16_parameters_give_bfloat16_outputs():
+    model = make_model('cnn', input_shape=(8, 8, 3), num_classes=4)
+    params = jax.tree.map(lambda a: a.astype(jnp.bfloat16), model.init(jax.random.key(0)))
+    x = jnp.ones((2, 8, 8, 3), jnp.bfloat16)
+    assert model.apply(params, x).logits.dtype == jnp.bfloat16
+
+
+def test_unknown_name_lists_the_choices():
+    with pytest.raises(ValueError, match=r"'vgg'.*cnn, lenet, mlp"):
+        make_model('vgg', input_shape=(32, 32, 3), num_classes=10)
+
+
+@pytest.mark.parametrize(
+    ('name', 'input_shape', 'num_classes', 'message'),
+    [
+        ('lenet', (8, 8, 1), 10, r'8, 8.*--model=lenet.*16x16.*--model=cnn'),
+        ('lenet', (32, 15, 1), 10, r'--model=lenet'),
+        ('cnn', (3, 8, 1), 10, r'3, 8.*--model=cnn.*4x4.*--model=mlp'),
+        ('mlp', (0, 8, 1), 10, r'input_shape=\(0, 8, 1\)'),
+        ('mlp', (8, 8), 10, r'input_shape=\(8, 8\)'),
+        ('mlp', (8, 8, 1), 0, r'num_classes=0'),
+    ],
+)
+def test_bad_sizes_are_refused(name, input_shape, num_classes, message):
+    with pytest.raises(ValueError, match=message):
+        make_model(name, input_shape=input_shape, num_classes=num_classes)
+
+
+def test_smallest_images_that_fit():
+    for name, side in (('lenet', 16), ('cnn', 4), ('mlp', 1)):
+        model = make_model(name, input_shape=(side, side, 1), num_classes=2)
+        params = jax.eval_shape(model.init, jax.random.key(0))
+        outputs = jax.eval_shape(model.apply, params, jax.ShapeDtypeStruct((1, side, side, 1), 'f4'))
+        assert outputs.logits.shape == (1, 2)

@@ -1,0 +1,283 @@
+"""Operations: equal to their plain counterparts in value and gradients, however mapped over."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxfed.ops import conv_general_dilated, lowering, max_pool
+
+LAYOUT = ('NHWC', 'HWIO', 'NHWC')
+
+# input, kernel, strides, padding
+GEOMETRIES = [
+    ((2, 8, 8, 3), (5, 5, 3, 4), (1, 1), 'SAME'),
+    ((2, 8, 8, 3), (5, 5, 3, 4), (1, 1), 'VALID'),
+    ((2, 7, 9, 4), (3, 3, 4, 2), (1, 1), 'SAME'),
+    ((2, 8, 8, 4), (3, 3, 4, 5), (2, 2), 'SAME'),
+    ((2, 7, 8, 4), (3, 3, 4, 5), (2, 2), ((1, 1), (1, 1))),
+    ((2, 9, 8, 1), (3, 3, 1, 5), (2, 2), 'VALID'),
+    ((3, 8, 6, 4), (1, 1, 4, 6), (1, 1), 'VALID'),
+    ((3, 8, 7, 4), (1, 1, 4, 6), (2, 2), 'SAME'),
+    ((1, 8, 8, 2), (2, 3, 2, 3), (1, 2), ((0, 2), (3, 1))),
+    ((2, 11, 10, 2), (3, 2, 2, 3), (3, 3), 'VALID'),
+    ((2, 6, 6, 5), (7, 7, 5, 2), (2, 2), ((3, 3), (3, 3))),
+    ((2, 4, 4, 2), (4, 4, 2, 3), (1, 1), 'VALID'),
+    ((2, 6, 6, 2), (1, 1, 2, 3), (1, 1), ((1, 2), (0, 1))),
+]
+
+
+def both(strides, padding):
+    """The fast convolution and the plain one, as functions of inputs and kernel."""
+
+    def fast(x, w):
+        return conv_general_dilated(
+            x, w, strides, padding, dimension_numbers=LAYOUT, use='unrolled'
+        )
+
+    def plain(x, w):
+        return lax.conv_general_dilated(x, w, strides, padding, dimension_numbers=LAYOUT)
+
+    return fast, plain
+
+
+def operands(shape, kernel, *leading, dtype=jnp.float32):
+    """Random inputs and kernel, with leading axes as asked for each."""
+    x_leading, w_leading = leading or ((), ())
+    x, w = jax.random.split(jax.random.key(0))
+    return (
+        jax.random.normal(x, (*x_leading, *shape), dtype),
+        jax.random.normal(w, (*w_leading, *kernel), dtype),
+    )
+
+
+def value_and_gradients(function, x, w):
+    """The value, and the gradients for a cotangent that differs everywhere."""
+
+    def run(x, w):
+        y, vjp = jax.vjp(function, x, w)
+        cotangent = jnp.sin(jnp.arange(y.size, dtype=jnp.float32)).reshape(y.shape)
+        return y, vjp(cotangent.astype(y.dtype))
+
+    return jax.jit(run)(x, w)
+
+
+def assert_equal(fast, plain, x, w, *, atol=2e-4):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=atol, rtol=1e-4),
+        value_and_gradients(fast, x, w),
+        value_and_gradients(plain, x, w),
+    )
+
+
+@pytest.mark.parametrize(('shape', 'kernel', 'strides', 'padding'), GEOMETRIES)
+def test_value_and_gradients(shape, kernel, strides, padding):
+    assert_equal(*both(strides, padding), *operands(shape, kernel))
+
+
+# Which of inputs and kernel are mapped over; None is one shared by all.
+MAPPED = {'inputs': (0, None), 'kernels': (None, 0), 'both': (0, 0), 'moved': (1, 3)}
+
+
+@pytest.mark.parametrize('mapped', MAPPED)
+@pytest.mark.parametrize(('shape', 'kernel', 'strides', 'padding'), GEOMETRIES[:7:2])
+def test_mapped_over(mapped, shape, kernel, strides, padding):
+    in_axes = MAPPED[mapped]
+    x, w = operands(shape, kernel, *(() if axis is None else (3,) for axis in in_axes))
+    x = x if in_axes[0] is None else jnp.moveaxis(x, 0, in_axes[0])
+    w = w if in_axes[1] is None else jnp.moveaxis(w, 0, in_axes[1])
+    fast, plain = (jax.vmap(function, in_axes=in_axes) for function in both(strides, padding))
+    assert_equal(fast, plain, x, w)
+
+
+@pytest.mark.parametrize(
+    ('outer', 'inner'),
+    [
+        ((0, 0), (0, 0)),
+        ((0, 0), (0, None)),
+        ((0, None), (0, 0)),
+        ((None, 0), (0, None)),
+        ((0, None), (None, 0)),
+        ((None, 0), (None, 0)),
+        ((0, None), (0, None)),
+    ],
+)
+def test_mapped_over_twice(outer, inner):
+    shape, kernel, strides, padding = GEOMETRIES[3]
+    leading = [
+        tuple(size for size, axis in ((2, outer[i]), (3, inner[i])) if axis == 0) for i in range(2)
+    ]
+    x, w = operands(shape, kernel, *leading)
+    fast, plain = (
+        jax.vmap(jax.vmap(function, in_axes=inner), in_axes=outer)
+        for function in both(strides, padding)
+    )
+    assert_equal(fast, plain, x, w)
+
+
+def test_gradient_of_each_example_alone():
+    shape, kernel, strides, padding = GEOMETRIES[0]
+    x, w = operands(shape, kernel, (4,), ())
+    fast, plain = (
+        jax.vmap(jax.grad(lambda w, x, f=f: jnp.sum(f(x, w) ** 2)), in_axes=(None, 0))(w, x)
+        for f in both(strides, padding)
+    )
+    np.testing.assert_allclose(fast, plain, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(('shape', 'kernel', 'strides', 'padding'), GEOMETRIES[1:5])
+def test_second_derivatives(shape, kernel, strides, padding):
+    x, w = operands(shape, kernel)
+    directions = operands(shape, kernel)[::-1]
+
+    def curvature(function):
+        def along(x, w):
+            gradients = jax.grad(lambda x, w: jnp.sum(function(x, w) ** 3), argnums=(0, 1))(x, w)
+            return sum(jnp.vdot(g, d) for g, d in zip(gradients, directions[::-1], strict=True))
+
+        return jax.jit(jax.grad(along, argnums=(0, 1)))(x, w)
+
+    fast, plain = (curvature(function) for function in both(strides, padding))
+    for a, b in zip(fast, plain, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3 * np.abs(b).max())
+
+
+@pytest.mark.parametrize('loop', ['scan', 'fori_loop'])
+def test_inside_a_loop_over_steps(loop):
+    shape, kernel, strides, padding = GEOMETRIES[0]
+    x, w = operands(shape, kernel, (3,), (3,))
+
+    def train(function):
+        def step(w):
+            grad = jax.grad(lambda w, x: jnp.mean(function(x, w) ** 2))
+            return w - 0.01 * jax.vmap(grad)(w, x)
+
+        if loop == 'scan':
+            return jax.jit(lambda w: lax.scan(lambda w, _: (step(w), None), w, length=4)[0])(w)
+        return jax.jit(lambda w: lax.fori_loop(0, 4, lambda _, w: step(w), w))(w)
+
+    fast, plain = (train(function) for function in both(strides, padding))
+    assert not np.allclose(fast, w, atol=1e-3)
+    np.testing.assert_allclose(fast, plain, atol=1e-4)
+
+
+def test_bfloat16():
+    shape, kernel, strides, padding = GEOMETRIES[0]
+    x, w = operands(shape, kernel, (2,), (2,), dtype=jnp.bfloat16)
+    fast, plain = (jax.vmap(function) for function in both(strides, padding))
+    y, gradients = value_and_gradients(fast, x, w)
+    assert {leaf.dtype for leaf in jax.tree.leaves((y, gradients))} == {jnp.dtype(jnp.bfloat16)}
+    exact = value_and_gradients(plain, x.astype(jnp.float32), w.astype(jnp.float32))
+    for a, b in zip(jax.tree.leaves((y, gradients)), jax.tree.leaves(exact), strict=True):
+        np.testing.assert_allclose(a.astype(jnp.float32), b, atol=0.02 * np.abs(b).max())
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        {'rhs_dilation': (2, 2)},
+        {'lhs_dilation': (2, 1)},
+        {'feature_group_count': 2},
+        {'batch_group_count': 2},
+        {'dimension_numbers': ('NCHW', 'HWIO', 'NHWC')},
+        {'preferred_element_type': jnp.float64},
+    ],
+)
+def test_what_the_fast_path_does_not_cover_is_plain(options):
+    options = {'dimension_numbers': LAYOUT, **options}
+    x = jax.random.normal(jax.random.key(0), (2, 6, 6, 6))
+    width = 3 if 'feature_group_count' in options else 6
+    w = jax.random.normal(jax.random.key(1), (3, 3, width, 4))
+    args = (x, w, (1, 1), 'SAME')
+    fast = conv_general_dilated(*args, **options, use='unrolled')
+    plain = lax.conv_general_dilated(*args, **options)
+    np.testing.assert_array_equal(fast, plain)
+
+
+def test_one_dimensional_convolution_is_plain():
+    x, w = jnp.arange(8.0).reshape(1, 8, 1), jnp.ones((3, 1, 1))
+    y = conv_general_dilated(
+        x, w, (1,), 'VALID', dimension_numbers=('NWC', 'WIO', 'NWC'), use='unrolled'
+    )
+    np.testing.assert_array_equal(y[0, :, 0], [3, 6, 9, 12, 15, 18])
+
+
+def primitives(jaxpr):
+    """Names of the convolutions' dimension numbers and groups in a program, subprograms included."""
+    found = []
+    for equation in jaxpr.eqns:
+        if equation.primitive is lax.conv_general_dilated_p:
+            found.append(equation.params)
+        for value in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda v: hasattr(v, 'jaxpr')
+        ):
+            if hasattr(value, 'jaxpr'):
+                found += primitives(value.jaxpr)
+    return found
+
+
+def test_every_convolution_of_a_mapped_gradient_has_the_fast_layout():
+    x, w = operands((2, 6, 6, 4), (3, 3, 4, 4), (3,), (3,))
+    fast, plain = both((1, 1), 'SAME')
+
+    def convolutions(function):
+        return primitives(jax.make_jaxpr(lambda x, w: value_and_gradients(jax.vmap(function), x, w))(x, w).jaxpr)
+
+    layout = lax.conv_dimension_numbers((1, 1, 1, 1), (1, 1, 1, 1), LAYOUT)
+    assert len(convolutions(fast)) == 3 * 3  # value, dx, dw for three kernels
+    for params in convolutions(fast):
+        assert params['dimension_numbers'] == layout
+        assert params['feature_group_count'] == params['batch_group_count'] == 1
+    assert any(params['feature_group_count'] > 1 for params in convolutions(plain))
+
+
+def test_lowering_by_platform():
+    assert lowering('cpu') == 'unrolled'
+    assert lowering('gpu') == lowering('tpu') == 'grouped'
+    assert lowering() == lowering(jax.default_backend())
+
+
+def test_unknown_lowering_is_refused():
+    x, w = operands(*GEOMETRIES[0][:2])
+    with pytest.raises(ValueError, match="use='patches'"):
+        conv_general_dilated(x, w, (1, 1), 'SAME', dimension_numbers=LAYOUT, use='patches')
+
+
+def plain_max_pool(x, size):
+    window = (1, size, size, 1)
+    return lax.reduce_window(x, -jnp.inf, lax.max, window, window, 'VALID')
+
+
+@pytest.mark.parametrize(
+    ('shape', 'size'), [((2, 4, 6, 3), 2), ((1, 7, 5, 2), 2), ((2, 9, 8, 1), 3), ((1, 3, 3, 2), 1)]
+)
+def test_max_pool_value_and_gradient(shape, size):
+    x = jax.random.normal(jax.random.key(0), shape)
+    y, vjp = jax.vjp(lambda x: max_pool(x, size), x)
+    expected, expected_vjp = jax.vjp(lambda x: plain_max_pool(x, size), x)
+    np.testing.assert_array_equal(y, expected)
+    g = jax.random.normal(jax.random.key(1), y.shape)
+    np.testing.assert_array_equal(vjp(g)[0], expected_vjp(g)[0])
+
+
+def test_max_pool_gives_the_gradient_of_equal_maxima_to_the_first():
+    # PyTorch: max_pool2d of this input, backward of ones, gives this gradient.
+    x = jnp.array([[0.0, 5.0, 2.0, 2.0], [5.0, 5.0, 2.0, 2.0]]).reshape(1, 2, 4, 1)
+    gradient = jax.grad(lambda x: max_pool(x).sum())(x)
+    np.testing.assert_array_equal(gradient[0, :, :, 0], [[0, 1, 1, 0], [0, 0, 0, 0]])
+
+
+def test_max_pool_mapped_over_in_bfloat16():
+    x = jax.random.normal(jax.random.key(0), (3, 2, 5, 4, 2), jnp.bfloat16)
+    gradient = jax.jit(jax.vmap(jax.grad(lambda x: max_pool(x).sum())))(x)
+    assert gradient.dtype == jnp.bfloat16
+    expected = jax.vmap(jax.grad(lambda x: plain_max_pool(x, 2).sum()))(x.astype(jnp.float32))
+    np.testing.assert_array_equal(gradient.astype(jnp.float32), expected)
+
+
+def test_max_pool_of_less_than_a_window_is_refused():
+    with pytest.raises(ValueError, match=r'\(1, 1, 4, 2\).*size=2'):
+        max_pool(jnp.zeros((1, 1, 4, 2)))
+    with pytest.raises(ValueError, match=r'\(4, 4\)'):
+        max_pool(jnp.zeros((4, 4)))
