@@ -140,7 +140,7 @@ def rounds(run, settings, server, states, cohorts, lanes, data):
     for i, cohort in enumerate(cohorts):
         cohort = np.asarray(cohort, np.int32)
         rows = jax.tree.map(lambda s, c=cohort: s[c], states)
-        rate = jnp.float32(0.1 * 0.9**i)
+        rate = jnp.float32(0.03 * 0.9**i)
         server, rows, metrics = run(
             server, cohort, rows, plan(settings, cohort, lanes), rate, jax.random.key(5), data
         )
@@ -154,7 +154,7 @@ def rounds_by_oracle(model, method, settings, server, states, cohorts, data):
     for i, cohort in enumerate(cohorts):
         cohort = np.asarray(cohort, np.int32)
         rows = jax.tree.map(lambda s, c=cohort: s[c], states)
-        rate = jnp.float32(0.1 * 0.9**i)
+        rate = jnp.float32(0.03 * 0.9**i)
         params, state, rows, loss = oracle.run_round(
             model, method, settings, normalise, server, cohort, rows, rate, jax.random.key(5), data
         )
@@ -300,9 +300,9 @@ def test_client_without_examples_changes_nothing():
     _, _, server, _, run = set_up(make('fedlmd'))
     empty = data._replace(size=data.size.at[0].set(0), label_counts=data.label_counts.at[0].set(0))
     rate, key = jnp.float32(0.1), jax.random.key(0)
-    with_empty = functools.partial(run, server)(
+    with_empty = functools.partial(jax.jit(run), server)(
         np.array([0, 3], np.int32), (), schedule([0, 6], lanes=2), rate, key, empty
     )
-    alone = run(server, np.array([3], np.int32), (), schedule([6], lanes=1), rate, key, empty)
+    alone = jax.jit(run)(server, np.array([3], np.int32), (), schedule([6], lanes=1), rate, key, empty)
     chex.assert_trees_all_close(with_empty[0].params, alone[0].params, rtol=1e-6, atol=1e-6)
     chex.assert_tree_all_finite(with_empty)

@@ -2,9 +2,9 @@
 
 `jax.vmap` over kernels makes a grouped convolution, whose gradients are very slow, and on the CPU
 a convolution inside a loop leaves the fast path unless its dimension numbers are NHWC, HWIO, NHWC,
-which those of the automatic weight gradient are not. Here the convolution and both of its
-gradients are convolutions in that one layout, and a batching rule says what mapping over each of
-their operands means.
+which those of the automatic weight gradient are not. Here the convolution and its input gradient
+are convolutions in that one layout, the weight gradient is a sum of matrix products, and a
+batching rule says what mapping over each of their operands means.
 """
 
 from collections.abc import Callable, Sequence
@@ -151,28 +151,59 @@ def _pieces(geometry: _Geometry) -> tuple[Bilinear, Bilinear, Bilinear]:
     ]
     spread = [(outputs[i] - 1) * strides[i] + 1 for i in sides]  # of g, dilated by the strides
     low = [padding[i][0] for i in sides]
-    dx_padding = [
-        (kernel[i] - 1 - low[i], inputs[i] + low[i] - spread[i]) for i in sides
-    ]
-    dw_padding = [(low[i], kernel[i] - 1 + spread[i] - inputs[i] - low[i]) for i in sides]
-    convolve = partial(lax.conv_general_dilated, dimension_numbers=LAYOUT, precision=precision)
+    dx_padding = [(kernel[i] - 1 - low[i], inputs[i] + low[i] - spread[i]) for i in sides]
+
+    def convolve(x: Array, w: Array, steps: tuple[int, int], pads: Any, spread: Any) -> Array:
+        if x.shape[3] < 4:  # three input channels take two to four times as long as four
+            extra = 4 - x.shape[3]
+            x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, extra)))
+            w = jnp.pad(w, ((0, 0), (0, 0), (0, extra), (0, 0)))
+        if any(w.shape[i] > x.shape[1 + i] for i in sides) and spread == (1, 1):
+            # The compiler swaps a small image and its kernel, which leaves the fast path, unless
+            # the padding is done before and out of its sight.
+            x = lax.optimization_barrier(jnp.pad(x, ((0, 0), *pads, (0, 0))))
+            pads = ((0, 0), (0, 0))
+        return lax.conv_general_dilated(
+            x,
+            w,
+            steps,
+            pads,
+            lhs_dilation=spread,
+            dimension_numbers=LAYOUT,
+            precision=precision,
+        )
 
     # The batching rules know which axis of each operand and of the result merely repeats.
     @partial(_batched, folds=((0, 0), (3, 3)))
     def conv_piece(x: Array, w: Array) -> Array:
-        return convolve(x, w, strides, padding)
+        return convolve(x, w, strides, padding, (1, 1))
 
     @partial(_batched, folds=((0, 0), (2, 3)))
     def dx_piece(g: Array, w: Array) -> Array:
         w = w[::-1, ::-1].swapaxes(2, 3)
-        return convolve(g, w, (1, 1), dx_padding, lhs_dilation=strides)
+        return convolve(g, w, (1, 1), dx_padding, strides)
 
     @partial(_batched, folds=((3, 2), (3, 3)))
     def dw_piece(x: Array, g: Array) -> Array:
-        # A convolution over the batch: [in, H, W, B] with kernel [H', W', B, out].
-        x, g = x.transpose(3, 1, 2, 0), g.transpose(1, 2, 0, 3)
-        dw = convolve(x, g, (1, 1), dw_padding, rhs_dilation=strides)
-        return dw.transpose(1, 2, 0, 3)
+        # One matrix product for each place (i, j) in the kernel: of the pixels the place saw with
+        # the gradient there. With few channels the places of a row share one product, because a
+        # product with a few rows only does not fill a core.
+        x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *((*p, 0) for p in padding), (0, 0, 0)))
+        channels, out = x.shape[3], g.shape[3]
+        rows, columns = ((outputs[i] - 1) * strides[i] + 1 for i in sides)
+        g = g.reshape(-1, out)
+
+        def product(i: int, seen: Array) -> Array:
+            seen = seen[:, i : i + rows : strides[0]].reshape(g.shape[0], -1)
+            return jnp.matmul(seen.T, g, precision=precision)
+
+        shifted = [x[:, :, j : j + columns : strides[1]] for j in range(kernel[1])]
+        if channels * kernel[1] <= 32:
+            wide = jnp.concatenate(shifted, axis=3)
+            dw = jnp.stack([product(i, wide) for i in range(kernel[0])])
+        else:
+            dw = jnp.stack([product(i, seen) for i in range(kernel[0]) for seen in shifted])
+        return dw.reshape(*kernel, channels, out)
 
     # Each forward pass goes through the function itself, for derivatives of higher order.
     conv, dx, dw = (jax.custom_vjp(piece) for piece in (conv_piece, dx_piece, dw_piece))

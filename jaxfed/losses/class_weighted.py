@@ -1,0 +1,157 @@
+"""FedCAD: distillation with a weight for each class, set by how well the teacher knows it."""
+
+from numbers import Real
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jaxfed.losses._checks import check_shapes, check_temperature
+from jaxfed.losses._softmax import as_float
+from jaxfed.losses.kl import soft_cross_entropy
+from jaxfed.types import Array
+
+
+def class_weighted_distillation(
+    logits: ArrayLike,
+    teacher_logits: ArrayLike,
+    labels: ArrayLike,
+    class_weights: ArrayLike,
+    *,
+    temperature: float | Array,
+) -> Array:
+    """The distillation part of FedCAD's loss, weighted by the class of the example.
+
+    a_y L_d, L_d = -sum_c pg_c log p_c, pg = softmax(zg / tau), p = softmax(z / tau)
+
+    The other part, (1 - a_y) times the cross-entropy, is not in it.
+
+    Args:
+      logits: z [B, C].
+      teacher_logits: zg [B, C], constant: it gets no gradient.
+      labels: y [B], integers in 0..C-1.
+      class_weights: a [C], in 0..1, from `class_credibility`.
+      temperature: tau, > 0.
+
+    Returns:
+      [B], in nats.
+
+    Raises:
+      ValueError: if `temperature` is out of range, the shapes do not go together or the labels are
+        no integers.
+
+    Reference:
+      He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning, AAAI
+      2022 workshop, eq. 5, its second term.
+    """
+    check_shapes(logits, labels=labels, classes={'class_weights': class_weights})
+    distillation = soft_cross_entropy(logits, teacher_logits, temperature=temperature)
+    return as_float(class_weights)[jnp.asarray(labels)] * distillation
+
+
+def class_credibility(
+    teacher_logits: ArrayLike,
+    labels: ArrayLike,
+    *,
+    beta: float | Array,
+    gamma: float | Array,
+    temperature: float | Array,
+    where: ArrayLike | None = None,
+) -> Array:
+    """FedCAD's class weights: how far the teacher's prediction of each class is to be trusted.
+
+    a_c = (gamma - beta) / 2 E[phi | y = c] + (gamma + beta) / 2,
+    phi = pg_y - sum_{k != y} pg_k = 2 pg_y - 1, pg = softmax(zg / tau)
+
+    Args:
+      teacher_logits: zg [B, C].
+      labels: y [B], integers in 0..C-1.
+      beta: weight of a class that the teacher never recognises.
+      gamma: weight of a class that it always does; 0 <= beta <= gamma <= 1.
+      temperature: tau, > 0.
+      where: bool [B], False for the padding of a short batch; None for none.
+
+    Returns:
+      a [C], in beta..gamma; a class without an example gets the middle, as if phi were 0.
+
+    Raises:
+      ValueError: if a number is out of range, the shapes do not go together or the labels are no
+        integers.
+
+    Reference:
+      He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning, AAAI
+      2022 workshop, eq. 6.
+    """
+    phi_sum, count = class_credibility_sums(
+        teacher_logits, labels, temperature=temperature, where=where
+    )
+    return class_credibility_from_sums(phi_sum, count, beta=beta, gamma=gamma)
+
+
+def class_credibility_sums(
+    teacher_logits: ArrayLike,
+    labels: ArrayLike,
+    *,
+    temperature: float | Array,
+    where: ArrayLike | None = None,
+) -> tuple[Array, Array]:
+    """What `class_credibility` needs of a batch; the sums of several batches add up.
+
+    sum_{x: y = c} phi(x), phi = 2 softmax(zg / tau)_y - 1
+
+    Args:
+      teacher_logits: zg [B, C].
+      labels: y [B], integers in 0..C-1.
+      temperature: tau, > 0.
+      where: bool [B], False for the padding of a short batch; None for none.
+
+    Returns:
+      The sum of phi by class [C] and the number of examples by class [C], both floats.
+
+    Raises:
+      ValueError: if `temperature` is out of range, the shapes do not go together or the labels are
+        no integers.
+
+    Reference:
+      He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning, AAAI
+      2022 workshop, eq. 6.
+    """
+    check_shapes(teacher_logits, labels=labels, where=where)
+    check_temperature(temperature)
+    logits = jax.lax.stop_gradient(as_float(teacher_logits))
+    examples = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
+    if where is not None:
+        examples = jnp.where(jnp.asarray(where)[..., None], examples, 0.0)
+    phi = 2 * jax.nn.softmax(logits / temperature) - 1
+    return jnp.sum(jnp.where(examples > 0, phi, 0.0), axis=-2), jnp.sum(examples, axis=-2)
+
+
+def class_credibility_from_sums(
+    phi_sum: ArrayLike, count: ArrayLike, *, beta: float | Array, gamma: float | Array
+) -> Array:
+    """FedCAD's class weights from sums over batches.
+
+    a_c = (gamma - beta) / 2 phi_sum_c / count_c + (gamma + beta) / 2
+
+    Args:
+      phi_sum: [C], from `class_credibility_sums`.
+      count: [C], examples of each class.
+      beta: lower bound of the weights.
+      gamma: upper bound; 0 <= beta <= gamma <= 1.
+
+    Returns:
+      a [C]; a class without an example gets (gamma + beta) / 2, as if phi were 0.
+
+    Raises:
+      ValueError: if `beta` and `gamma` are numbers out of range or the shapes differ.
+
+    Reference:
+      He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning, AAAI
+      2022 workshop, eq. 6.
+    """
+    if isinstance(beta, Real) and isinstance(gamma, Real) and not 0 <= beta <= gamma <= 1:
+        raise ValueError(f'beta={beta}, gamma={gamma} must be such that 0 <= beta <= gamma <= 1.')
+    if jnp.shape(count) != jnp.shape(phi_sum):
+        raise ValueError(f'count has shape {jnp.shape(count)}; phi_sum has {jnp.shape(phi_sum)}.')
+    mean = as_float(phi_sum) / jnp.maximum(as_float(count), 1.0)
+    return (gamma - beta) / 2 * mean + (gamma + beta) / 2

@@ -1,0 +1,93 @@
+"""FedSSD: how far a teacher's logits can be trusted, by class and by example."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jaxfed.losses._checks import check_number, check_shapes
+from jaxfed.losses._softmax import as_float
+from jaxfed.types import Array
+
+
+def credibility_matrix(
+    logits: ArrayLike, labels: ArrayLike, *, where: ArrayLike | None = None
+) -> Array:
+    """The confusion matrix, each row divided by its class's examples.
+
+    A[j, k] = share of the examples of class j whose largest logit is k
+
+    Args:
+      logits: [B, C]; of equal largest logits the first one counts.
+      labels: y [B], integers in 0..C-1.
+      where: bool [B], False for the padding of a short batch; None for none.
+
+    Returns:
+      A [C, C]; the row of a class without an example is 0.
+
+    Raises:
+      ValueError: if the shapes do not go together or the labels are no integers.
+
+    Reference:
+      He et al., Learning Critically: Selective Self Distillation in Federated Learning on Non-IID
+      Data, IEEE Transactions on Big Data 2022, eq. 2.
+    """
+    check_shapes(logits, labels=labels, where=where)
+    logits = as_float(logits)
+    classes = logits.shape[-1]
+    true = jax.nn.one_hot(labels, classes, dtype=logits.dtype)
+    if where is not None:
+        true = jnp.where(jnp.asarray(where)[..., None], true, 0.0)
+    predicted = jax.nn.one_hot(jnp.argmax(logits, axis=-1), classes, dtype=logits.dtype)
+    confusion = jnp.einsum('bj,bk->jk', true, predicted)
+    return confusion / jnp.maximum(jnp.sum(confusion, axis=-1, keepdims=True), 1.0)
+
+
+def credibility_weights(
+    teacher_logits: ArrayLike,
+    labels: ArrayLike,
+    credibility: ArrayLike,
+    *,
+    max_weight: float | Array,
+) -> Array:
+    """FedSSD's weight of each logit, from the teacher's record on the class and on the example.
+
+    M[k] = M_max max(0, M_class[k] M_sample - 0.1),
+    M_class[k] = A[k, k] (1 - max_{j != k} A[j, k]), M_sample = 1 - sqrt(1 - pg_y),
+    pg = softmax(zg)
+
+    Args:
+      teacher_logits: zg [B, C], constant: it gets no gradient.
+      labels: y [B], integers in 0..C-1.
+      credibility: A [C, C], from `credibility_matrix`, constant too.
+      max_weight: M_max, >= 0.
+
+    Returns:
+      M [B, C], in 0 .. 0.9 M_max.
+
+    Raises:
+      ValueError: if `max_weight` is out of range, the shapes do not go together or the labels are
+        no integers.
+
+    Reference:
+      He et al., Learning Critically: Selective Self Distillation in Federated Learning on Non-IID
+      Data, IEEE Transactions on Big Data 2022, eq. 4.
+    """
+    check_shapes(teacher_logits, labels=labels)
+    check_number('max_weight', max_weight, 0, sys.float_info.max, 'finite and at least 0')
+    logits = jax.lax.stop_gradient(as_float(teacher_logits))
+    matrix = jax.lax.stop_gradient(as_float(credibility))
+    classes = logits.shape[-1]
+    if matrix.shape != (classes, classes):
+        raise ValueError(
+            f'credibility has shape {matrix.shape}; teacher_logits of shape {logits.shape} need '
+            f'{(classes, classes)}.'
+        )
+    mistaken = jnp.max(jnp.where(jnp.eye(classes, dtype=bool), 0.0, matrix), axis=0)
+    class_weight = jnp.diagonal(matrix) * (1 - mistaken)
+    # 1 - pg_y as the sum of the others: near pg_y = 1 the root would magnify a rounded difference.
+    true = jax.nn.one_hot(labels, classes, dtype=bool)
+    doubt = jnp.sum(jax.nn.softmax(logits), axis=-1, where=~true)
+    sample_weight = 1 - jnp.sqrt(doubt)
+    return max_weight * jnp.maximum(0.0, class_weight * sample_weight[..., None] - 0.1)

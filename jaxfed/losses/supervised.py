@@ -1,0 +1,59 @@
+"""Cross-entropy with the labels, plain and smoothed."""
+
+import jax
+import optax
+from jax.typing import ArrayLike
+
+from jaxfed.losses._checks import check_number, check_shapes
+from jaxfed.losses._softmax import as_float
+from jaxfed.types import Array
+
+
+def cross_entropy(logits: ArrayLike, labels: ArrayLike) -> Array:
+    """Softmax cross-entropy with integer labels.
+
+    -log p_y, p = softmax(z)
+
+    Args:
+      logits: z [B, C].
+      labels: y [B], integers in 0..C-1.
+
+    Returns:
+      [B], in nats.
+
+    Raises:
+      ValueError: if the shapes do not go together or the labels are no integers.
+    """
+    return smoothed_cross_entropy(logits, labels, smoothing=0.0)
+
+
+def smoothed_cross_entropy(
+    logits: ArrayLike, labels: ArrayLike, *, smoothing: float | Array
+) -> Array:
+    """Softmax cross-entropy with smoothed labels.
+
+    -sum_c ((1 - smoothing) 1[c = y] + smoothing / C) log p_c, p = softmax(z)
+
+    Args:
+      logits: z [B, C].
+      labels: y [B], integers in 0..C-1.
+      smoothing: share of the uniform distribution, in 0..1.
+
+    Returns:
+      [B], in nats.
+
+    Raises:
+      ValueError: if `smoothing` is out of range, the shapes do not go together or the labels are no
+        integers.
+
+    Reference:
+      Szegedy et al., Rethinking the Inception Architecture for Computer Vision, CVPR 2016,
+      section 7.
+    """
+    check_shapes(logits, labels=labels)
+    check_number('smoothing', smoothing, 0, 1, 'in 0..1')
+    logits = as_float(logits)
+    targets = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
+    # Not optax's form for integer labels: it subtracts two numbers as large as the logits, which
+    # costs the loss its digits, and its gradient is a scatter.
+    return optax.softmax_cross_entropy(logits, optax.smooth_labels(targets, smoothing))
