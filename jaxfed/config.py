@@ -110,7 +110,7 @@ def check(config: Config) -> None:
     )
     if config.partition == 'dirichlet':
         need('alpha', config.alpha > 0 and math.isfinite(config.alpha), 'above 0')
-        need('min_size', config.min_size >= 0, 'at least 0')
+        need('min_size', config.min_size >= 1, 'at least 1')
     if config.auxiliary_per_class is not None:
         need('auxiliary_per_class', config.auxiliary_per_class >= 0, 'at least 0')
     if config.target_accuracy is not None:

@@ -125,7 +125,9 @@ def test_features_are_the_input_of_the_last_layer(name):
 
 
 def relu_then_pool(x):
-    return lax.reduce_window(jnp.maximum(x, 0), -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), 'VALID')
+    return lax.reduce_window(
+        jnp.maximum(x, 0), -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), 'VALID'
+    )
 
 
 @pytest.mark.parametrize(('name', 'padding'), [('cnn', 'SAME'), ('lenet', 'VALID')])
@@ -177,5 +179,7 @@ def test_smallest_images_that_fit():
     for name, side in (('lenet', 16), ('cnn', 4), ('mlp', 1)):
         model = make_model(name, input_shape=(side, side, 1), num_classes=2)
         params = jax.eval_shape(model.init, jax.random.key(0))
-        outputs = jax.eval_shape(model.apply, params, jax.ShapeDtypeStruct((1, side, side, 1), 'f4'))
+        outputs = jax.eval_shape(
+            model.apply, params, jax.ShapeDtypeStruct((1, side, side, 1), 'f4')
+        )
         assert outputs.logits.shape == (1, 2)

@@ -303,6 +303,8 @@ def test_client_without_examples_changes_nothing():
     with_empty = functools.partial(jax.jit(run), server)(
         np.array([0, 3], np.int32), (), schedule([0, 6], lanes=2), rate, key, empty
     )
-    alone = jax.jit(run)(server, np.array([3], np.int32), (), schedule([6], lanes=1), rate, key, empty)
+    alone = jax.jit(run)(
+        server, np.array([3], np.int32), (), schedule([6], lanes=1), rate, key, empty
+    )
     chex.assert_trees_all_close(with_empty[0].params, alone[0].params, rtol=1e-6, atol=1e-6)
     chex.assert_tree_all_finite(with_empty)

@@ -24,8 +24,8 @@ def masked_log_softmax(logits: Array, where: Array) -> Array:
     Returns:
       [B, C]; 0 with gradient 0 for classes outside `where`, and so everywhere in a row without any.
     """
-    # An empty row is computed with all of its classes and then dropped: finite inside, so that its
-    # gradient is an exact 0 and not 0 * inf.
+    # An empty row is computed with all of its classes and then dropped: finite on the way, so that
+    # its gradient is an exact 0 and no search for NaNs stops at it.
     empty = ~jnp.any(where, axis=-1, keepdims=True)
     return jnp.where(where, jax.nn.log_softmax(logits, where=where | empty), 0.0)
 

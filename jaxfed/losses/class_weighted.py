@@ -41,8 +41,8 @@ def class_weighted_distillation(
         no integers.
 
     Reference:
-      He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning, AAAI
-      2022 workshop, eq. 5, its second term.
+      He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning,
+      FL-AAAI workshop 2022, eq. 5, its second term.
     """
     check_shapes(logits, labels=labels, classes={'class_weights': class_weights})
     distillation = soft_cross_entropy(logits, teacher_logits, temperature=temperature)
@@ -79,8 +79,8 @@ def class_credibility(
         integers.
 
     Reference:
-      He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning, AAAI
-      2022 workshop, eq. 6.
+      He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning,
+      FL-AAAI workshop 2022, eq. 6.
     """
     phi_sum, count = class_credibility_sums(
         teacher_logits, labels, temperature=temperature, where=where
@@ -113,8 +113,8 @@ def class_credibility_sums(
         no integers.
 
     Reference:
-      He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning, AAAI
-      2022 workshop, eq. 6.
+      He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning,
+      FL-AAAI workshop 2022, eq. 6.
     """
     check_shapes(teacher_logits, labels=labels, where=where)
     check_temperature(temperature)
@@ -146,8 +146,8 @@ def class_credibility_from_sums(
       ValueError: if `beta` and `gamma` are numbers out of range or the shapes differ.
 
     Reference:
-      He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning, AAAI
-      2022 workshop, eq. 6.
+      He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning,
+      FL-AAAI workshop 2022, eq. 6.
     """
     if isinstance(beta, Real) and isinstance(gamma, Real) and not 0 <= beta <= gamma <= 1:
         raise ValueError(f'beta={beta}, gamma={gamma} must be such that 0 <= beta <= gamma <= 1.')

@@ -62,8 +62,8 @@ def soft_cross_entropy(
       ValueError: if `temperature` is out of range or the shapes do not go together.
 
     Reference:
-      He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning, AAAI
-      2022 workshop, eq. 2.
+      He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning,
+      FL-AAAI workshop 2022, eq. 2.
     """
     check_shapes(logits, same={'teacher_logits': teacher_logits})
     check_temperature(temperature)
