@@ -1,0 +1,1 @@
+"""Settings, drivers and benchmarks of jaxfed's experiments."""

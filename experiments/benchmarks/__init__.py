@@ -1,0 +1,1 @@
+"""Measurements of jaxfed's speed."""
