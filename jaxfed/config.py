@@ -178,10 +178,11 @@ def from_flags() -> Config:
                     f'--{name}={values[name].value} belongs to --partition={other}, but '
                     f'--partition={partition}; leave one of them out.'
                 )
-    given = {}
+    given: dict[str, Any] = {}
     for method in methods.METHODS:
         for hyperparameter in methods.hyperparameters(method):
             for name in (hyperparameter, f'{method}.{hyperparameter}'):
                 if name not in names and values[name].value is not None:
                     given[name] = values[name].value
-    return Config(**{name: values[name].value for name in names}, hyperparameters=given)
+    settings: dict[str, Any] = {name: values[name].value for name in names}
+    return Config(**settings, hyperparameters=given)

@@ -1,6 +1,5 @@
 """Command line: python -m jaxfed.main --method=fedlmd."""
 
-import sys
 from collections.abc import Sequence
 
 from absl import app, flags
@@ -61,4 +60,4 @@ def run() -> None:
 
 
 if __name__ == '__main__':
-    sys.exit(run())
+    run()

@@ -7,7 +7,7 @@ A lane without a client goes on computing what nobody reads, so no step needs a 
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -104,7 +104,7 @@ def local_optimizer(
     return optax.chain(optax.add_decayed_weights(weight_decay), sgd) if weight_decay else sgd
 
 
-def steps_per_epoch(size: Array, batch_size: int) -> Array:
+def steps_per_epoch(size: Any, batch_size: int) -> Any:
     """Batches in one epoch, ceil(n / B); works for NumPy and JAX arrays alike."""
     return -(-size // batch_size)
 
@@ -310,9 +310,11 @@ def make_round(
                 loss + done.loss,
             )
 
-        lanes = jax.vmap(start)(schedule.first_slot)
+        lanes = jax.vmap(start)(jnp.asarray(schedule.first_slot))
         upload = jax.eval_shape(
-            lambda lane: method.finish(view_client(0, lane.params, lane.client.begun))[1],
+            lambda lane: method.finish(view_client(jnp.int32(0), lane.params, lane.client.begun))[
+                1
+            ],
             _row(lanes, 0),
         )
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), upload)

@@ -166,7 +166,8 @@ def step_program(
     @jax.jit
     def train(params: PyTree, steps: Array) -> PyTree:
         carry = params, jax.vmap(optimizer.init)(params)
-        return lax.fori_loop(0, steps, lambda _, c: jax.vmap(local_step)(c[0], c[1], x, y), carry)[0]
+        step = jax.vmap(local_step)
+        return lax.fori_loop(0, steps, lambda _, c: step(c[0], c[1], x, y), carry)[0]
 
     params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), clients))
     compiled = train.lower(params, jnp.int32(steps)).compile()

@@ -31,7 +31,7 @@ def parse_augment(text: str) -> tuple[str, ...]:
     for name in names:
         if name not in AUGMENTATIONS:
             raise ValueError(
-                f"augment={text!r} names {name!r}: choose from {', '.join(AUGMENTATIONS)} with "
+                f'augment={text!r} names {name!r}: choose from {", ".join(AUGMENTATIONS)} with '
                 "commas between, or 'none'."
             )
         if names.count(name) > 1:

@@ -39,4 +39,4 @@ def _histogram(pixels: np.ndarray) -> np.ndarray:
     """Returns how often each of the 256 values occurs."""
     # By blocks, because bincount makes int64 of its argument.
     blocks = (pixels[i : i + _BLOCK] for i in range(0, len(pixels), _BLOCK))
-    return sum(np.bincount(block.ravel(), minlength=256) for block in blocks)
+    return np.sum([np.bincount(block.ravel(), minlength=256) for block in blocks], axis=0)

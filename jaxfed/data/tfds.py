@@ -51,9 +51,7 @@ def load_tfds(name: str, data_dir: str | os.PathLike[str] | None = None) -> Data
     root = root.expanduser()
     directory = _find(name, root) or _prepare(name, root)
     base = name.partition(':')[0]
-    path = cache.cache_file(
-        f'{base.replace("/", "_")}-{directory.name}-{_fingerprint(directory)}'
-    )
+    path = cache.cache_file(f'{base.replace("/", "_")}-{directory.name}-{_fingerprint(directory)}')
     dataset = cache.read(path)
     if dataset is None:
         _log.info('Decoding %s from %s, once.', name, directory)
@@ -162,7 +160,8 @@ def _decode_split(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns images [n, H, W, channels] uint8 and labels [n] int32 of a split."""
     source = builder.as_data_source(split)
-    images, labels = [], []
+    images: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
     for start in range(0, len(source), _BLOCK):
         block = source.__getitems__(range(start, min(start + _BLOCK, len(source))))
         shapes = {example['image'].shape for example in block}

@@ -19,7 +19,7 @@ from jaxfed.types import Array
 
 LAYOUT = ('NHWC', 'HWIO', 'NHWC')
 
-Padding = tuple[tuple[int, int], tuple[int, int]]
+Padding = tuple[tuple[int, int], ...]
 Bilinear = Callable[[Array, Array], Array]
 
 
@@ -130,9 +130,9 @@ def _all_ones(dilation: Sequence[int] | None) -> bool:
 class _Geometry(NamedTuple):
     """All that is static about a convolution."""
 
-    input: tuple[int, int]
-    kernel: tuple[int, int]
-    strides: tuple[int, int]
+    input: tuple[int, ...]  # height, width
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
     padding: Padding
     precision: Any
 
@@ -153,7 +153,7 @@ def _pieces(geometry: _Geometry) -> tuple[Bilinear, Bilinear, Bilinear]:
     low = [padding[i][0] for i in sides]
     dx_padding = [(kernel[i] - 1 - low[i], inputs[i] + low[i] - spread[i]) for i in sides]
 
-    def convolve(x: Array, w: Array, steps: tuple[int, int], pads: Any, spread: Any) -> Array:
+    def convolve(x: Array, w: Array, steps: tuple[int, ...], pads: Any, spread: Any) -> Array:
         if x.shape[3] < 4:  # three input channels take two to four times as long as four
             extra = 4 - x.shape[3]
             x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, extra)))

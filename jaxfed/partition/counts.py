@@ -25,6 +25,6 @@ def label_counts(labels: np.ndarray, parts: Sequence[np.ndarray], num_classes: i
             f'labels run from {labels.min()} to {labels.max()}: with num_classes={num_classes} '
             f'they must be in 0..{num_classes - 1}.'
         )
-    return np.stack(
-        [np.bincount(labels[part], minlength=num_classes) for part in parts]
-    ).astype(np.int32)
+    return np.stack([np.bincount(labels[part], minlength=num_classes) for part in parts]).astype(
+        np.int32
+    )

@@ -29,6 +29,7 @@ def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str
       FedCAD, figure 3; FedSSD, figure 6.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     counts = _checked(counts)
     num_clients, num_classes = counts.shape
@@ -40,8 +41,8 @@ def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str
     # cividis is perceptually uniform and reads the same with colour blindness.
     image = axes.imshow(counts, cmap='cividis', vmin=0, aspect='auto', interpolation='nearest')
     axes.set(title=title, xlabel='class', ylabel='client')
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     if numbered:
         axes.set_xticks(range(num_classes))
         axes.set_yticks(range(num_clients))

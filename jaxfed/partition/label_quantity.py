@@ -58,8 +58,8 @@ def label_quantity(
             'lower --num_clients or --labels_per_client.'
         )
     parts: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
-    for c, label in enumerate(classes):
-        holders = np.flatnonzero(holds[:, c])
+    for column, label in enumerate(classes):
+        holders = np.flatnonzero(holds[:, column])
         members = rng.permutation(np.flatnonzero(labels == label))
         for i, piece in zip(holders, np.array_split(members, holders.size), strict=True):
             parts[i].append(piece)
