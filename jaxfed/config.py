@@ -1,6 +1,7 @@
 """The settings of an experiment and their command-line flags; the only place that knows absl."""
 
 import dataclasses
+import logging
 import math
 import typing
 from collections.abc import Mapping
@@ -44,7 +45,7 @@ class Config:
     num_clients: int = _setting(20, 'clients in all')
 
     model: str = _setting('cnn', 'network: cnn, lenet or mlp')
-    rounds: int = _setting(50, 'rounds of training')
+    rounds: int = _setting(30, 'rounds of training')
     clients_per_round: int = _setting(5, 'clients sampled a round')
     local_epochs: int = _setting(5, 'epochs over its own examples a client trains in a round')
     batch_size: int = _setting(50, 'examples in a batch of local training')
@@ -128,6 +129,9 @@ def define_flags() -> None:
     A hyper-parameter is `--NAME` where that is not a flag of the experiment, and always
     `--METHOD.NAME`.
     """
+    # absl shows what libraries log; theirs of missing TPUs and font caches is nothing to the user.
+    for library in ('jax', 'matplotlib'):
+        logging.getLogger(library).setLevel(logging.WARNING)
     types = typing.get_type_hints(Config)
     for field in dataclasses.fields(Config):
         if field.name != 'hyperparameters':

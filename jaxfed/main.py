@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run() -> None:
-    """Entry point of the `jaxfed` command."""
+    """Define the flags, parse them and run `main`."""
     config.define_flags()
     app.run(main)
 
