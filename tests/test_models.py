@@ -14,6 +14,15 @@ def count(params):
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
+def draw(model, *leading):
+    """Parameters of the right shapes from NumPy, which has nothing to compile."""
+    rng = np.random.default_rng(7)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    return jax.tree.map(
+        lambda a: (0.1 * rng.standard_normal((*leading, *a.shape))).astype(np.float32), shapes
+    )
+
+
 # Counted with the same layers in PyTorch.
 COUNTS = [
     ('cnn', (32, 32, 3), 10, 2_156_490),
@@ -49,7 +58,8 @@ FAN_IN = [
 
 @pytest.mark.parametrize(('name', 'input_shape', 'fan_in'), FAN_IN)
 def test_initialisation_is_uniform_within_one_over_the_root_of_fan_in(name, input_shape, fan_in):
-    params = make_model(name, input_shape=input_shape, num_classes=10).init(jax.random.key(3))
+    model = make_model(name, input_shape=input_shape, num_classes=10)
+    params = jax.jit(model.init)(jax.random.key(3))
     assert params.keys() == fan_in.keys()
     for layer, inputs in fan_in.items():
         bound = inputs**-0.5
@@ -64,8 +74,9 @@ def test_initialisation_is_uniform_within_one_over_the_root_of_fan_in(name, inpu
 
 
 def test_initialisation_depends_on_the_key_only():
-    model = make_model('lenet', input_shape=(32, 32, 3), num_classes=10)
-    one, same, other = (model.init(jax.random.key(seed)) for seed in (0, 0, 1))
+    model = make_model('mlp', input_shape=(2, 2, 1), num_classes=10)
+    init = jax.jit(model.init)
+    one, same, other = (init(jax.random.key(seed)) for seed in (0, 0, 1))
     jax.tree.map(np.testing.assert_array_equal, one, same)
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         assert not np.array_equal(a, b)
@@ -80,7 +91,6 @@ def test_parameters_are_a_plain_nested_dict():
 
 CASES = [
     ('cnn', (16, 12, 1), 512),
-    ('lenet', (20, 16, 1), 84),
     ('lenet', (17, 19, 3), 84),
     ('mlp', (5, 3, 1), 200),
 ]
@@ -89,26 +99,24 @@ CASES = [
 @pytest.mark.parametrize(('name', 'input_shape', 'width'), CASES)
 def test_mapped_over_clients_equals_one_client_at_a_time(name, input_shape, width):
     model = make_model(name, input_shape=input_shape, num_classes=7)
-    params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 3))
-    x = jax.random.normal(jax.random.key(1), (3, 2, *input_shape))
+    params = draw(model, 2)
+    x = np.random.default_rng(0).standard_normal((2, 3, *input_shape), np.float32)
 
     def loss(params, x):
-        return jnp.sum(model.apply(params, x).logits ** 2)
+        outputs = model.apply(params, x)
+        return jnp.sum(outputs.logits**2), outputs
 
-    outputs = jax.jit(jax.vmap(model.apply))(params, x)
+    gradient = jax.grad(loss, has_aux=True)
+    grads, outputs = jax.jit(jax.vmap(gradient))(params, x)
     assert isinstance(outputs, Outputs)
-    assert outputs.logits.shape == (3, 2, 7)
-    assert outputs.features.shape == (3, 2, width)
-    grads = jax.jit(jax.vmap(jax.grad(loss)))(params, x)
-    for i in range(3):
-        own = jax.tree.map(lambda leaf, i=i: leaf[i], params)
-        alone = model.apply(own, x[i])
-        np.testing.assert_allclose(outputs.logits[i], alone.logits, atol=1e-5)
-        grad = jax.grad(loss)(own, x[i])
+    assert outputs.logits.shape == (2, 3, 7)
+    assert outputs.features.shape == (2, 3, width)
+    alone = jax.jit(gradient)
+    for i in range(2):
         jax.tree.map(
-            lambda a, b, i=i: np.testing.assert_allclose(a[i], b, atol=1e-4, rtol=1e-4),
-            grads,
-            grad,
+            lambda a, b, i=i: np.testing.assert_allclose(a[i], b, atol=1e-3, rtol=1e-4),
+            (grads, outputs),
+            alone(jax.tree.map(lambda leaf, i=i: leaf[i], params), x[i]),
         )
     # Every parameter takes part.
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads))
@@ -117,8 +125,9 @@ def test_mapped_over_clients_equals_one_client_at_a_time(name, input_shape, widt
 @pytest.mark.parametrize('name', sorted(MODELS))
 def test_features_are_the_input_of_the_last_layer(name):
     model = make_model(name, input_shape=(16, 16, 3), num_classes=5)
-    params = model.init(jax.random.key(0))
-    logits, features = model.apply(params, jax.random.normal(jax.random.key(1), (4, 16, 16, 3)))
+    params = draw(model)
+    x = np.random.default_rng(1).standard_normal((4, 16, 16, 3), np.float32)
+    logits, features = jax.jit(model.apply)(params, x)
     last = params['classifier']
     np.testing.assert_allclose(features @ last['kernel'] + last['bias'], logits, atol=1e-5)
     assert features.min() == 0  # after a ReLU
@@ -133,25 +142,36 @@ def relu_then_pool(x):
 @pytest.mark.parametrize(('name', 'padding'), [('cnn', 'SAME'), ('lenet', 'VALID')])
 def test_convolutional_networks_are_conv_bias_relu_pool(name, padding):
     model = make_model(name, input_shape=(18, 17, 2), num_classes=4)
-    params = model.init(jax.random.key(0))
-    x = inputs = jax.random.normal(jax.random.key(1), (3, 18, 17, 2))
-    for layer in ('conv1', 'conv2'):
-        kernel, bias = params[layer]['kernel'], params[layer]['bias']
-        x = lax.conv_general_dilated(
-            x, kernel, (1, 1), padding, dimension_numbers=('NHWC', 'HWIO', 'NHWC')
-        )
-        x = relu_then_pool(x + bias)
-    x = x.reshape(3, -1)
-    for layer in sorted(set(params) - {'conv1', 'conv2', 'classifier'}):
-        x = jnp.maximum(x @ params[layer]['kernel'] + params[layer]['bias'], 0)
-    np.testing.assert_allclose(model.apply(params, inputs).features, x, atol=1e-5)
+    params = draw(model)
+    inputs = np.random.default_rng(1).standard_normal((3, 18, 17, 2), np.float32)
+
+    @jax.jit
+    def features(params, x):
+        for layer in ('conv1', 'conv2'):
+            kernel, bias = params[layer]['kernel'], params[layer]['bias']
+            x = lax.conv_general_dilated(
+                x, kernel, (1, 1), padding, dimension_numbers=('NHWC', 'HWIO', 'NHWC')
+            )
+            x = relu_then_pool(x + bias)
+        x = x.reshape(3, -1)
+        for layer in sorted(set(params) - {'conv1', 'conv2', 'classifier'}):
+            x = jnp.maximum(x @ params[layer]['kernel'] + params[layer]['bias'], 0)
+        return x
+
+    outputs = jax.jit(model.apply)(params, inputs)
+    np.testing.assert_allclose(outputs.features, features(params, inputs), atol=1e-5)
 
 
 def test_bfloat16_parameters_give_bfloat16_outputs():
     model = make_model('cnn', input_shape=(8, 8, 3), num_classes=4)
-    params = jax.tree.map(lambda a: a.astype(jnp.bfloat16), model.init(jax.random.key(0)))
-    x = jnp.ones((2, 8, 8, 3), jnp.bfloat16)
-    assert model.apply(params, x).logits.dtype == jnp.bfloat16
+    params = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, jnp.bfloat16),
+        jax.eval_shape(model.init, jax.random.key(0)),
+    )
+    x = jax.ShapeDtypeStruct((2, 8, 8, 3), jnp.bfloat16)
+    assert {leaf.dtype for leaf in jax.eval_shape(model.apply, params, x)} == {
+        jnp.dtype('bfloat16')
+    }
 
 
 def test_unknown_name_lists_the_choices():

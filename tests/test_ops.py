@@ -14,7 +14,6 @@ LAYOUT = ('NHWC', 'HWIO', 'NHWC')
 GEOMETRIES = [
     ((2, 8, 8, 3), (5, 5, 3, 4), (1, 1), 'SAME'),
     ((2, 8, 8, 3), (5, 5, 3, 4), (1, 1), 'VALID'),
-    ((2, 7, 9, 4), (3, 3, 4, 2), (1, 1), 'SAME'),
     ((2, 8, 8, 4), (3, 3, 4, 5), (2, 2), 'SAME'),
     ((2, 7, 8, 4), (3, 3, 4, 5), (2, 2), ((1, 1), (1, 1))),
     ((2, 9, 8, 1), (3, 3, 1, 5), (2, 2), 'VALID'),
@@ -45,11 +44,9 @@ def both(strides, padding):
 def operands(shape, kernel, *leading, dtype=jnp.float32):
     """Random inputs and kernel, with leading axes as asked for each."""
     x_leading, w_leading = leading or ((), ())
-    x, w = jax.random.split(jax.random.key(0))
-    return (
-        jax.random.normal(x, (*x_leading, *shape), dtype),
-        jax.random.normal(w, (*w_leading, *kernel), dtype),
-    )
+    rng = np.random.default_rng(0)  # NumPy's, because JAX's compiles for every shape
+    x, w = rng.standard_normal((*x_leading, *shape)), rng.standard_normal((*w_leading, *kernel))
+    return jnp.asarray(x, dtype), jnp.asarray(w, dtype)
 
 
 def value_and_gradients(function, x, w):
@@ -57,8 +54,8 @@ def value_and_gradients(function, x, w):
 
     def run(x, w):
         y, vjp = jax.vjp(function, x, w)
-        cotangent = jnp.sin(jnp.arange(y.size, dtype=jnp.float32)).reshape(y.shape)
-        return y, vjp(cotangent.astype(y.dtype))
+        cotangent = np.sin(np.arange(y.size)).reshape(y.shape)
+        return y, vjp(jnp.asarray(cotangent, y.dtype))
 
     return jax.jit(run)(x, w)
 
@@ -81,7 +78,7 @@ MAPPED = {'inputs': (0, None), 'kernels': (None, 0), 'both': (0, 0), 'moved': (1
 
 
 @pytest.mark.parametrize('mapped', MAPPED)
-@pytest.mark.parametrize(('shape', 'kernel', 'strides', 'padding'), GEOMETRIES[:7:2])
+@pytest.mark.parametrize(('shape', 'kernel', 'strides', 'padding'), [GEOMETRIES[0], GEOMETRIES[3]])
 def test_mapped_over(mapped, shape, kernel, strides, padding):
     in_axes = MAPPED[mapped]
     x, w = operands(shape, kernel, *(() if axis is None else (3,) for axis in in_axes))
@@ -104,7 +101,7 @@ def test_mapped_over(mapped, shape, kernel, strides, padding):
     ],
 )
 def test_mapped_over_twice(outer, inner):
-    shape, kernel, strides, padding = GEOMETRIES[3]
+    shape, kernel, strides, padding = GEOMETRIES[2]
     leading = [
         tuple(size for size, axis in ((2, outer[i]), (3, inner[i])) if axis == 0) for i in range(2)
     ]
@@ -120,13 +117,13 @@ def test_gradient_of_each_example_alone():
     shape, kernel, strides, padding = GEOMETRIES[0]
     x, w = operands(shape, kernel, (4,), ())
     fast, plain = (
-        jax.vmap(jax.grad(lambda w, x, f=f: jnp.sum(f(x, w) ** 2)), in_axes=(None, 0))(w, x)
+        jax.jit(jax.vmap(jax.grad(lambda w, x, f=f: jnp.sum(f(x, w) ** 2)), (None, 0)))(w, x)
         for f in both(strides, padding)
     )
     np.testing.assert_allclose(fast, plain, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize(('shape', 'kernel', 'strides', 'padding'), GEOMETRIES[1:5])
+@pytest.mark.parametrize(('shape', 'kernel', 'strides', 'padding'), GEOMETRIES[1:3])
 def test_second_derivatives(shape, kernel, strides, padding):
     x, w = operands(shape, kernel)
     directions = operands(shape, kernel)[::-1]
@@ -181,14 +178,13 @@ def test_bfloat16():
         {'feature_group_count': 2},
         {'batch_group_count': 2},
         {'dimension_numbers': ('NCHW', 'HWIO', 'NHWC')},
-        {'preferred_element_type': jnp.float64},
+        {'preferred_element_type': jnp.float32},
     ],
 )
 def test_what_the_fast_path_does_not_cover_is_plain(options):
     options = {'dimension_numbers': LAYOUT, **options}
-    x = jax.random.normal(jax.random.key(0), (2, 6, 6, 6))
     width = 3 if 'feature_group_count' in options else 6
-    w = jax.random.normal(jax.random.key(1), (3, 3, width, 4))
+    x, w = operands((2, 6, 6, 6), (3, 3, width, 4))
     args = (x, w, (1, 1), ((1, 1), (1, 1)))
     fast = conv_general_dilated(*args, **options, use='unrolled')
     plain = lax.conv_general_dilated(*args, **options)
@@ -254,12 +250,20 @@ def plain_max_pool(x, size):
     ('shape', 'size'), [((2, 4, 6, 3), 2), ((1, 7, 5, 2), 2), ((2, 9, 8, 1), 3), ((1, 3, 3, 2), 1)]
 )
 def test_max_pool_value_and_gradient(shape, size):
-    x = jax.random.normal(jax.random.key(0), shape)
-    y, vjp = jax.vjp(lambda x: max_pool(x, size), x)
-    expected, expected_vjp = jax.vjp(lambda x: plain_max_pool(x, size), x)
-    np.testing.assert_array_equal(y, expected)
-    g = jax.random.normal(jax.random.key(1), y.shape)
-    np.testing.assert_array_equal(vjp(g)[0], expected_vjp(g)[0])
+    x = np.random.default_rng(0).standard_normal(shape, np.float32)
+    g = np.random.default_rng(1).standard_normal(
+        (shape[0], shape[1] // size, shape[2] // size, shape[3]), np.float32
+    )
+
+    def run(function):
+        def value_and_gradient(x, g):
+            y, vjp = jax.vjp(lambda x: function(x, size), x)
+            return y, vjp(g)[0]
+
+        return jax.jit(value_and_gradient)(x, g)
+
+    for got, expected in zip(run(max_pool), run(plain_max_pool), strict=True):
+        np.testing.assert_array_equal(got, expected)
 
 
 def test_max_pool_gives_the_gradient_of_equal_maxima_to_the_first():
@@ -270,10 +274,11 @@ def test_max_pool_gives_the_gradient_of_equal_maxima_to_the_first():
 
 
 def test_max_pool_mapped_over_in_bfloat16():
-    x = jax.random.normal(jax.random.key(0), (3, 2, 5, 4, 2), jnp.bfloat16)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 2, 5, 4, 2)), jnp.bfloat16)
     gradient = jax.jit(jax.vmap(jax.grad(lambda x: max_pool(x).sum())))(x)
     assert gradient.dtype == jnp.bfloat16
-    expected = jax.vmap(jax.grad(lambda x: plain_max_pool(x, 2).sum()))(x.astype(jnp.float32))
+    plain = jax.jit(jax.vmap(jax.grad(lambda x: plain_max_pool(x, 2).sum())))
+    expected = plain(x.astype(jnp.float32))
     np.testing.assert_array_equal(gradient.astype(jnp.float32), expected)
 
 
