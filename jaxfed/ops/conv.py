@@ -185,24 +185,27 @@ def _pieces(geometry: _Geometry) -> tuple[Bilinear, Bilinear, Bilinear]:
 
     @partial(_batched, folds=((3, 2), (3, 3)))
     def dw_piece(x: Array, g: Array) -> Array:
-        # One matrix product for each place (i, j) in the kernel: of the pixels the place saw with
-        # the gradient there. With few channels the places of a row share one product, because a
-        # product with a few rows only does not fill a core.
         x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *((*p, 0) for p in padding), (0, 0, 0)))
         channels, out = x.shape[3], g.shape[3]
         rows, columns = ((outputs[i] - 1) * strides[i] + 1 for i in sides)
-        g = g.reshape(-1, out)
-
-        def product(i: int, seen: Array) -> Array:
-            seen = seen[:, i : i + rows : strides[0]].reshape(g.shape[0], -1)
-            return jnp.matmul(seen.T, g, precision=precision)
-
         shifted = [x[:, :, j : j + columns : strides[1]] for j in range(kernel[1])]
-        if channels * kernel[1] <= 32:
-            wide = jnp.concatenate(shifted, axis=3)
-            dw = jnp.stack([product(i, wide) for i in range(kernel[0])])
-        else:
-            dw = jnp.stack([product(i, seen) for i in range(kernel[0]) for seen in shifted])
+        wide = jnp.concatenate(shifted, axis=3)  # a row of places side by side
+
+        if strides[0] == 1 and kernel[0] > 1 and channels * kernel[1] > 32:
+            # All places in one product: x shifted by columns with g shifted by rows.
+            edge = kernel[0] - 1
+            g = jnp.pad(g, ((0, 0), (edge, edge), (0, 0), (0, 0)))
+            down = [g[:, edge - i : edge - i + x.shape[1]] for i in range(kernel[0])]
+            left, right = wide.reshape(-1, wide.shape[3]), jnp.concatenate(down, axis=3)
+            dw = jnp.matmul(left.T, right.reshape(-1, kernel[0] * out), precision=precision)
+            return dw.reshape(kernel[1], channels, kernel[0], out).transpose(2, 0, 1, 3)
+
+        def product(i: int) -> Array:
+            seen = wide[:, i : i + rows : strides[0]].reshape(-1, wide.shape[3])
+            return jnp.matmul(seen.T, g.reshape(-1, out), precision=precision)
+
+        # A product for each row of the kernel: the pixels its places saw with the gradient there.
+        dw = jnp.stack([product(i) for i in range(kernel[0])])
         return dw.reshape(*kernel, channels, out)
 
     # Each forward pass goes through the function itself, for derivatives of higher order.
