@@ -13,6 +13,7 @@ from jaxfed import methods
 
 Partition = Literal['iid', 'dirichlet', 'sharding', 'label_quantity']
 Aggregation = Literal['size', 'uniform']
+Conv = Literal['auto', 'grouped', 'unrolled', 'patches', 'fourier', 'blocks']
 
 
 def _setting(default: Any, help_: str) -> Any:
@@ -56,6 +57,9 @@ class Config:
     aggregation: Aggregation = _setting('size', "clients' weights: by examples held, or uniform")
 
     seed: int = _setting(0, 'of everything random')
+    conv: Conv = _setting(
+        'auto', 'how convolutions are computed; auto chooses for each by device and shape'
+    )
     lanes: int = _setting(0, 'clients trained side by side; 0 chooses by device and sizes')
     target_accuracy: float | None = _setting(
         None, 'test accuracy in 0..1 for which summary.json tells the rounds needed'
@@ -88,7 +92,7 @@ def check(config: Config) -> None:
 
     for name in ('num_clients', 'rounds', 'clients_per_round', 'local_epochs', 'batch_size'):
         need(name, getattr(config, name) >= 1, 'at least 1')
-    for name in ('partition', 'aggregation'):
+    for name in ('partition', 'aggregation', 'conv'):
         choices = typing.get_args(Config.__annotations__[name])
         need(name, getattr(config, name) in choices, f'one of {", ".join(choices)}')
     positive = config.learning_rate > 0 and math.isfinite(config.learning_rate)

@@ -1,8 +1,8 @@
 """One round of federated training as a pure function, made to be jitted once an experiment.
 
-The parameters of the clients in training are stacked on a leading axis of L lanes. All lanes run
-local steps together, `jax.vmap` over lanes inside a loop over steps; when a client's steps are
-done, its update is added to the weighted sum and its lane takes the next client (see `lanes`).
+The parameters of the clients in training are stacked on an axis of L lanes. All lanes run local
+steps together, mapped over lanes inside a loop over steps (see `stacking`); when a client's steps
+are done, its update is added to the weighted sum and its lane takes the next client (see `lanes`).
 A lane without a client goes on computing what nobody reads, so no step needs a mask for it.
 """
 
@@ -24,6 +24,7 @@ from jaxfed.method import (
     ServerView,
 )
 from jaxfed.metrics.accuracy import predict
+from jaxfed.stacking import Stacking, row, set_row, stacking
 from jaxfed.types import Array, Batch, ClientInfo, Model, PyTree
 
 
@@ -76,7 +77,7 @@ class _Client(NamedTuple):
 
 
 class _Lane(NamedTuple):
-    """One slot of the stacked axis. The engine stacks L of them."""
+    """One slot of the stacked axis. The engine has L of them."""
 
     params: PyTree
     optimizer: optax.OptState
@@ -130,6 +131,8 @@ def make_round(
     settings: LocalSettings,
     augment: Callable[[Array, Array], Array],
     normalise: Callable[[Array], Array],
+    *,
+    stack: Stacking | None = None,
 ) -> Callable[..., tuple[ServerState, PyTree, RoundMetrics]]:
     """Build the function of one round.
 
@@ -139,12 +142,14 @@ def make_round(
       settings: of local training.
       augment: (key, raw x [B, ...]) -> x, for training batches.
       normalise: raw x [B, ...] -> x, for batches that are not augmented.
+      stack: how lanes are held; None for what suits the default backend.
 
     Returns:
       run_round(server, cohort, client_states, schedule, learning_rate, key, data) ->
       (server, client_states, metrics), pure and free of Python control flow on values; `cohort`
       [S] int32 client ids, `client_states` the method's state of these clients stacked [S, ...].
     """
+    stack = stack or stacking()
     epochs = settings.local_epochs
     batch_size = min(settings.batch_size, settings.longest)
 
@@ -219,9 +224,9 @@ def make_round(
                 global_params=server.params,
                 apply=model.apply,
                 fold=fold,
-                info=_row(infos, slot),
-                static=_row(statics, slot),
-                state=_row(client_states, slot),
+                info=row(infos, slot),
+                static=row(statics, slot),
+                state=row(client_states, slot),
                 shared=shared,
                 begun=begun,
                 steps=steps[slot],
@@ -291,15 +296,15 @@ def make_round(
         def event(e: Array, carry: tuple) -> tuple:
             lanes, states, update, uploads, loss = carry
             lanes = jax.lax.fori_loop(
-                0, schedule.steps[e], lambda _, stack: jax.vmap(local_step)(stack), lanes
+                0, schedule.steps[e], lambda _, lanes: stack.map(local_step, lanes), lanes
             )
             slot, place, following = schedule.slot[e], schedule.lane[e], schedule.next_slot[e]
-            done = _row(lanes, place)
+            done = stack.get(lanes, place)
             state, upload = method.finish(view_client(slot, done.params, done.client.begun))
             lane = jax.lax.cond(following >= 0, start, lambda _: done, following)
             return (
-                _set_row(lanes, place, lane),
-                _set_row(states, slot, state),
+                stack.put(lanes, place, lane),
+                set_row(states, slot, state),
                 jax.tree.map(
                     lambda total, w, w_g: total + weights[slot] * (w - w_g),
                     update,
@@ -310,14 +315,15 @@ def make_round(
                 loss + done.loss,
             )
 
-        lanes = jax.vmap(start)(jnp.asarray(schedule.first_slot))
+        started = jax.vmap(start)(jnp.asarray(schedule.first_slot))
         upload = jax.eval_shape(
             lambda lane: method.finish(view_client(jnp.int32(0), lane.params, lane.client.begun))[
                 1
             ],
-            _row(lanes, 0),
+            row(started, 0),
         )
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), upload)
+        lanes = stack.from_stack(started)
         initial = (lanes, client_states, optax.tree.zeros_like(server.params), zeros, jnp.zeros(()))
         _, client_states, update, uploads, loss = jax.lax.fori_loop(
             0, cohort.shape[0], event, initial
@@ -340,11 +346,3 @@ def make_round(
         )
 
     return run_round
-
-
-def _row(tree: PyTree, i: Array | int) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[i], tree)
-
-
-def _set_row(tree: PyTree, i: Array, row: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf, new: leaf.at[i].set(new), tree, row)

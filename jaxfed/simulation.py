@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfed import config as config_lib
-from jaxfed import methods
+from jaxfed import methods, ops
 from jaxfed.config import Config
 from jaxfed.data import load_dataset
 from jaxfed.data.augment import make_augment, normalise, parse_augment
@@ -69,8 +69,8 @@ class Result(NamedTuple):
     workdir: Path
 
 
-# On a CPU a few clients side by side fill the cores; more lanes only idle behind the longest.
-CPU_LANES = 5
+# On a CPU a few clients side by side fill the cores; more only take memory and compile longer.
+CPU_LANES = 8
 
 # Separate random streams, so that changing what draws from one leaves the others as they are.
 _STREAMS = ('partition', 'cohort', 'initialisation', 'batches', 'auxiliary')
@@ -134,7 +134,10 @@ def set_up(config: Config, method: Method | None = None) -> Experiment:
         parts=parts,
         method=built,
         model=make_model(
-            config.model, input_shape=dataset.x_train.shape[1:], num_classes=dataset.num_classes
+            config.model,
+            input_shape=dataset.x_train.shape[1:],
+            num_classes=dataset.num_classes,
+            convolution=ops.convolution(None if config.conv == 'auto' else config.conv),
         ),
         dealt=dealt,
         workdir=records.make_workdir(config.workdir, f'{config.dataset}-{config.method}'),

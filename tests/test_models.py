@@ -159,7 +159,7 @@ def test_convolutional_networks_are_conv_bias_relu_pool(name, padding):
         return x
 
     outputs = jax.jit(model.apply)(params, inputs)
-    np.testing.assert_allclose(outputs.features, features(params, inputs), atol=1e-5)
+    np.testing.assert_allclose(outputs.features, features(params, inputs), rtol=1e-5, atol=1e-5)
 
 
 def test_bfloat16_parameters_give_bfloat16_outputs():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxfed.ops import conv_general_dilated, lowering, max_pool
+from jaxfed.ops import LOWERINGS, conv_general_dilated, conv_max_pool, lowering, max_pool
 
 LAYOUT = ('NHWC', 'HWIO', 'NHWC')
 
@@ -27,13 +27,11 @@ GEOMETRIES = [
 ]
 
 
-def both(strides, padding):
+def both(strides, padding, use='unrolled'):
     """The fast convolution and the plain one, as functions of inputs and kernel."""
 
     def fast(x, w):
-        return conv_general_dilated(
-            x, w, strides, padding, dimension_numbers=LAYOUT, use='unrolled'
-        )
+        return conv_general_dilated(x, w, strides, padding, dimension_numbers=LAYOUT, use=use)
 
     def plain(x, w):
         return lax.conv_general_dilated(x, w, strides, padding, dimension_numbers=LAYOUT)
@@ -68,23 +66,29 @@ def assert_equal(fast, plain, x, w, *, atol=2e-4):
     )
 
 
+FAST = ['unrolled', 'patches', 'fourier']
+
+
+@pytest.mark.parametrize('use', FAST)
 @pytest.mark.parametrize(('shape', 'kernel', 'strides', 'padding'), GEOMETRIES)
-def test_value_and_gradients(shape, kernel, strides, padding):
-    assert_equal(*both(strides, padding), *operands(shape, kernel))
+def test_value_and_gradients(shape, kernel, strides, padding, use):
+    assert_equal(*both(strides, padding, use), *operands(shape, kernel))
 
 
 # Which of inputs and kernel are mapped over; None is one shared by all.
 MAPPED = {'inputs': (0, None), 'kernels': (None, 0), 'both': (0, 0), 'moved': (1, 3)}
 
 
+@pytest.mark.parametrize('use', FAST)
 @pytest.mark.parametrize('mapped', MAPPED)
 @pytest.mark.parametrize(('shape', 'kernel', 'strides', 'padding'), [GEOMETRIES[0], GEOMETRIES[3]])
-def test_mapped_over(mapped, shape, kernel, strides, padding):
+def test_mapped_over(mapped, shape, kernel, strides, padding, use):
     in_axes = MAPPED[mapped]
     x, w = operands(shape, kernel, *(() if axis is None else (3,) for axis in in_axes))
     x = x if in_axes[0] is None else jnp.moveaxis(x, 0, in_axes[0])
     w = w if in_axes[1] is None else jnp.moveaxis(w, 0, in_axes[1])
-    fast, plain = (jax.vmap(function, in_axes=in_axes) for function in both(strides, padding))
+    functions = both(strides, padding, use)
+    fast, plain = (jax.vmap(function, in_axes=in_axes) for function in functions)
     assert_equal(fast, plain, x, w)
 
 
@@ -123,8 +127,9 @@ def test_gradient_of_each_example_alone():
     np.testing.assert_allclose(fast, plain, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize('use', FAST)
 @pytest.mark.parametrize(('shape', 'kernel', 'strides', 'padding'), GEOMETRIES[1:3])
-def test_second_derivatives(shape, kernel, strides, padding):
+def test_second_derivatives(shape, kernel, strides, padding, use):
     x, w = operands(shape, kernel)
     directions = operands(shape, kernel)[::-1]
 
@@ -135,7 +140,7 @@ def test_second_derivatives(shape, kernel, strides, padding):
 
         return jax.jit(jax.grad(along, argnums=(0, 1)))(x, w)
 
-    fast, plain = (curvature(function) for function in both(strides, padding))
+    fast, plain = (curvature(function) for function in both(strides, padding, use))
     for a, b in zip(fast, plain, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3 * np.abs(b).max())
 
@@ -159,10 +164,11 @@ def test_inside_a_loop_over_steps(loop):
     np.testing.assert_allclose(fast, plain, atol=1e-4)
 
 
-def test_bfloat16():
+@pytest.mark.parametrize('use', FAST)
+def test_bfloat16(use):
     shape, kernel, strides, padding = GEOMETRIES[0]
     x, w = operands(shape, kernel, (2,), (2,), dtype=jnp.bfloat16)
-    fast, plain = (jax.vmap(function) for function in both(strides, padding))
+    fast, plain = (jax.vmap(function) for function in both(strides, padding, use))
     y, gradients = value_and_gradients(fast, x, w)
     assert {leaf.dtype for leaf in jax.tree.leaves((y, gradients))} == {jnp.dtype(jnp.bfloat16)}
     exact = value_and_gradients(plain, x.astype(jnp.float32), w.astype(jnp.float32))
@@ -229,16 +235,81 @@ def test_every_convolution_of_a_mapped_gradient_has_the_fast_layout():
     assert any(params['feature_group_count'] > 1 for params in convolutions(plain))
 
 
-def test_lowering_by_platform():
-    assert lowering('cpu') == 'unrolled'
-    assert lowering('gpu') == lowering('tpu') == 'grouped'
-    assert lowering() == lowering(jax.default_backend())
+def test_the_weight_gradient_is_one_product_where_that_is_cheaper():
+    # 8 rows and as many output as input channels: x and g both shifted; else a product a row.
+    for shape, kernel in [((2, 8, 9, 4), (3, 3, 4, 4)), ((2, 8, 9, 1), (3, 3, 1, 8))]:
+        assert_equal(*both((1, 1), 'SAME'), *operands(shape, kernel))
+
+
+def test_lowering_by_platform_and_shape():
+    cnn = [((32, 32), (5, 5, 3, 32)), ((16, 16), (5, 5, 32, 64))]
+    assert [lowering(*shapes, pooled=True, platform='cpu') for shapes in cnn] == [
+        'blocks',
+        'fourier',
+    ]
+    assert lowering((32, 32), (3, 3, 64, 64), platform='cpu') == 'unrolled'
+    assert lowering((32, 32), (5, 5, 64, 64), (2, 2), platform='cpu') == 'unrolled'
+    assert lowering(*cnn[0], platform='gpu') == lowering(*cnn[1], platform='tpu') == 'grouped'
+    assert lowering(*cnn[0]) == lowering(*cnn[0], platform=jax.default_backend())
 
 
 def test_unknown_lowering_is_refused():
     x, w = operands(*GEOMETRIES[0][:2])
-    with pytest.raises(ValueError, match="use='patches'"):
-        conv_general_dilated(x, w, (1, 1), 'SAME', dimension_numbers=LAYOUT, use='patches')
+    with pytest.raises(ValueError, match="use='winograd'"):
+        conv_general_dilated(x, w, (1, 1), 'SAME', dimension_numbers=LAYOUT, use='winograd')
+    with pytest.raises(ValueError, match="use='winograd'"):
+        conv_max_pool(x, w, 'SAME', use='winograd')
+
+
+# input, kernel, padding: even and odd sides, kernels larger than the image, negative last pads
+POOLED = [
+    ((2, 8, 8, 3), (5, 5, 3, 4), 'SAME'),
+    ((2, 9, 12, 3), (5, 5, 3, 4), 'VALID'),
+    ((2, 7, 8, 2), (3, 3, 2, 3), ((1, 1), (0, 1))),
+    ((2, 4, 4, 2), (5, 5, 2, 3), 'SAME'),
+    ((1, 6, 9, 2), (2, 4, 2, 3), ((0, 2), (3, 1))),
+    ((2, 8, 6, 5), (1, 1, 5, 2), 'VALID'),
+]
+
+
+def pooled(padding, use):
+    def fast(x, w):
+        return conv_max_pool(x, w, padding, use=use)
+
+    def plain(x, w):
+        return max_pool(lax.conv_general_dilated(x, w, (1, 1), padding, dimension_numbers=LAYOUT))
+
+    return fast, plain
+
+
+@pytest.mark.parametrize('use', LOWERINGS)
+@pytest.mark.parametrize(('shape', 'kernel', 'padding'), POOLED)
+def test_convolution_with_max_pool(shape, kernel, padding, use):
+    assert_equal(*pooled(padding, use), *operands(shape, kernel))
+
+
+@pytest.mark.parametrize('use', LOWERINGS)
+def test_convolution_with_max_pool_mapped_over(use):
+    shape, kernel, padding = POOLED[0]
+    fast, plain = (jax.vmap(function) for function in pooled(padding, use))
+    assert_equal(fast, plain, *operands(shape, kernel, (3,), (3,)))
+
+
+@pytest.mark.parametrize('use', LOWERINGS)
+def test_of_equal_maxima_of_a_convolution_the_first_takes_the_gradient(use):
+    # The kernel copies the only channel of the image, whose window maxima are equal on purpose.
+    x = jnp.array([[0.0, 5.0, 2.0, 2.0], [5.0, 5.0, 2.0, 2.0]]).reshape(1, 2, 4, 1)
+    w = jnp.ones((1, 1, 1, 1))
+    if use == 'fourier':  # rounds each value on its own, so that only exact zeros are equal
+        x = jnp.zeros_like(x)
+    gradient = jax.grad(lambda x: conv_max_pool(x, w, 'VALID', use=use).sum())(x)
+    expected = [[1, 0, 1, 0], [0, 0, 0, 0]] if use == 'fourier' else [[0, 1, 1, 0], [0, 0, 0, 0]]
+    np.testing.assert_allclose(gradient[0, :, :, 0], expected, atol=1e-6)
+
+
+def test_convolution_with_max_pool_of_less_than_a_window_is_refused():
+    with pytest.raises(ValueError, match=r'1 x 4, which is smaller'):
+        conv_max_pool(jnp.zeros((1, 3, 6, 2)), jnp.zeros((3, 3, 2, 2)), 'VALID')
 
 
 def plain_max_pool(x, size):

@@ -13,6 +13,7 @@ from jaxfed.lanes import schedule
 from jaxfed.method import Method, chain
 from jaxfed.models import make_model
 from jaxfed.round import LocalSettings, ServerState, TrainingData, make_round
+from jaxfed.stacking import STACKED, UNROLLED
 from jaxfed.types import Batch, Model, Outputs
 from tests import oracle
 
@@ -111,7 +112,7 @@ METHODS = [
 ]
 
 
-def set_up(method, model=None, **changes):
+def set_up(method, model=None, stack=None, **changes):
     model = model or network()
     settings = LocalSettings(
         local_epochs=2,
@@ -125,7 +126,7 @@ def set_up(method, model=None, **changes):
     server_state, client_state = method.init(params)
     server = ServerState(params, server_state, jnp.zeros((), jnp.int32))
     states = jax.tree.map(lambda s: jnp.stack([s] * len(SIZES)), client_state)
-    run = make_round(model, method, settings, lambda key, x: normalise(x), normalise)
+    run = make_round(model, method, settings, lambda key, x: normalise(x), normalise, stack=stack)
     return model, settings, server, states, run
 
 
@@ -164,10 +165,11 @@ def rounds_by_oracle(model, method, settings, server, states, cohorts, data):
     return server, states, losses
 
 
+@pytest.mark.parametrize('stack', [UNROLLED, STACKED], ids=['unrolled', 'stacked'])
 @pytest.mark.parametrize('name', METHODS)
-def test_round_equals_plain_loop(name):
+def test_round_equals_plain_loop(name, stack):
     method, data = make(name), training_data()
-    model, settings, server, states, run = set_up(method)
+    model, settings, server, states, run = set_up(method, stack=stack)
     cohorts = [[0, 1, 2, 3], [1, 2, 4, 5]]
     got = rounds(jax.jit(run), settings, server, states, cohorts, 2, data)
     want = rounds_by_oracle(model, method, settings, server, states, cohorts, data)
@@ -208,7 +210,7 @@ def test_networks_equal_plain_loop(name):
     chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize('name', ['fedlmd', 'drifting chained'])
+@pytest.mark.parametrize('name', METHODS)
 def test_result_does_not_depend_on_lanes(name):
     method, data = make(name), training_data()
     _, settings, server, states, _ = set_up(method)
@@ -217,13 +219,16 @@ def test_result_does_not_depend_on_lanes(name):
         noise = jax.random.normal(key, x.shape)
         return normalise(x) + 0.1 * noise
 
-    run = jax.jit(make_round(network(), method, settings, augment, normalise))
-    cohorts = [[0, 1, 2, 3, 4], [5, 4, 3, 2, 1]]
-    one, *others = (
-        rounds(run, settings, server, states, cohorts, lanes, data) for lanes in (1, 2, 3, 5)
+    stacked, run = (
+        jax.jit(make_round(network(), method, settings, augment, normalise, stack=stack))
+        for stack in (STACKED, UNROLLED)
     )
-    for other in others:
-        chex.assert_trees_all_close(other, one, rtol=1e-5, atol=1e-5)
+    cohorts = [[0, 1, 2, 3, 4], [5, 4, 3, 2, 1]]
+    # With a lane for every client this is the plain padded engine.
+    padded = rounds(stacked, settings, server, states, cohorts, 5, data)
+    for lanes in (1, 2, 3):
+        other = rounds(run, settings, server, states, cohorts, lanes, data)
+        chex.assert_trees_all_close(other, padded, rtol=1e-5, atol=1e-5)
 
 
 def test_one_trace_for_all_cohorts():

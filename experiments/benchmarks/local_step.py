@@ -1,10 +1,12 @@
-"""Milliseconds a client and local step of the FedNTD CNN: jaxfed next to a plain PyTorch loop.
+"""Milliseconds a client and local step: jaxfed next to a plain PyTorch loop.
 
 Every program trains the same number of clients for the same number of steps on 32x32x3 images,
 forward, backward and SGD with momentum. The programs take turns, so that what else the machine
-does at the time falls on all of them alike.
+does at the time falls on all of them alike. The rows of jaxfed add one thing after another to the
+bare step, up to a round as users run it.
 """
 
+import functools
 import importlib.util
 import json
 import os
@@ -26,27 +28,48 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from jaxfed import losses, methods
+from jaxfed.data.augment import make_augment, normalise
 from jaxfed.lanes import schedule
-from jaxfed.method import Method
 from jaxfed.models import make_model
+from jaxfed.ops import convolution
 from jaxfed.round import LocalSettings, ServerState, TrainingData, local_optimizer, make_round
+from jaxfed.stacking import STACKED, Stacking, stacking
 from jaxfed.types import Array, Model, PyTree
 
 SHAPE = (32, 32, 3)
 CLASSES = 10
 LEARNING_RATE = 0.01
 MOMENTUM = 0.9
-TORCH = 'PyTorch, one client after another'
+TORCH = 'PyTorch'
+MATMUL = 'matrix product'
+MATMUL_SIDE = 2048
 
+_MODEL = flags.DEFINE_enum('model', 'cnn', ['cnn', 'lenet'], 'Network.')
 _CLIENTS = flags.DEFINE_integer('clients', 10, 'Clients in training.', lower_bound=1)
-_BATCH_SIZE = flags.DEFINE_integer('batch_size', 50, 'Examples in a batch.', lower_bound=1)
-_STEPS = flags.DEFINE_integer('steps', 5, 'Local steps in one measurement.', lower_bound=1)
+_BATCH_SIZE = flags.DEFINE_integer(
+    'batch_size',
+    None,
+    "Examples in a batch [the papers': 50 for cnn, 64 for lenet].",
+    lower_bound=1,
+)
+_STEPS = flags.DEFINE_integer('steps', 10, 'Local steps in one measurement.', lower_bound=1)
 _NAIVE_STEPS = flags.DEFINE_integer(
     'naive_steps', 1, 'Steps of the naive program, measured once; 0 leaves it out.', lower_bound=0
 )
 _REPEATS = flags.DEFINE_integer('repeats', 7, 'Measurements of each program.', lower_bound=1)
-_LANES = flags.DEFINE_list('lanes', ['5'], 'Clients stacked in a round, one row for each number.')
+_LANES = flags.DEFINE_list('lanes', ['5'], 'Clients side by side in a round, rows for each number.')
 _OUTPUT = flags.DEFINE_string('output', None, 'File to write the measurements to, as JSON.')
+
+
+class Size(NamedTuple):
+    """How much every program trains."""
+
+    model: str
+    clients: int
+    batch_size: int
+    steps: int
+    repeats: int
 
 
 class Program(NamedTuple):
@@ -85,14 +108,11 @@ def images(clients: int, examples: int) -> tuple[np.ndarray, np.ndarray]:
     return x, rng.integers(0, CLASSES, (clients, examples), np.int32)
 
 
-def torch_program(*, clients: int, batch_size: int, steps: int, repeats: int) -> Program:
+def torch_program(size: Size) -> Program:
     """Makes the loop that a researcher would write in PyTorch, on all cores.
 
     Args:
-      clients: number of clients.
-      batch_size: examples in a batch.
-      steps: local steps of each client.
-      repeats: measurements.
+      size: how much to train.
 
     Returns:
       The program.
@@ -101,125 +121,149 @@ def torch_program(*, clients: int, batch_size: int, steps: int, repeats: int) ->
     from torch import nn
 
     torch.set_num_threads(cores())
-    x, y = images(clients, batch_size)
+    x, y = images(size.clients, size.batch_size)
     batches = [
         (torch.from_numpy(own).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels).long())
         for own, labels in zip(x, y, strict=True)
     ]
 
+    def pooled(convolution: nn.Module) -> list[nn.Module]:
+        return [convolution, nn.ReLU(), nn.MaxPool2d(2)]
+
     def network() -> nn.Module:
+        if size.model == 'lenet':
+            return nn.Sequential(
+                *pooled(nn.Conv2d(3, 6, 5)),
+                *pooled(nn.Conv2d(6, 16, 5)),
+                nn.Flatten(),
+                *(nn.Linear(400, 120), nn.ReLU()),
+                *(nn.Linear(120, 84), nn.ReLU()),
+                nn.Linear(84, CLASSES),
+            )
         return nn.Sequential(
-            nn.Conv2d(3, 32, 5, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 5, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
+            *pooled(nn.Conv2d(3, 32, 5, padding=2)),
+            *pooled(nn.Conv2d(32, 64, 5, padding=2)),
             nn.Flatten(),
-            nn.Linear(4096, 512),
-            nn.ReLU(),
+            *(nn.Linear(4096, 512), nn.ReLU()),
             nn.Linear(512, CLASSES),
         )
 
-    networks = [network() for _ in range(clients)]
+    networks = [network() for _ in range(size.clients)]
 
     def run() -> None:
         for model, (own, labels) in zip(networks, batches, strict=True):
             optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
-            for _ in range(steps):
+            for _ in range(size.steps):
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(own), labels).backward()
                 optimizer.step()
 
-    return Program(TORCH, run, steps, repeats)
+    return Program(TORCH, run, size.steps, size.repeats)
 
 
 def step_program(
-    name: str, model: Model, *, clients: int, batch_size: int, steps: int, repeats: int
+    name: str, model: Model, size: Size, *, method: str = 'fedavg', stack: Stacking | None = None
 ) -> Program:
-    """Makes the bare local step, mapped over the stacked clients in a compiled loop.
+    """Makes the bare local step of all clients side by side in a compiled loop.
 
     Args:
       name: of the program.
       model: the network.
-      clients: number of clients.
-      batch_size: examples in a batch.
-      steps: local steps of each client.
-      repeats: measurements.
+      size: how much to train.
+      method: 'fedavg', or 'fedlmd' for its loss with a teacher's forward pass.
+      stack: how the clients are held; None for what suits the device.
 
     Returns:
       The program.
     """
-    x, y = (jnp.asarray(array) for array in images(clients, batch_size))
+    stack = stack or stacking()
+    # Two batches in turn, so that the compiler can move nothing out of the loop.
+    x, y = (jnp.asarray(array) for array in images(size.clients, 2 * size.batch_size))
+    x, y = (array.reshape(size.clients, 2, size.batch_size, *array.shape[2:]) for array in (x, y))
     optimizer = local_optimizer(LEARNING_RATE, momentum=MOMENTUM, weight_decay=0.0)
+    teacher = model.init(jax.random.key(1))
+    majority = jnp.arange(CLASSES) < 3
 
-    def loss(params: PyTree, x: Array, y: Array) -> Array:
+    def loss(params: PyTree, teacher: PyTree, x: Array, y: Array) -> Array:
         logits = model.apply(params, x).logits
-        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, y))
-
-    def local_step(params: PyTree, state: PyTree, x: Array, y: Array) -> tuple[PyTree, PyTree]:
-        _, gradient = jax.value_and_grad(loss)(params, x, y)
-        updates, state = optimizer.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state
+        supervised = jnp.mean(losses.cross_entropy(logits, y))
+        if method == 'fedavg':
+            return supervised
+        told = lax.stop_gradient(model.apply(teacher, x).logits)
+        return supervised + jnp.mean(
+            losses.label_masking_distillation(logits, told, y, majority, temperature=1.0)
+        )
 
     # The number of steps is an argument: a loop of known length 1 would be compiled away.
-    @jax.jit
-    def train(params: PyTree, steps: Array) -> PyTree:
-        carry = params, jax.vmap(optimizer.init)(params)
-        step = jax.vmap(local_step)
-        return lax.fori_loop(0, steps, lambda _, c: step(c[0], c[1], x, y), carry)[0]
+    def train(params: PyTree, teacher: PyTree, steps: Array, x: Array, y: Array) -> PyTree:
+        def local_step(client: tuple) -> tuple:
+            params, state, x, y, step = client
+            gradient = jax.grad(loss)(params, teacher, x[step % 2], y[step % 2])
+            updates, state = optimizer.update(gradient, state, params)
+            return optax.apply_updates(params, updates), state, x, y, step + 1
 
-    params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), clients))
-    compiled = train.lower(params, jnp.int32(steps)).compile()
+        first = jnp.zeros(size.clients, jnp.int32)
+        clients = stack.from_stack((params, jax.vmap(optimizer.init)(params), x, y, first))
+        trained = lax.fori_loop(0, steps, lambda _, c: stack.map(local_step, c), clients)
+        return [client[0] for client in trained] if isinstance(trained, list) else trained[0]
+
+    params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), size.clients))
+    arguments = (params, teacher, jnp.int32(size.steps), x, y)
+    compiled = jax.jit(train).lower(*arguments).compile()
 
     def run() -> None:
-        jax.block_until_ready(compiled(params, jnp.int32(steps)))
+        jax.block_until_ready(compiled(*arguments))
 
-    return Program(name, run, steps, repeats)
+    return Program(name, run, size.steps, size.repeats)
 
 
 def round_program(
-    *, lanes: int, clients: int, batch_size: int, steps: int, repeats: int
+    size: Size, *, lanes: int, method: str = 'fedavg', augmented: bool = False
 ) -> Program:
     """Makes a whole round of jaxfed's engine: drawing batches and aggregation included.
 
     Args:
-      lanes: clients stacked at a time.
-      clients: number of clients.
-      batch_size: examples in a batch.
-      steps: local steps of each client.
-      repeats: measurements.
+      size: how much to train.
+      lanes: clients side by side.
+      method: of `jaxfed.methods`.
+      augmented: whether images are cropped and flipped.
 
     Returns:
       The program.
     """
-    x, y = images(clients, batch_size * steps)
-    size = np.full(clients, batch_size * steps, np.int32)
+    clients, examples = size.clients, size.batch_size * size.steps
+    x, y = images(clients, examples)
+    held = np.full(clients, examples, np.int32)
     data = TrainingData(
-        x=jnp.asarray(x.reshape(-1, *SHAPE)),
+        x=jnp.asarray((64 * x + 128).clip(0, 255).reshape(-1, *SHAPE).astype(np.uint8)),
         y=jnp.asarray(y.reshape(-1)),
         order=jnp.arange(y.size, dtype=jnp.int32),
-        start=jnp.asarray(np.cumsum(size) - size, jnp.int32),
-        size=jnp.asarray(size),
+        start=jnp.asarray(np.cumsum(held) - held, jnp.int32),
+        size=jnp.asarray(held),
         label_counts=jnp.asarray([np.bincount(own, minlength=CLASSES) for own in y], jnp.int32),
     )
-    model, method = make_model('cnn', input_shape=SHAPE, num_classes=CLASSES), Method()
+    model = make_model(size.model, input_shape=SHAPE, num_classes=CLASSES)
+    built = methods.build(methods.resolve(method, {}))
     settings = LocalSettings(
         local_epochs=1,
-        batch_size=batch_size,
+        batch_size=size.batch_size,
         momentum=MOMENTUM,
         weight_decay=0.0,
         aggregation='size',
-        longest=batch_size * steps,
+        longest=examples,
     )
-    run_round = make_round(model, method, settings, lambda key, x: x, lambda x: x)
+    mean, std = np.full(3, 128.0, np.float32), np.full(3, 64.0, np.float32)
+    steps = ('crop', 'flip') if augmented else ()
+    augment = make_augment(steps, mean=mean, std=std)
+    to_input = functools.partial(normalise, mean=mean, std=std)
+    run_round = make_round(model, built, settings, augment, to_input)
     params = model.init(jax.random.key(0))
-    server_state, client_state = method.init(params)
+    server_state, client_state = built.init(params)
     arguments = (
         ServerState(params, server_state, jnp.zeros((), jnp.int32)),
         jnp.arange(clients, dtype=jnp.int32),
         jax.tree.map(lambda leaf: jnp.stack([leaf] * clients), client_state),
-        schedule([steps] * clients, lanes=lanes),
+        schedule([size.steps] * clients, lanes=lanes),
         jnp.float32(LEARNING_RATE),
         jax.random.key(1),
         data,
@@ -229,7 +273,48 @@ def round_program(
     def run() -> None:
         jax.block_until_ready(compiled(*arguments))
 
-    return Program(f'jaxfed, whole round, {lanes} lanes', run, steps, repeats)
+    name = f'round, {lanes} lanes'
+    name += ', crop+flip' if augmented else ''
+    name += '' if method == 'fedavg' else f', {method}'
+    return Program(name, run, size.steps, size.repeats)
+
+
+def matmul_program(size: Size, *, side: int = MATMUL_SIDE) -> Program:
+    """Makes a large matrix product, as fast as this machine's arithmetic gets.
+
+    Args:
+      size: its repeats are taken.
+      side: of the square matrices.
+
+    Returns:
+      The program.
+    """
+    a = jnp.asarray(np.random.default_rng(0).standard_normal((side, side), np.float32))
+    compiled = jax.jit(lambda a: a @ a).lower(a).compile()
+    return Program(MATMUL, lambda: jax.block_until_ready(compiled(a)), 1, size.repeats)
+
+
+def operations(size: Size) -> float:
+    """Floating-point operations of a client's step by the plain algorithm, forward and backward.
+
+    Args:
+      size: network and batch.
+
+    Returns:
+      The number, as XLA counts it for plain convolutions.
+    """
+    model = make_model(
+        size.model, input_shape=SHAPE, num_classes=CLASSES, convolution=convolution('grouped')
+    )
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((size.batch_size, *SHAPE), jnp.float32)
+
+    def loss(params: PyTree, x: Array) -> Array:
+        return jnp.sum(model.apply(params, x).logits)
+
+    analysis = jax.jit(jax.grad(loss)).lower(params, x).cost_analysis()
+    assert analysis is not None
+    return float(analysis['flops'])
 
 
 def measure(programs: list[Program], *, clients: int) -> list[Timing]:
@@ -284,58 +369,89 @@ def machine() -> dict[str, str | int]:
     }
 
 
+def programs_of(size: Size, lanes: list[int], naive_steps: int) -> list[Program]:
+    """Makes all programs.
+
+    Args:
+      size: how much to train.
+      lanes: a round for each of these numbers of clients side by side.
+      naive_steps: of the naive program, 0 to leave it out.
+
+    Returns:
+      The programs.
+    """
+    programs = []
+    if importlib.util.find_spec('torch') is not None:
+        programs.append(torch_program(size))
+    fast = make_model(size.model, input_shape=SHAPE, num_classes=CLASSES)
+    programs.append(step_program('bare step', fast, size))
+    programs.append(step_program('bare step, fedlmd', fast, size, method='fedlmd'))
+    for number in lanes:
+        programs.append(round_program(size, lanes=number))
+        programs.append(round_program(size, lanes=number, augmented=True))
+        programs.append(round_program(size, lanes=number, augmented=True, method='fedlmd'))
+    programs.append(matmul_program(size))
+    if naive_steps:
+        naive = make_model(
+            size.model, input_shape=SHAPE, num_classes=CLASSES, convolution=convolution('grouped')
+        )
+        once = size._replace(steps=naive_steps, repeats=1)
+        programs.append(step_program('vmap of lax.conv', naive, once, stack=STACKED))
+    return programs
+
+
 def main(argv: list[str]) -> None:
     """Measures, prints the table and writes the file."""
     if len(argv) > 1:
         raise app.UsageError(f'Unexpected arguments: {argv[1:]}.')
     console = Console(highlight=False)
-    clients, steps = _CLIENTS.value, _STEPS.value
-    size = {'clients': clients, 'batch_size': _BATCH_SIZE.value}
-    often = {**size, 'steps': steps, 'repeats': _REPEATS.value}
+    model = _MODEL.value
+    size = Size(
+        model=model,
+        clients=_CLIENTS.value,
+        batch_size=_BATCH_SIZE.value or {'cnn': 50, 'lenet': 64}[model],
+        steps=_STEPS.value,
+        repeats=_REPEATS.value,
+    )
     for lanes in _LANES.value:
-        if not lanes.isdecimal() or not 1 <= int(lanes) <= clients:
+        if not lanes.isdecimal() or not 1 <= int(lanes) <= size.clients:
             raise app.UsageError(
-                f'--lanes={",".join(_LANES.value)} must be numbers in 1..{clients} (--clients).'
+                f'--lanes={",".join(_LANES.value)} must be numbers in 1..{size.clients} '
+                '(--clients).'
             )
     described = machine()
-    programs = []
     if described['torch'] == 'not installed':
-        console.print("PyTorch is not installed and is left out: pip install 'jaxfed[bench]'.")
-    else:
-        programs.append(torch_program(**often))
+        hint = "PyTorch is not installed and is left out: pip install 'jaxfed[bench]'."
+        console.print(hint, markup=False)
     with console.status('compiling'):
-        programs += [round_program(lanes=int(lanes), **often) for lanes in _LANES.value]
-        fast = make_model('cnn', input_shape=SHAPE, num_classes=CLASSES)
-        programs.append(step_program('jaxfed, bare step, all clients stacked', fast, **often))
-        if _NAIVE_STEPS.value:
-            naive = make_model(
-                'cnn',
-                input_shape=SHAPE,
-                num_classes=CLASSES,
-                conv_general_dilated=lax.conv_general_dilated,
-            )
-            programs.append(
-                step_program('vmap of lax.conv', naive, **size, steps=_NAIVE_STEPS.value, repeats=1)
-            )
-    timings = measure(programs, clients=clients)
+        programs = programs_of(size, [int(lanes) for lanes in _LANES.value], _NAIVE_STEPS.value)
+    timings = {timing.name: timing for timing in measure(programs, clients=size.clients)}
 
-    reference = next((timing.median for timing in timings if timing.name == TORCH), None)
+    reference = timings[TORCH].median if TORCH in timings else None
+    product = timings.pop(MATMUL)
+    peak = 2 * MATMUL_SIDE**3 / (product.median * size.clients * 1e-3)
+    gflop = operations(size) / 1e9
     table = Table(
-        title=f'FedNTD CNN, {clients} clients, batches of {_BATCH_SIZE.value}',
-        caption=', '.join(f'{key} {value}' for key, value in described.items()),
+        title=f'{model}, {size.clients} clients, batches of {size.batch_size}',
+        caption=f'{gflop:.2f} GFLOP a step; a matrix product reaches {peak / 1e9:.0f} GFLOP/s; '
+        + ', '.join(f'{key} {value}' for key, value in described.items()),
     )
-    table.add_column('program')
-    for column in ('ms a client and step', 'min-max', 'to PyTorch'):
+    table.add_column('program', no_wrap=True)
+    for column in ('ms a step', 'min-max', 'to PyTorch', 'to peak'):
         table.add_column(column, justify='right')
     entries = []
-    for timing in timings:
+    for timing in timings.values():
         low, high = min(timing.milliseconds), max(timing.milliseconds)
         ratio = None if reference is None else timing.median / reference
+        of_peak = gflop / (timing.median * 1e-3) / (peak / 1e9)
+        # A teacher's forward pass is not in the count.
+        share = None if 'fedlmd' in timing.name else of_peak
         table.add_row(
             timing.name,
-            f'{timing.median:.1f}',
-            f'{low:.1f}-{high:.1f}',
+            f'{timing.median:.2f}',
+            f'{low:.2f}-{high:.2f}',
             '-' if ratio is None else f'{ratio:.2f}',
+            '-' if share is None else f'{share:.0%}',
         )
         entries.append(
             {
@@ -345,12 +461,26 @@ def main(argv: list[str]) -> None:
                 'max_ms': high,
                 'measurements_ms': timing.milliseconds,
                 'ratio_to_torch': ratio,
+                'share_of_matmul_peak': share,
             }
         )
     console.print(table)
+    for lanes in _LANES.value:
+        whole, bare = timings[f'round, {lanes} lanes, crop+flip'], timings['bare step']
+        console.print(
+            f'{lanes} lanes: a whole round takes {whole.median / bare.median:.2f} times its bare '
+            'steps, with FedLMD '
+            f'{timings[whole.name + ", fedlmd"].median / timings["bare step, fedlmd"].median:.2f}.'
+        )
     if _OUTPUT.value:
-        settings = {**often, 'naive_steps': _NAIVE_STEPS.value}
-        report = {'machine': described, 'settings': settings, 'programs': entries}
+        settings = {**size._asdict(), 'naive_steps': _NAIVE_STEPS.value}
+        report = {
+            'machine': described,
+            'settings': settings,
+            'matmul_gflops': peak / 1e9,
+            'gflop_per_step': gflop,
+            'programs': entries,
+        }
         Path(_OUTPUT.value).write_text(json.dumps(report, indent=2) + '\n')
         console.print(f'Written to {_OUTPUT.value}.')
 

@@ -4,15 +4,16 @@ from typing import Any
 
 from flax import nnx
 
+from jaxfed import ops
 from jaxfed.models.cnn import CNN
-from jaxfed.models.layers import ConvGeneralDilated
 from jaxfed.models.lenet import LeNet
 from jaxfed.models.mlp import MLP
-from jaxfed.ops import conv_general_dilated as fast_conv_general_dilated
+from jaxfed.ops import Convolution
 from jaxfed.types import Array, Model, Outputs, PyTree
 
 __all__ = ['CNN', 'MLP', 'MODELS', 'LeNet', 'make_model']
 
+DEFAULT_CONVOLUTION = ops.convolution()
 MODELS: dict[str, Any] = {'cnn': CNN, 'lenet': LeNet, 'mlp': MLP}
 
 
@@ -21,7 +22,7 @@ def make_model(
     *,
     input_shape: tuple[int, int, int],
     num_classes: int,
-    conv_general_dilated: ConvGeneralDilated = fast_conv_general_dilated,
+    convolution: Convolution = DEFAULT_CONVOLUTION,
 ) -> Model:
     """Makes the network `name` for images of a shape.
 
@@ -29,7 +30,7 @@ def make_model(
       name: a key of `MODELS`.
       input_shape: height, width and channels of an image.
       num_classes: number of classes C.
-      conv_general_dilated: the convolution to compute with.
+      convolution: the operations to compute convolutions with.
 
     Returns:
       `init(key) -> params`, a nested dict of float32 arrays, and
@@ -48,9 +49,7 @@ def make_model(
         raise ValueError(f'num_classes={num_classes} must be 1 or more.')
 
     def build(rngs: nnx.Rngs) -> nnx.Module:
-        return MODELS[name](
-            tuple(input_shape), num_classes, conv_general_dilated=conv_general_dilated, rngs=rngs
-        )
+        return MODELS[name](tuple(input_shape), num_classes, convolution=convolution, rngs=rngs)
 
     # Shapes only: the functions below must not hold a set of parameters alive.
     graph, _ = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))))

@@ -7,9 +7,8 @@ from typing import Any
 import jax
 from flax import nnx
 
+from jaxfed.ops import Convolution
 from jaxfed.types import Array
-
-ConvGeneralDilated = Callable[..., Array]
 
 
 def uniform_fan_in(fan_in: int) -> Callable[..., Array]:
@@ -38,7 +37,7 @@ def conv(
     *,
     kernel_size: tuple[int, int],
     padding: str,
-    conv_general_dilated: ConvGeneralDilated,
+    convolution: Convolution,
     rngs: nnx.Rngs,
     strides: int = 1,
     use_bias: bool = True,
@@ -50,7 +49,7 @@ def conv(
       out_channels: channels of the output.
       kernel_size: height and width of the kernel.
       padding: 'SAME' or 'VALID'.
-      conv_general_dilated: the convolution to compute with.
+      convolution: the operations to compute with.
       rngs: random streams of the initialisation.
       strides: step of the kernel along both sides.
       use_bias: whether a bias is added.
@@ -66,11 +65,49 @@ def conv(
         strides,
         padding=padding,
         use_bias=use_bias,
-        conv_general_dilated=conv_general_dilated,
+        conv_general_dilated=convolution.conv_general_dilated,
         kernel_init=init,
         bias_init=init,
         rngs=rngs,
     )
+
+
+class ConvMaxPool(nnx.Conv):
+    """A convolution [B, H, W, in] -> [B, H' // 2, W' // 2, out] and the 2x2 max-pool after it.
+
+    The bias is added after the pool, which is the same function on a quarter of the elements.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        kernel_size: tuple[int, int],
+        padding: str,
+        convolution: Convolution,
+        rngs: nnx.Rngs,
+    ) -> None:
+        init = uniform_fan_in(in_channels * prod(kernel_size))
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            padding=padding,
+            kernel_init=init,
+            bias_init=init,
+            rngs=rngs,
+        )
+        self.bias: nnx.Param[Array]  # there always is one
+        self.conv_max_pool = convolution.conv_max_pool
+
+    def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
+        """Computes max_pool(inputs * kernel) + bias."""
+        del out_sharding  # lanes are not sharded within
+        x, kernel, bias = self.promote_dtype(
+            (inputs, self.kernel[...], self.bias[...]), dtype=self.dtype
+        )
+        return self.conv_max_pool(x, kernel, self.padding) + bias
 
 
 def linear(in_features: int, out_features: int, *, rngs: nnx.Rngs) -> nnx.Linear:

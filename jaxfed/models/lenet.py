@@ -2,8 +2,8 @@
 
 from flax import nnx
 
-from jaxfed.models.layers import ConvGeneralDilated, conv, linear
-from jaxfed.ops import max_pool
+from jaxfed.models.layers import ConvMaxPool, linear
+from jaxfed.ops import Convolution
 from jaxfed.types import Array, Outputs
 
 
@@ -18,7 +18,7 @@ class LeNet(nnx.Module):
         input_shape: tuple[int, int, int],
         num_classes: int,
         *,
-        conv_general_dilated: ConvGeneralDilated,
+        convolution: Convolution,
         rngs: nnx.Rngs,
     ) -> None:
         height, width, channels = input_shape
@@ -27,20 +27,20 @@ class LeNet(nnx.Module):
                 f'input_shape={input_shape} is too small for --model=lenet, whose convolutions '
                 'have no padding and need 16x16 or more; use --model=cnn or --model=mlp.'
             )
-        self.conv1 = conv(
+        self.conv1 = ConvMaxPool(
             channels,
             6,
             kernel_size=(5, 5),
             padding='VALID',
-            conv_general_dilated=conv_general_dilated,
+            convolution=convolution,
             rngs=rngs,
         )
-        self.conv2 = conv(
+        self.conv2 = ConvMaxPool(
             6,
             16,
             kernel_size=(5, 5),
             padding='VALID',
-            conv_general_dilated=conv_general_dilated,
+            convolution=convolution,
             rngs=rngs,
         )
         left = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
@@ -50,9 +50,8 @@ class LeNet(nnx.Module):
 
     def __call__(self, x: Array) -> Outputs:
         """Computes logits [B, C] and features [B, 84] of images [B, H, W, channels]."""
-        # The ReLU after the pool is the same function on a quarter of the elements.
-        x = nnx.relu(max_pool(self.conv1(x)))
-        x = nnx.relu(max_pool(self.conv2(x)))
+        x = nnx.relu(self.conv1(x))
+        x = nnx.relu(self.conv2(x))
         x = nnx.relu(self.hidden1(x.reshape(x.shape[0], -1)))
         features = nnx.relu(self.hidden2(x))
         return Outputs(logits=self.classifier(features), features=features)

@@ -4,7 +4,8 @@ from math import prod
 
 from flax import nnx
 
-from jaxfed.models.layers import ConvGeneralDilated, linear
+from jaxfed.models.layers import linear
+from jaxfed.ops import Convolution
 from jaxfed.types import Array, Outputs
 
 
@@ -19,10 +20,10 @@ class MLP(nnx.Module):
         input_shape: tuple[int, int, int],
         num_classes: int,
         *,
-        conv_general_dilated: ConvGeneralDilated,
+        convolution: Convolution,
         rngs: nnx.Rngs,
     ) -> None:
-        del conv_general_dilated  # every network is made with the same arguments
+        del convolution  # every network is made with the same arguments
         self.hidden1 = linear(prod(input_shape), 200, rngs=rngs)
         self.hidden2 = linear(200, 200, rngs=rngs)
         self.classifier = linear(200, num_classes, rngs=rngs)

@@ -15,25 +15,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxfed.ops.fourier import Pads, fourier_conv
+from jaxfed.ops.lowering import check, lowering
 from jaxfed.types import Array
 
 LAYOUT = ('NHWC', 'HWIO', 'NHWC')
 
-Padding = tuple[tuple[int, int], ...]
 Bilinear = Callable[[Array, Array], Array]
-
-
-def lowering(platform: str | None = None) -> str:
-    """Chooses how a convolution is computed on a platform.
-
-    Args:
-      platform: 'cpu', 'gpu', 'tpu' ...; None for the default backend's.
-
-    Returns:
-      'unrolled', the convolution of this file, on the CPU; 'grouped', plain
-      `jax.lax.conv_general_dilated` and its automatic batching and gradients, elsewhere.
-    """
-    return 'unrolled' if (platform or jax.default_backend()) == 'cpu' else 'grouped'
 
 
 def conv_general_dilated(
@@ -54,10 +42,10 @@ def conv_general_dilated(
 ) -> Array:
     """Convolves as `jax.lax.conv_general_dilated`, fast also where the kernels are mapped over.
 
-    The fast path covers two-dimensional convolutions in the layout NHWC, HWIO, NHWC with any
+    The fast paths cover two-dimensional convolutions in the layout NHWC, HWIO, NHWC with any
     stride and padding. Dilation, groups, other layouts and numbers of dimensions,
-    `preferred_element_type` and `out_sharding` go to `jax.lax.conv_general_dilated`. The fast
-    path has reverse-mode derivatives of every order, and no forward mode.
+    `preferred_element_type` and `out_sharding` go to `jax.lax.conv_general_dilated`. They have
+    reverse-mode derivatives of every order; 'unrolled' has no forward mode.
 
     Args:
       lhs: inputs, [B, H, W, in] on the fast path.
@@ -72,19 +60,17 @@ def conv_general_dilated(
       precision: as in `jax.lax.conv_general_dilated`.
       preferred_element_type: as in `jax.lax.conv_general_dilated`.
       out_sharding: as in `jax.lax.conv_general_dilated`.
-      use: 'unrolled' or 'grouped', instead of what `lowering` chooses.
+      use: one of `ops.lowering.LOWERINGS`, instead of what `lowering` chooses.
 
     Returns:
       [B, H', W', out] on the fast path.
 
     Raises:
-      ValueError: `use` is not one of the two.
+      ValueError: unknown `use`.
     """
-    use = lowering() if use is None else use
-    if use not in ('unrolled', 'grouped'):
-        raise ValueError(f"use={use!r} must be 'unrolled', 'grouped' or None.")
+    check(use)
     fast = (
-        use == 'unrolled'
+        use != 'grouped'
         and lhs.ndim == rhs.ndim == 4
         and _all_ones(lhs_dilation)
         and _all_ones(rhs_dilation)
@@ -95,7 +81,10 @@ def conv_general_dilated(
         and preferred_element_type is None
         and out_sharding is None
     )
-    if not fast:
+    strides = tuple(window_strides)
+    if fast:
+        use = use or lowering(lhs.shape[1:3], rhs.shape, strides)
+    if not fast or use == 'grouped':
         return lax.conv_general_dilated(
             lhs,
             rhs,
@@ -110,17 +99,54 @@ def conv_general_dilated(
             preferred_element_type=preferred_element_type,
             out_sharding=out_sharding,
         )
-    strides = tuple(window_strides)
-    if isinstance(padding, str):
-        padding = lax.padtype_to_pads(lhs.shape[1:3], rhs.shape[:2], strides, padding)
+    image, kernel = lhs.shape[1:3], rhs.shape[:2]
+    pads = explicit_padding(image, kernel, strides, padding)
+    if use == 'patches':
+        return _patches(lhs, rhs, strides, pads, precision)
+    if use == 'fourier':
+        sides = (image[i] + sum(pads[i]) - kernel[i] + 1 for i in range(2))
+        rows, columns = (tuple(range(0, n, strides[i])) for i, n in enumerate(sides))
+        return fourier_conv(lhs, rhs, pads, rows, columns).transpose(2, 1, 0, 3)
     geometry = _Geometry(
-        input=lhs.shape[1:3],
-        kernel=rhs.shape[:2],
-        strides=strides,
-        padding=tuple((low, high) for low, high in padding),
-        precision=precision,
+        input=image, kernel=kernel, strides=strides, padding=pads, precision=precision
     )
     return _pieces(geometry)[0](lhs, rhs)
+
+
+def explicit_padding(
+    image: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+) -> Pads:
+    """Says 'SAME' and 'VALID' in numbers.
+
+    Args:
+      image: height and width.
+      kernel: height and width.
+      strides: step along height and width.
+      padding: 'SAME', 'VALID' or numbers, which stay as they are.
+
+    Returns:
+      The zeros (low, high) along height and width.
+    """
+    if isinstance(padding, str):
+        padding = lax.padtype_to_pads(image, kernel, strides, padding)
+    (top, bottom), (left, right) = padding
+    return (int(top), int(bottom)), (int(left), int(right))
+
+
+def _patches(x: Array, w: Array, strides: tuple[int, ...], pads: Pads, precision: Any) -> Array:
+    """One matrix product with all that each place of the result sees."""
+    x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
+    kernel = w.shape[:2]
+    last = [x.shape[1 + i] - kernel[i] + 1 for i in range(2)]
+    seen = [
+        x[:, i : i + last[0] : strides[0], j : j + last[1] : strides[1]]
+        for i in range(kernel[0])
+        for j in range(kernel[1])
+    ]
+    return jnp.matmul(jnp.concatenate(seen, axis=3), w.reshape(-1, w.shape[3]), precision=precision)
 
 
 def _all_ones(dilation: Sequence[int] | None) -> bool:
@@ -133,7 +159,7 @@ class _Geometry(NamedTuple):
     input: tuple[int, ...]  # height, width
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
-    padding: Padding
+    padding: Pads
     precision: Any
 
 
@@ -191,8 +217,10 @@ def _pieces(geometry: _Geometry) -> tuple[Bilinear, Bilinear, Bilinear]:
         shifted = [x[:, :, j : j + columns : strides[1]] for j in range(kernel[1])]
         wide = jnp.concatenate(shifted, axis=3)  # a row of places side by side
 
-        if strides[0] == 1 and kernel[0] > 1 and channels * kernel[1] > 32:
-            # All places in one product: x shifted by columns with g shifted by rows.
+        tall = outputs[0] >= 8 and kernel[0] > 1 and strides[0] == 1
+        if tall and out <= channels * kernel[1]:
+            # All places in one product: x shifted by columns with g shifted by rows. The narrower
+            # of the two is copied for every row of the kernel.
             edge = kernel[0] - 1
             g = jnp.pad(g, ((0, 0), (edge, edge), (0, 0), (0, 0)))
             down = [g[:, edge - i : edge - i + x.shape[1]] for i in range(kernel[0])]

@@ -1,0 +1,59 @@
+"""How a convolution is computed: the one place that chooses, by what was measured.
+
+- `grouped`: `jax.lax.conv_general_dilated` and its automatic gradients; a convolution that is
+  mapped over kernels becomes a grouped one.
+- `unrolled`: one convolution for each kernel, with gradients of its own (`ops.conv`).
+- `patches`: one matrix product with the pixels that each place of the result sees.
+- `fourier`: matrix products at each frequency (`ops.fourier`).
+- `blocks`: where a 2x2 max-pool follows, a convolution of 2x2 blocks of pixels (`ops.conv_pool`);
+  elsewhere the same as `unrolled`.
+"""
+
+from collections.abc import Sequence
+
+import jax
+
+LOWERINGS = ('grouped', 'unrolled', 'patches', 'fourier', 'blocks')
+
+
+def lowering(
+    image: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int] = (1, 1),
+    *,
+    pooled: bool = False,
+    platform: str | None = None,
+) -> str:
+    """Chooses how to compute a convolution.
+
+    Args:
+      image: height and width of the input.
+      kernel: height, width, input and output channels.
+      strides: step along height and width.
+      pooled: whether a 2x2 max-pool follows.
+      platform: 'cpu', 'gpu', 'tpu' ...; None for the default backend's.
+
+    Returns:
+      One of `LOWERINGS`.
+    """
+    if (platform or jax.default_backend()) != 'cpu':
+        return 'grouped'
+    height, width, channels, _ = kernel
+    if pooled and channels < 16:
+        return 'blocks'
+    large = height * width >= 16 and max(strides) == 1
+    # A large image has too many frequencies for few channels to pay for.
+    return 'fourier' if large and channels >= 16 and max(image) <= 32 else 'unrolled'
+
+
+def check(use: str | None) -> None:
+    """Refuses an unknown way to compute a convolution.
+
+    Args:
+      use: one of `LOWERINGS`, or None.
+
+    Raises:
+      ValueError: it is neither.
+    """
+    if use is not None and use not in LOWERINGS:
+        raise ValueError(f'use={use!r} must be one of {", ".join(LOWERINGS)}, or None to choose.')

@@ -1,0 +1,76 @@
+"""The axis of lanes: one stacked array with `jax.vmap`, or lanes side by side in the program.
+
+An accelerator wants the stack: one operation for all lanes. On the CPU XLA runs operations that do
+not depend on each other on different cores, and lanes that are written out one after another never
+do, while a stack makes all cores wait for each other after every operation.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfed.types import Array, PyTree
+
+Lanes = PyTree
+
+
+class Stacking(NamedTuple):
+    """How several values of one type are held, and a function is mapped over them."""
+
+    from_stack: Callable[[PyTree], Lanes]
+    map: Callable[[Callable[[PyTree], PyTree], Lanes], Lanes]
+    get: Callable[[Lanes, Array], PyTree]  # the value in lane i, traced
+    put: Callable[[Lanes, Array, PyTree], Lanes]  # the lanes with another value in lane i
+
+
+def row(tree: PyTree, i: Array | int) -> PyTree:
+    """Takes entry i of every leaf's leading axis."""
+    return jax.tree.map(lambda leaf: leaf[i], tree)
+
+
+def set_row(tree: PyTree, i: Array | int, value: PyTree) -> PyTree:
+    """Replaces entry i of every leaf's leading axis."""
+    return jax.tree.map(lambda leaf, new: leaf.at[i].set(new), tree, value)
+
+
+def _unstack(stack: PyTree) -> list[PyTree]:
+    return [row(stack, i) for i in range(len(jax.tree.leaves(stack)[0]))]
+
+
+def _map_each(function: Callable[[PyTree], PyTree], lanes: list[PyTree]) -> list[PyTree]:
+    traced_once = jax.jit(function)
+    return [traced_once(lane) for lane in lanes]
+
+
+def _switch(lanes: list[PyTree], i: Array) -> PyTree:
+    return jax.lax.switch(i, [lambda lanes, j=j: lanes[j] for j in range(len(lanes))], lanes)
+
+
+def _select(lanes: list[PyTree], i: Array, value: PyTree) -> list[PyTree]:
+    return [
+        jax.tree.map(lambda old, new, here=(i == j): jnp.where(here, new, old), lane, value)
+        for j, lane in enumerate(lanes)
+    ]
+
+
+STACKED = Stacking(
+    from_stack=lambda stack: stack,
+    map=lambda function, lanes: jax.vmap(function)(lanes),
+    get=row,
+    put=set_row,
+)
+UNROLLED = Stacking(from_stack=_unstack, map=_map_each, get=_switch, put=_select)
+
+
+def stacking(platform: str | None = None) -> Stacking:
+    """Chooses how lanes are held on a platform.
+
+    Args:
+      platform: 'cpu', 'gpu', 'tpu' ...; None for the default backend's.
+
+    Returns:
+      `UNROLLED` on the CPU, `STACKED` elsewhere.
+    """
+    return UNROLLED if (platform or jax.default_backend()) == 'cpu' else STACKED
