@@ -13,6 +13,7 @@ from jaxfed import methods
 
 Partition = Literal['iid', 'dirichlet', 'sharding', 'label_quantity']
 Aggregation = Literal['size', 'uniform']
+Precision = Literal['float32', 'tf32', 'bfloat16']
 Conv = Literal['auto', 'grouped', 'unrolled', 'patches', 'fourier', 'blocks']
 
 
@@ -57,6 +58,13 @@ class Config:
     aggregation: Aggregation = _setting('size', "clients' weights: by examples held, or uniform")
 
     seed: int = _setting(0, 'of everything random')
+    eval_every: int = _setting(1, 'rounds between evaluations on the test data')
+    local_eval_every: int = _setting(
+        0, 'rounds between evaluations of all local models of a round; 0 for never'
+    )
+    precision: Precision = _setting(
+        'float32', "of the networks' arithmetic; parameters are always float32"
+    )
     conv: Conv = _setting(
         'auto', 'how convolutions are computed; auto chooses for each by device and shape'
     )
@@ -76,6 +84,16 @@ _PARTITION_FLAGS = {
 }
 
 
+_COUNTS = (
+    'num_clients',
+    'rounds',
+    'clients_per_round',
+    'local_epochs',
+    'batch_size',
+    'eval_every',
+)
+
+
 def check(config: Config) -> None:
     """Check every setting that can be checked without data.
 
@@ -90,9 +108,10 @@ def check(config: Config) -> None:
         if not holds:
             raise ValueError(f'--{name}={getattr(config, name)} must be {range_}.')
 
-    for name in ('num_clients', 'rounds', 'clients_per_round', 'local_epochs', 'batch_size'):
+    for name in _COUNTS:
         need(name, getattr(config, name) >= 1, 'at least 1')
-    for name in ('partition', 'aggregation', 'conv'):
+    need('local_eval_every', config.local_eval_every >= 0, 'at least 1, or 0 for never')
+    for name in ('partition', 'aggregation', 'precision', 'conv'):
         choices = typing.get_args(Config.__annotations__[name])
         need(name, getattr(config, name) in choices, f'one of {", ".join(choices)}')
     positive = config.learning_rate > 0 and math.isfinite(config.learning_rate)
@@ -140,6 +159,9 @@ def define_flags() -> None:
     for field in dataclasses.fields(Config):
         if field.name != 'hyperparameters':
             _define(field.name, types[field.name], field.default, field.metadata['help'])
+    flags.DEFINE_bool(
+        'compilation_cache', True, 'keep compiled programs in ~/.cache/jaxfed for the next start'
+    )
     taken = {field.name for field in dataclasses.fields(Config)}
     owners: dict[str, list[str]] = {}
     for method in methods.METHODS:

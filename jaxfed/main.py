@@ -1,10 +1,13 @@
 """Command line: python -m jaxfed.main --method=fedlmd."""
 
+import os
 from collections.abc import Sequence
 
+import jax
 from absl import app, flags
 
 from jaxfed import config, methods, simulation
+from jaxfed.data.cache import cache_folder
 from jaxfed.recording import console
 
 
@@ -22,6 +25,12 @@ def list_methods() -> None:
     console.show_methods(rows)
 
 
+def keep_compiled_programs() -> None:
+    """Let JAX keep compiled programs on disk, so that the next start need not compile again."""
+    jax.config.update('jax_compilation_cache_dir', str(cache_folder() / 'compiled'))
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Train as the flags say.
 
@@ -37,6 +46,8 @@ def main(arguments: Sequence[str]) -> int:
     if flags.FLAGS.method == 'list':
         list_methods()
         return 0
+    if flags.FLAGS.compilation_cache and 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
+        keep_compiled_programs()
     try:
         experiment = simulation.set_up(config.from_flags())
     except (ValueError, OSError) as error:

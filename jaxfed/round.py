@@ -57,12 +57,14 @@ class LocalSettings(NamedTuple):
     weight_decay: float
     aggregation: str  # 'size' or 'uniform'
     longest: int  # examples of the largest client
+    keep_models: bool = False  # whether a round gives the local models
 
 
 class RoundMetrics(NamedTuple):
     """Numbers of a round."""
 
     train_loss: Array  # [] mean of the local objective over all examples trained on
+    local_params: PyTree = ()  # [S, ...] parameters after local training, if they are kept
 
 
 class _Client(NamedTuple):
@@ -294,7 +296,7 @@ def make_round(
             )
 
         def event(e: Array, carry: tuple) -> tuple:
-            lanes, states, update, uploads, loss = carry
+            lanes, states, update, uploads, loss, models = carry
             lanes = jax.lax.fori_loop(
                 0, schedule.steps[e], lambda _, lanes: stack.map(local_step, lanes), lanes
             )
@@ -313,6 +315,7 @@ def make_round(
                 ),
                 jax.tree.map(jnp.add, uploads, upload),
                 loss + done.loss,
+                set_row(models, slot, done.params) if settings.keep_models else (),
             )
 
         started = jax.vmap(start)(jnp.asarray(schedule.first_slot))
@@ -324,10 +327,15 @@ def make_round(
         )
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), upload)
         lanes = stack.from_stack(started)
-        initial = (lanes, client_states, optax.tree.zeros_like(server.params), zeros, jnp.zeros(()))
-        _, client_states, update, uploads, loss = jax.lax.fori_loop(
-            0, cohort.shape[0], event, initial
+        size = cohort.shape[0]
+        models = (
+            jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), server.params)
+            if settings.keep_models
+            else ()
         )
+        update = optax.tree.zeros_like(server.params)
+        initial = (lanes, client_states, update, zeros, jnp.zeros(()), models)
+        _, client_states, update, uploads, loss, models = jax.lax.fori_loop(0, size, event, initial)
         update, method_state = method.merge(
             MergeView(
                 update=update,
@@ -342,7 +350,7 @@ def make_round(
         return (
             ServerState(params, method_state, server.round + 1),
             client_states,
-            RoundMetrics(train_loss=loss / trained),
+            RoundMetrics(train_loss=loss / trained, local_params=models),
         )
 
     return run_round

@@ -19,15 +19,14 @@ from jaxfed.data.auxiliary import split_auxiliary
 from jaxfed.data.statistics import channel_statistics
 from jaxfed.lanes import choose_lanes, schedule
 from jaxfed.method import Method
-from jaxfed.metrics import Evaluation, evaluate
-from jaxfed.models import make_model
+from jaxfed.metrics import Evaluation, evaluate, local_accuracy
+from jaxfed.models import make_model, with_precision
 from jaxfed.partition import label_counts, make_partition
 from jaxfed.partition.heatmap import draw_heatmap
 from jaxfed.recording import console, records
 from jaxfed.recording.plots import draw_accuracy
 from jaxfed.round import (
     LocalSettings,
-    RoundMetrics,
     ServerState,
     TrainingData,
     make_round,
@@ -133,11 +132,14 @@ def set_up(config: Config, method: Method | None = None) -> Experiment:
         config=config,
         parts=parts,
         method=built,
-        model=make_model(
-            config.model,
-            input_shape=dataset.x_train.shape[1:],
-            num_classes=dataset.num_classes,
-            convolution=ops.convolution(None if config.conv == 'auto' else config.conv),
+        model=with_precision(
+            make_model(
+                config.model,
+                input_shape=dataset.x_train.shape[1:],
+                num_classes=dataset.num_classes,
+                convolution=ops.convolution(None if config.conv == 'auto' else config.conv),
+            ),
+            config.precision,
         ),
         dealt=dealt,
         workdir=records.make_workdir(config.workdir, f'{config.dataset}-{config.method}'),
@@ -225,6 +227,7 @@ def train(experiment: Experiment, *, quiet: bool = False) -> Result:
         weight_decay=config.weight_decay,
         aggregation=config.aggregation,
         longest=max(len(part) for part in dealt.partition),
+        keep_models=config.local_eval_every > 0,
     )
     params = model.init(jax.random.key(stream(config.seed, 'initialisation')))
     server_state, client_state = method.init(params)
@@ -248,23 +251,41 @@ def train(experiment: Experiment, *, quiet: bool = False) -> Result:
         compiled_round = jax.jit(run_round).lower(server, *inputs(1), key, data).compile()
         test = functools.partial(evaluate, model.apply, prepare=to_input)
         compiled_test = jax.jit(test).lower(server.params, x_test, y_test).compile()
+        if config.local_eval_every:
+            of_locals = functools.partial(
+                local_accuracy, model.apply, prepare=to_input, lanes=lanes
+            )
+            locals_ = compiled_round.out_info[2].local_params
+            compiled_local_test = jax.jit(of_locals).lower(locals_, x_test, y_test).compile()
         compile_seconds = time.perf_counter() - compiling
+
+    def due(every: int, round_: int) -> bool:
+        return every > 0 and (round_ % every == 0 or round_ == config.rounds)
 
     metrics: list[dict[str, Any]] = []
     with console.progress(config.rounds, quiet=quiet) as report, records.lines(workdir) as record:
         for round_ in range(1, config.rounds + 1):
-            tick = time.perf_counter()
+            ticks = [time.perf_counter()]
             cohort, states, plan, rate = inputs(round_)
             server, states, trained = compiled_round(server, cohort, states, plan, rate, key, data)
-            evaluation = compiled_test(server.params, x_test, y_test)
             jax.tree.map(
                 lambda all_, rows, ids=cohort: all_.__setitem__(ids, np.asarray(rows)),
                 client_states,
                 states,
             )
-            trained, evaluation = jax.device_get((trained, evaluation))
-            entry = describe_round(round_, trained, evaluation, float(rate))
-            entry['seconds'] = round(time.perf_counter() - tick, 4)
+            train_loss = float(trained.train_loss)
+            ticks.append(time.perf_counter())
+            evaluation = local = None
+            if due(config.eval_every, round_):
+                evaluation = jax.device_get(compiled_test(server.params, x_test, y_test))
+            ticks.append(time.perf_counter())
+            if due(config.local_eval_every, round_):
+                local = jax.device_get(compiled_local_test(trained.local_params, x_test, y_test))
+            ticks.append(time.perf_counter())
+            entry = describe_round(round_, train_loss, evaluation, local, float(rate))
+            entry['seconds'] = round(ticks[3] - ticks[0], 4)
+            entry['evaluation_seconds'] = round(ticks[2] - ticks[1], 4)
+            entry['local_evaluation_seconds'] = round(ticks[3] - ticks[2], 4)
             require_finite(entry, workdir)
             metrics.append(entry)
             record(entry)
@@ -317,23 +338,33 @@ def client_steps(experiment: Experiment) -> np.ndarray:
 
 
 def describe_round(
-    round_: int, trained: RoundMetrics, evaluation: Evaluation, learning_rate: float
+    round_: int,
+    train_loss: float,
+    evaluation: Evaluation | None,
+    local: np.ndarray | None,
+    learning_rate: float,
 ) -> dict[str, Any]:
-    """One line of metrics.jsonl, without its time."""
-    return {
+    """One line of metrics.jsonl, without its times; None for what was not evaluated."""
+    entry: dict[str, Any] = {
         'round': round_,
-        'test_accuracy': round(float(evaluation.accuracy), 6),
-        'test_loss': round(float(evaluation.loss), 6),
-        'class_accuracy': [round(float(a), 6) for a in evaluation.class_accuracy],
-        'train_loss': round(float(trained.train_loss), 6),
+        'test_accuracy': None,
+        'test_loss': None,
+        'class_accuracy': None,
+        'local_accuracy': None if local is None else round(float(local.mean()), 6),
+        'train_loss': round(train_loss, 6),
         'learning_rate': round(learning_rate, 9),
     }
+    if evaluation is not None:
+        entry['test_accuracy'] = round(float(evaluation.accuracy), 6)
+        entry['test_loss'] = round(float(evaluation.loss), 6)
+        entry['class_accuracy'] = [round(float(a), 6) for a in evaluation.class_accuracy]
+    return entry
 
 
 def require_finite(entry: dict[str, Any], workdir: Path) -> None:
     """Raise `Diverged` if a loss of this round is not finite."""
     for name in ('train_loss', 'test_loss'):
-        if not np.isfinite(entry[name]):
+        if entry[name] is not None and not np.isfinite(entry[name]):
             raise Diverged(
                 f'round {entry["round"]}: {name} is {entry[name]}; training diverged. A lower '
                 '--learning_rate or smaller weights of the method may help. The rounds before '
@@ -355,23 +386,32 @@ def summarise(
     Returns:
       The summary.
     """
-    accuracy = [entry['test_accuracy'] for entry in metrics]
+    tested = [entry for entry in metrics if entry['test_accuracy'] is not None]
+    accuracy = [entry['test_accuracy'] for entry in tested]
+    local = [e['local_accuracy'] for e in metrics if e['local_accuracy'] is not None]
     seconds = [entry['seconds'] for entry in metrics]
     best = int(np.argmax(accuracy))
     target = config.target_accuracy
-    reached = [e['round'] for e in metrics if target and e['test_accuracy'] >= target]
+    reached = [e['round'] for e in tested if target and e['test_accuracy'] >= target]
+
+    def share(name: str) -> float:
+        return round(sum(entry[name] for entry in metrics) / sum(seconds), 4)
+
     return {
         'method': config.method,
         'dataset': config.dataset,
         'rounds': len(metrics),
         'final_accuracy': accuracy[-1],
         'best_accuracy': accuracy[best],
-        'best_round': metrics[best]['round'],
+        'best_round': tested[best]['round'],
+        'local_accuracy': local[-1] if local else None,
         'target_accuracy': target,
         'rounds_to_target': reached[0] if reached else None,
         'seconds_per_round': round(float(np.median(seconds)), 4),
         'compile_seconds': round(compile_seconds, 2),
         'client_steps_per_second': round(steps / sum(seconds), 2),
+        'evaluation_share': share('evaluation_seconds'),
+        'local_evaluation_share': share('local_evaluation_seconds'),
     }
 
 

@@ -23,6 +23,7 @@ def defined_flags():
 def command(tmp_path, monkeypatch):
     """Runs a command line in this process; returns its exit status."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', '')  # nothing is left behind
 
     def run(*arguments):
         with flagsaver.flagsaver():
@@ -71,7 +72,8 @@ def test_run_leaves_its_records(command, tmp_path, capsys):
     assert [line['round'] for line in lines] == [1, 2, 3]
     assert [line['learning_rate'] for line in lines] == [0.01, 0.005, 0.0025]
     keys = {'round', 'test_accuracy', 'test_loss', 'class_accuracy', 'train_loss', 'seconds'}
-    assert set(lines[0]) == keys | {'learning_rate'}
+    times = {'evaluation_seconds', 'local_evaluation_seconds'}
+    assert set(lines[0]) == keys | times | {'learning_rate', 'local_accuracy'}
     assert len(lines[0]['class_accuracy']) == 3
     assert np.isclose(np.mean(lines[0]['class_accuracy']), lines[0]['test_accuracy'], atol=1e-5)
     summary = json.loads((out / 'summary.json').read_text())
@@ -102,7 +104,7 @@ def test_same_seed_same_metrics_other_method_same_partition(tmp_path):
         }  # fmt: skip
         made = jaxfed.Config(**settings)
         metrics = jaxfed.simulate(made).metrics
-        return [{k: v for k, v in line.items() if k != 'seconds'} for line in metrics]
+        return [{k: v for k, v in line.items() if 'seconds' not in k} for line in metrics]
 
     first = run('a')
     assert run('b') == first
@@ -110,6 +112,58 @@ def test_same_seed_same_metrics_other_method_same_partition(tmp_path):
     assert run('d', method='fedprox') != first
     pictures = [(tmp_path / name / 'partition.png').read_bytes() for name in 'abd']
     assert pictures[0] == pictures[1] == pictures[2]
+
+
+def test_evaluation_only_where_it_is_due(command, tmp_path):
+    make_npz(tmp_path / 'tiny.npz')
+    given = ('--method=fedavg', '--dataset=npz', '--npz=tiny.npz', '--rounds=5', *SMALL[:1])
+    given += SMALL[2:]
+    assert command(*given, '--workdir=all') == 0
+    assert command(*given, '--workdir=some', '--eval_every=2', '--local_eval_every=3') == 0
+    every, some = (
+        [json.loads(line) for line in (tmp_path / name / 'metrics.jsonl').read_text().splitlines()]
+        for name in ('all', 'some')
+    )
+    # The last round is always evaluated, and what is evaluated does not change training.
+    tested = [line['test_accuracy'] for line in every]
+    assert [line['test_accuracy'] for line in some] == [None, tested[1], None, *tested[3:]]
+    assert [line['train_loss'] for line in some] == [line['train_loss'] for line in every]
+    assert [line['local_accuracy'] is None for line in some] == [True, True, False, True, False]
+    summary = json.loads((tmp_path / 'some' / 'summary.json').read_text())
+    assert summary['local_accuracy'] == some[-1]['local_accuracy']
+    assert 0 < summary['local_evaluation_share'] < 1
+    assert summary['final_accuracy'] == tested[-1]
+
+
+def test_average_local_accuracy_of_one_client_is_the_servers(command, tmp_path):
+    make_npz(tmp_path / 'tiny.npz')
+    status = command(
+        '--method=fedavg', '--dataset=npz', '--npz=tiny.npz', '--model=mlp', '--rounds=2',
+        '--num_clients=3', '--clients_per_round=1', '--partition=iid', '--local_eval_every=1',
+        '--workdir=out',
+    )  # fmt: skip
+    assert status == 0
+    for line in (tmp_path / 'out' / 'metrics.jsonl').read_text().splitlines():
+        assert json.loads(line)['local_accuracy'] == json.loads(line)['test_accuracy']
+
+
+def test_compiled_programs_are_kept(tmp_path):
+    def start(*flags, **environment):
+        command = [sys.executable, '-m', 'jaxfed.main', '--method=fedavg', '--model=mlp']
+        environment = {**os.environ, 'JAXFED_CACHE_DIR': str(tmp_path / 'cache'), **environment}
+        environment.pop('JAX_COMPILATION_CACHE_DIR', None)
+        subprocess.run([*command, '--rounds=1', *flags], cwd=tmp_path, env=environment, check=True)
+
+    start('--nocompilation_cache', '--workdir=a')
+    kept = tmp_path / 'cache' / 'compiled'
+    assert not kept.exists()
+    start('--workdir=b')
+    names = {path.name for path in kept.iterdir()}
+    assert any('run_round' in name for name in names)
+    start('--workdir=c')
+    assert {path.name for path in kept.iterdir()} == names
+    b, c = ((tmp_path / name / 'metrics.jsonl').read_text() for name in 'bc')
+    assert json.loads(b)['test_loss'] == json.loads(c)['test_loss']
 
 
 def test_auxiliary_data_is_taken_from_nobody(tmp_path):
@@ -142,6 +196,8 @@ def test_auxiliary_data_is_taken_from_nobody(tmp_path):
         (['--partition=iid', '--num_clients=5000', '--clients_per_round=5'], 'num_clients=5000'),
         (['--min_size=400'], 'min_size=400'),
         (['--clients_per_round=30'], '--clients_per_round=30 must be at most --num_clients=20'),
+        (['--eval_every=0'], 'eval_every=0'),
+        (['--local_eval_every=-1'], 'local_eval_every=-1'),
         (['--batch_size=0'], '--batch_size=0 must be at least 1'),
         (['--rounds=0'], '--rounds=0'),
         (['--learning_rate=-1'], '--learning_rate=-1.0'),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxfed.models import MODELS, make_model
+from jaxfed.models import MODELS, make_model, with_precision
 from jaxfed.types import Outputs
 
 
@@ -203,3 +203,28 @@ def test_smallest_images_that_fit():
             model.apply, params, jax.ShapeDtypeStruct((1, side, side, 1), 'f4')
         )
         assert outputs.logits.shape == (1, 2)
+
+
+def test_precision_rounds_products_and_keeps_parameters_float32():
+    model = make_model('mlp', input_shape=(8, 8, 1), num_classes=10)
+    params = model.init(jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (5, 8, 8, 1))
+
+    def logits_and_gradient(precision):
+        apply = with_precision(model, precision).apply
+        gradient = jax.grad(lambda params: jnp.sum(apply(params, x).logits ** 2))(params)
+        return apply(params, x).logits, gradient
+
+    exact, coarse = logits_and_gradient('float32'), logits_and_gradient('bfloat16')
+    for leaf in jax.tree.leaves((exact, coarse)):
+        assert leaf.dtype == jnp.float32
+    np.testing.assert_array_equal(exact[0], model.apply(params, x).logits)
+    error = jnp.abs(coarse[0] - exact[0]).max() / jnp.abs(exact[0]).max()
+    assert 1e-4 < error < 2e-2  # bfloat16 has 8 bits
+
+    def precisions(precision):
+        jaxpr = jax.make_jaxpr(with_precision(model, precision).apply)(params, x)
+        return {str(e.params['precision']) for e in jaxpr.jaxpr.eqns if 'dot' in e.primitive.name}
+
+    assert 'HIGHEST' in str(precisions('float32'))
+    assert 'HIGHEST' not in str(precisions('tf32'))

@@ -173,7 +173,7 @@ def test_bfloat16(use):
     assert {leaf.dtype for leaf in jax.tree.leaves((y, gradients))} == {jnp.dtype(jnp.bfloat16)}
     exact = value_and_gradients(plain, x.astype(jnp.float32), w.astype(jnp.float32))
     for a, b in zip(jax.tree.leaves((y, gradients)), jax.tree.leaves(exact), strict=True):
-        np.testing.assert_allclose(a.astype(jnp.float32), b, atol=0.02 * np.abs(b).max())
+        np.testing.assert_allclose(a.astype(jnp.float32), b, atol=0.04 * np.abs(b).max())
 
 
 @pytest.mark.parametrize(

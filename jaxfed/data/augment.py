@@ -84,17 +84,17 @@ def make_augment(names: tuple[str, ...], *, mean: np.ndarray, std: np.ndarray) -
 
     def augment(key: Array, raw: Array) -> Array:
         batch, height, width, _ = raw.shape
-        crop_key, flip_key, cutout_key = jax.random.split(key, 3)
+        # One draw for all choices: every call is a loop of its own on the CPU. What taking the
+        # remainder prefers, it prefers by less than height / 2^32.
+        bits = jax.random.bits(key, (5, batch))
         if 'crop' in names:
-            offset = jax.random.randint(crop_key, (2, batch), 0, 2 * _PADDING + 1)
-            raw = crop(raw, *offset)
+            row, column = (bits[:2] % (2 * _PADDING + 1)).astype(jnp.int32)
+            raw = crop(raw, row, column)
         if 'flip' in names:
-            raw = flip(raw, jax.random.bernoulli(flip_key, shape=(batch,)))
+            raw = flip(raw, bits[2] % 2 == 1)
         x = normalise(raw, mean, std)
         if 'cutout' in names:
-            row_key, column_key = jax.random.split(cutout_key)
-            row = jax.random.randint(row_key, (batch,), 0, height)
-            column = jax.random.randint(column_key, (batch,), 0, width)
+            row, column = (bits[3] % height).astype(jnp.int32), (bits[4] % width).astype(jnp.int32)
             x = cutout(x, row, column)
         return x
 

@@ -13,8 +13,15 @@ from jaxfed.types import Dataset
 _log = logging.getLogger(__name__)
 
 
+def cache_folder() -> pathlib.Path:
+    """Returns where jaxfed keeps what can be made again: $JAXFED_CACHE_DIR or ~/.cache/jaxfed."""
+    return pathlib.Path(
+        os.environ.get('JAXFED_CACHE_DIR') or pathlib.Path('~/.cache/jaxfed').expanduser()
+    )
+
+
 def cache_file(key: str) -> pathlib.Path:
-    """Returns where a dataset is kept: in $JAXFED_CACHE_DIR or ~/.cache/jaxfed.
+    """Returns where a dataset is kept.
 
     Args:
       key: names the dataset and changes when it does.
@@ -22,8 +29,7 @@ def cache_file(key: str) -> pathlib.Path:
     Returns:
       The path, whether it exists or not.
     """
-    folder = os.environ.get('JAXFED_CACHE_DIR') or pathlib.Path('~/.cache/jaxfed').expanduser()
-    return pathlib.Path(folder) / f'{key}.npz'
+    return cache_folder() / f'{key}.npz'
 
 
 def read(path: pathlib.Path) -> Dataset | None:

@@ -1,5 +1,5 @@
 """Measures of a model, as pure functions."""
 
-from jaxfed.metrics.accuracy import Evaluation, evaluate, predict
+from jaxfed.metrics.accuracy import Evaluation, evaluate, local_accuracy, predict
 
-__all__ = ['Evaluation', 'evaluate', 'predict']
+__all__ = ['Evaluation', 'evaluate', 'local_accuracy', 'predict']

@@ -73,3 +73,30 @@ def evaluate(
         loss=jnp.mean(losses.cross_entropy(logits, y)),
         class_accuracy=correct @ member / jnp.maximum(jnp.sum(member, axis=0), 1),
     )
+
+
+def local_accuracy(
+    apply: Callable[[PyTree, Array], Outputs],
+    params: PyTree,
+    x: Array,
+    y: Array,
+    prepare: Callable[[Array], Array] = lambda x: x,
+    *,
+    lanes: int = 1,
+) -> Array:
+    """Accuracy of each of S local models on the same examples.
+
+    Args:
+      apply: the network.
+      params: the models' parameters, stacked [S, ...].
+      x: [m, H, W, channels].
+      y: [m] int32 labels.
+      prepare: as in `predict`.
+      lanes: models evaluated side by side, mapped over.
+
+    Returns:
+      [S]; its mean is the average local accuracy.
+    """
+    return jax.lax.map(
+        lambda own: evaluate(apply, own, x, y, prepare).accuracy, params, batch_size=lanes
+    )

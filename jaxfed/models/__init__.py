@@ -8,10 +8,11 @@ from jaxfed import ops
 from jaxfed.models.cnn import CNN
 from jaxfed.models.lenet import LeNet
 from jaxfed.models.mlp import MLP
+from jaxfed.models.precision import Precision, with_precision
 from jaxfed.ops import Convolution
 from jaxfed.types import Array, Model, Outputs, PyTree
 
-__all__ = ['CNN', 'MLP', 'MODELS', 'LeNet', 'make_model']
+__all__ = ['CNN', 'MLP', 'MODELS', 'LeNet', 'Precision', 'make_model', 'with_precision']
 
 DEFAULT_CONVOLUTION = ops.convolution()
 MODELS: dict[str, Any] = {'cnn': CNN, 'lenet': LeNet, 'mlp': MLP}

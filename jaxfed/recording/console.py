@@ -58,9 +58,13 @@ def progress(rounds: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]],
     every = max(rounds // 10, 1)
     with bar:
         task = bar.add_task('', total=rounds)
+        accuracy = '      -'
 
         def report(entry: dict[str, Any]) -> None:
-            text = f'accuracy {entry["test_accuracy"]:6.2%}  loss {entry["train_loss"]:7.4f}'
+            nonlocal accuracy
+            if entry['test_accuracy'] is not None:
+                accuracy = f'{entry["test_accuracy"]:7.2%}'
+            text = f'accuracy {accuracy}  loss {entry["train_loss"]:7.4f}'
             bar.update(task, advance=1, description=text)
             done = entry['round']
             if in_lines and (done % every == 0 or done == rounds):
@@ -89,6 +93,11 @@ def show_summary(summary: dict[str, Any], workdir: Path) -> None:
         'a round': f'{summary["seconds_per_round"]:.3f} s, '
         f'{summary["client_steps_per_second"]:.0f} client-steps/s',
     }
+    shares = [f'test data {summary["evaluation_share"]:.0%} of the time']
+    if summary['local_accuracy'] is not None:
+        rows['average local accuracy'] = f'{summary["local_accuracy"]:.2%} when last evaluated'
+        shares.append(f'local models {summary["local_evaluation_share"]:.0%}')
+    rows['evaluation'] = ', '.join(shares)
     if summary['target_accuracy'] is not None:
         reached = summary['rounds_to_target']
         name = f'rounds to {summary["target_accuracy"]:.0%}'

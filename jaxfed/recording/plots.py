@@ -17,8 +17,14 @@ def draw_accuracy(metrics: list[dict[str, Any]], path: Path, *, title: str) -> N
     rounds = [entry['round'] for entry in metrics]
     figure = Figure(figsize=(7, 4), layout='constrained')
     axes = figure.add_subplot(title=title, xlabel='round', ylabel='test accuracy (%)')
-    accuracy = [100 * entry['test_accuracy'] for entry in metrics]
-    axes.plot(rounds, accuracy, color='#0072b2', label='test accuracy')
+    tested = [entry for entry in metrics if entry['test_accuracy'] is not None]
+    accuracy = [100 * entry['test_accuracy'] for entry in tested]
+    axes.plot([e['round'] for e in tested], accuracy, color='#0072b2', label='test accuracy')
+    local = [entry for entry in metrics if entry.get('local_accuracy') is not None]
+    if local:
+        mean = [100 * entry['local_accuracy'] for entry in local]
+        label = 'average local accuracy'
+        axes.plot([e['round'] for e in local], mean, color='#009e73', marker='.', label=label)
     axes.set_ylim(0, 100)
     axes.grid(alpha=0.3)
     right = axes.twinx()
@@ -26,5 +32,5 @@ def draw_accuracy(metrics: list[dict[str, Any]], path: Path, *, title: str) -> N
     losses = [entry['train_loss'] for entry in metrics]
     right.plot(rounds, losses, color='#d55e00', linestyle='--', label='training loss')
     right.set_ylim(bottom=0)
-    figure.legend(loc='outside lower center', ncols=2, frameon=False)
+    figure.legend(loc='outside lower center', ncols=3, frameon=False)
     figure.savefig(path, dpi=150)
