@@ -1,12 +1,15 @@
 """Networks: PyTorch's parameter counts and initialisation, pure apply, any input size."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax import lax
 
-from jaxfed.models import MODELS, make_model, with_precision
+from jaxfed.models import MODELS, layers, make_model, with_precision
+from jaxfed.ops import convolution
 from jaxfed.types import Outputs
 
 
@@ -228,3 +231,31 @@ def test_precision_rounds_products_and_keeps_parameters_float32():
 
     assert 'HIGHEST' in str(precisions('float32'))
     assert 'HIGHEST' not in str(precisions('tf32'))
+
+
+@pytest.mark.parametrize('use', ['grouped', 'unrolled', 'patches', 'fourier', None])
+def test_convolution_layer_computes_with_the_operations_it_is_given(use):
+    layer = layers.conv(
+        3, 4, kernel_size=(3, 3), padding='SAME', strides=2, convolution=convolution(use),
+        rngs=nnx.Rngs(0),
+    )  # fmt: skip
+    bound = 1 / np.sqrt(3 * 9)
+    assert 0.9 * bound < jnp.abs(layer.kernel[...]).max() <= bound
+    x = jax.random.normal(jax.random.key(0), (2, 7, 8, 3))
+    plain = nnx.Conv(3, 4, (3, 3), 2, padding='SAME', rngs=nnx.Rngs(1))
+    plain.kernel[...], plain.bias[...] = layer.kernel[...], layer.bias[...]
+    np.testing.assert_allclose(layer(x), plain(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('name', ['cnn', 'lenet'])
+def test_networks_are_the_same_however_convolutions_are_computed(name):
+    shape = {'input_shape': (18, 16, 3), 'num_classes': 5}
+    plain, *others = (
+        make_model(name, **shape, convolution=convolution(use))
+        for use in ('grouped', 'unrolled', 'patches', 'fourier', 'blocks', None)
+    )
+    params = plain.init(jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (4, 18, 16, 3))
+    for other in others:
+        chex.assert_trees_all_equal(other.init(jax.random.key(0)), params)
+        chex.assert_trees_all_close(other.apply(params, x), plain.apply(params, x), atol=1e-5)
