@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import math
 import typing
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -10,11 +9,15 @@ from typing import Any, Literal
 from absl import flags
 
 from jaxfed import methods
+from jaxfed.values import check_value
 
 Partition = Literal['iid', 'dirichlet', 'sharding', 'label_quantity']
 Aggregation = Literal['size', 'uniform']
 Precision = Literal['float32', 'tf32', 'bfloat16']
 Conv = Literal['auto', 'grouped', 'unrolled', 'patches', 'fourier', 'blocks']
+
+# The flags are then the calling program's own, which are those that absl's --help shows.
+flags.disclaim_key_flags()
 
 
 def _setting(default: Any, help_: str) -> Any:
@@ -101,25 +104,28 @@ def check(config: Config) -> None:
       config: the settings.
 
     Raises:
-      ValueError: naming the first flag that is out of range, its value and what would do.
+      ValueError: naming the first flag that is of a wrong type or out of range, its value and
+        what would do.
     """
+    for name, kind in typing.get_type_hints(Config).items():
+        check_value(f'--{name}', getattr(config, name), kind)
 
     def need(name: str, holds: bool, range_: str) -> None:
         if not holds:
             raise ValueError(f'--{name}={getattr(config, name)} must be {range_}.')
 
+    given = config.hyperparameters
+    need('hyperparameters', isinstance(given, Mapping), 'a mapping from names to values')
     for name in _COUNTS:
         need(name, getattr(config, name) >= 1, 'at least 1')
     need('local_eval_every', config.local_eval_every >= 0, 'at least 1, or 0 for never')
     for name in ('partition', 'aggregation', 'precision', 'conv'):
         choices = typing.get_args(Config.__annotations__[name])
         need(name, getattr(config, name) in choices, f'one of {", ".join(choices)}')
-    positive = config.learning_rate > 0 and math.isfinite(config.learning_rate)
-    need('learning_rate', positive, 'above 0')
+    need('learning_rate', config.learning_rate > 0, 'above 0')
     need('lr_decay', 0 < config.lr_decay <= 1, 'above 0 and at most 1')
     need('momentum', 0 <= config.momentum < 1, 'at least 0 and below 1')
-    decay = config.weight_decay
-    need('weight_decay', decay >= 0 and math.isfinite(decay), 'at least 0')
+    need('weight_decay', config.weight_decay >= 0, 'at least 0')
     need('seed', config.seed >= 0, 'at least 0')
     need('lanes', config.lanes >= 0, 'at least 1, or 0 to choose')
     need(
@@ -133,7 +139,7 @@ def check(config: Config) -> None:
         f'at most --clients_per_round={config.clients_per_round}',
     )
     if config.partition == 'dirichlet':
-        need('alpha', config.alpha > 0 and math.isfinite(config.alpha), 'above 0')
+        need('alpha', config.alpha > 0, 'above 0')
         need('min_size', config.min_size >= 1, 'at least 1')
     if config.auxiliary_per_class is not None:
         need('auxiliary_per_class', config.auxiliary_per_class >= 0, 'at least 0')

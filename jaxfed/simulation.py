@@ -14,7 +14,7 @@ from jaxfed import config as config_lib
 from jaxfed import methods, ops
 from jaxfed.config import Config
 from jaxfed.data import load_dataset
-from jaxfed.data.augment import make_augment, normalise, parse_augment
+from jaxfed.data.augment import check_augment, make_augment, normalise, parse_augment
 from jaxfed.data.auxiliary import split_auxiliary
 from jaxfed.data.statistics import channel_statistics
 from jaxfed.lanes import choose_lanes, schedule
@@ -104,7 +104,7 @@ def sample_cohort(config: Config, round_: int) -> np.ndarray:
 
 
 def set_up(config: Config, method: Method | None = None) -> Experiment:
-    """Check the settings, load and deal the data, build the method and make the work directory.
+    """Check the settings, load and deal the data, build the method and write config.json.
 
     Nothing is written before everything else has succeeded.
 
@@ -122,28 +122,22 @@ def set_up(config: Config, method: Method | None = None) -> Experiment:
     config_lib.check(config)
     parts = [] if method else methods.resolve(config.method, config.hyperparameters)
     built = method or methods.build(parts)
-    # Made once here for their checks; they are cheap, and training comes late.
-    make_augment(parse_augment(config.augment), mean=np.zeros(1), std=np.ones(1))
+    augmentations = parse_augment(config.augment)
     if config.workdir is not None:
         records.check_workdir(Path(config.workdir))
     dealt = deal(config, auxiliary_per_class=built.auxiliary)
     dataset = dealt.dataset
-    return Experiment(
-        config=config,
-        parts=parts,
-        method=built,
-        model=with_precision(
-            make_model(
-                config.model,
-                input_shape=dataset.x_train.shape[1:],
-                num_classes=dataset.num_classes,
-                convolution=ops.convolution(None if config.conv == 'auto' else config.conv),
-            ),
-            config.precision,
+    check_augment(augmentations, dataset.x_train.shape[1:])
+    model = with_precision(
+        make_model(
+            config.model,
+            input_shape=dataset.x_train.shape[1:],
+            num_classes=dataset.num_classes,
+            convolution=ops.convolution(None if config.conv == 'auto' else config.conv),
         ),
-        dealt=dealt,
-        workdir=records.make_workdir(config.workdir, f'{config.dataset}-{config.method}'),
+        config.precision,
     )
+    return Experiment(config, parts, built, model, dealt, records.make_workdir(config, parts))
 
 
 def deal(config: Config, *, auxiliary_per_class: int = 0) -> Dealt:
@@ -206,7 +200,6 @@ def train(experiment: Experiment, *, quiet: bool = False) -> Result:
     config, method, model = experiment.config, experiment.method, experiment.model
     dealt, workdir = experiment.dealt, experiment.workdir
     dataset = dealt.dataset
-    records.write_config(workdir, config, experiment.parts)
     title = f'{config.dataset}, {config.partition}, {config.num_clients} clients'
     draw_heatmap(dealt.label_counts, workdir / 'partition.png', title=title)
 

@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxfed.data.augment import crop, cutout, flip, make_augment, normalise, parse_augment
+from jaxfed.data.augment import (
+    check_augment,
+    crop,
+    cutout,
+    flip,
+    make_augment,
+    normalise,
+    parse_augment,
+)
 
 MEAN, STD = np.array([100.0, 50.0]), np.array([20.0, 10.0])
 
@@ -83,3 +91,11 @@ def test_parse():
     for text in ('', 'spin', 'crop,', 'crop,crop', 'none,crop'):
         with pytest.raises(ValueError, match='augment='):
             parse_augment(text)
+
+
+def test_a_hole_as_large_as_the_image_is_refused():
+    check_augment(('crop', 'cutout'), (17, 28, 1))
+    check_augment(('crop',), (8, 8, 1))
+    for shape in ((8, 8, 1), (28, 16, 3)):
+        with pytest.raises(ValueError, match=f'cutout: .* 16 x 16 .* {shape[0]} x {shape[1]};'):
+            check_augment(('cutout',), shape)

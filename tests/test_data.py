@@ -61,6 +61,10 @@ def test_npz_without_channels_gets_one(tmp_path):
         ({'y_train': np.arange(11) % 3}, '12 images in x_train but 11 labels'),
         ({'y_train': np.arange(12) - 1}, 'labels from -1'),
         ({'y_test': np.arange(6)}, 'label 5 in y_test'),
+        (
+            {'y_train': np.append(np.arange(11) % 3, 900_000)},
+            r'largest label 900000, .* only 4 different labels: number the classes 0\.\.3',
+        ),
         ({'y_train': np.arange(12) / 2}, 'dtype float64 in y_train'),
         ({'x_test': np.zeros((6, 4, 4, 3), np.uint8)}, r'\(4, 4, 3\) uint8 in x_test'),
         ({'x_test': np.zeros((6, 4, 5, 3), np.float32)}, 'float32 in x_test'),
@@ -141,6 +145,41 @@ def test_tfrecord_dataset_is_told(tmp_path, monkeypatch):
     (folder / 'dataset_info.json').write_text(json.dumps({'name': 'toy'}))
     with pytest.raises(ValueError, match='is stored as tfrecord'):
         load_dataset('toy', data_dir=tmp_path)
+
+
+def test_npz_may_lack_a_class(tmp_path):
+    want = arrays(y_train=np.arange(12) % 3 * 2, y_test=np.arange(6) % 2)
+    np.savez(tmp_path / 'a.npz', **want)
+    assert load_dataset('npz', npz=tmp_path / 'a.npz').num_classes == 5
+
+
+@pytest.mark.parametrize('content', ['{"name": ', '[]', '{"fileFormat": "array_record"}'])
+def test_damaged_description_is_told(tmp_path, monkeypatch, content):
+    monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path / 'cache'))
+    folder = tmp_path / 'toy' / '1.0.0'
+    folder.mkdir(parents=True)
+    (folder / 'dataset_info.json').write_text(content)
+    with pytest.raises(ValueError, match=r"'toy' .*1\.0\.0/dataset_info\.json.*prepare .* again"):
+        load_dataset('toy', data_dir=tmp_path)
+
+
+@pytest.mark.parametrize('fails_at', [0, 2000])
+def test_damaged_records_are_told(fails_at):
+    class Source:
+        def __len__(self):
+            return 3000
+
+        def __getitems__(self, positions):
+            if positions.start == fails_at:
+                raise RuntimeError('chunk hash mismatch')
+            return [{'image': np.zeros((2, 2, 1), np.uint8), 'label': 0} for _ in positions]
+
+    class Builder:
+        def as_data_source(self, split):
+            return Source()
+
+    with pytest.raises(ValueError, match=r'/d/\*-train.array_record\* .*hash mismatch.*prepare'):
+        tfds_source._decode_split('toy', Path('/d'), Builder(), 'train', 10)
 
 
 real = pytest.mark.skipif('JAXFED_DATA_DIR' not in os.environ, reason='JAXFED_DATA_DIR is not set')

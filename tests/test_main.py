@@ -1,7 +1,10 @@
 """The command line: what it writes, what it refuses."""
 
+import dataclasses
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 
@@ -10,7 +13,8 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from jaxfed import config, main
+from jaxfed import Config, config, main
+from jaxfed.recording import records
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -189,6 +193,11 @@ def test_auxiliary_data_is_taken_from_nobody(tmp_path):
         (['--method=fedavg', '--mu=.1'], '--mu=0.1: --method=fedavg takes no such'),
         (['--method=fedlmd', '--fedprox.mu=.1'], '--fedprox.mu=0.1'),
         (['--method=fedlmd+kd', '--tau=2'], '--fedlmd.tau or --kd.tau'),
+        (['--method=fedlmd', '--fedlmd.beta=1', '--beta=2'], '--fedlmd.beta=1.0'),
+        (['--method=fedlmd', '--tau=inf'], 'tau=inf must be a finite number'),
+        (['--method=fedlmd', '--tau=1e-320'], 'tau=1e-320 must be above 0'),
+        (['--method=kd', '--beta=inf'], 'beta=inf must be a finite number'),
+        (['--learning_rate=inf'], '--learning_rate=inf must be a finite number'),
         (['--method=fedlmd', '--tau=0'], 'tau=0.0 must be above 0'),
         (['--alpha=0'], '--alpha=0.0 must be above 0'),
         (['--alpha=-1'], '--alpha=-1.0 must be above 0'),
@@ -205,6 +214,7 @@ def test_auxiliary_data_is_taken_from_nobody(tmp_path):
         (['--lanes=9'], '--lanes=9 must be at most --clients_per_round=5'),
         (['--target_accuracy=80'], '--target_accuracy=80.0'),
         (['--augment=crop,spin'], 'spin'),
+        (['--augment=cutout'], '--augment=cutout: cutout blanks a square of 16 x 16'),
         (['--model=transformer'], 'transformer'),
         (['--dataset=npz'], '--npz=FILE'),
         (['--npz=x.npz'], '--npz=FILE'),
@@ -238,6 +248,91 @@ def test_bad_input_is_refused_before_training(arguments, message, command, tmp_p
     assert message in shown.err
     assert 'Traceback' not in shown.err + shown.out
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob('*')} == before
+
+
+@pytest.mark.parametrize(
+    'settings, message',
+    [
+        ({'batch_size': '50'}, "--batch_size='50' must be an integer"),
+        ({'rounds': 2.5}, '--rounds=2.5 must be an integer'),
+        ({'rounds': True}, '--rounds=True must be an integer'),
+        ({'seed': None}, '--seed=None must be an integer'),
+        ({'balanced': 1}, '--balanced=1 must be True or False'),
+        ({'learning_rate': '1'}, "--learning_rate='1' must be a number"),
+        ({'workdir': 3}, '--workdir=3 must be a string or None'),
+        ({'partition': None}, '--partition=None must be one of iid'),
+        ({'hyperparameters': 3}, '--hyperparameters=3 must be a mapping'),
+    ],
+)
+def test_values_of_a_wrong_type_are_told(settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        config.check(Config(**settings))
+
+
+@pytest.mark.parametrize('value', [math.inf, -math.inf, math.nan, 1e39])
+@pytest.mark.parametrize(
+    'name', [f.name for f in dataclasses.fields(Config) if f.type in (float, float | None)]
+)
+def test_every_float_must_be_finite(name, value):
+    with pytest.raises(ValueError, match=rf'--{name}={re.escape(str(value))} must be a finite'):
+        config.check(Config(**{name: value}))
+
+
+def test_an_integer_does_for_a_float():
+    config.check(Config(alpha=1, learning_rate=1, target_accuracy=1))
+
+
+def test_config_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match='not JSON compliant'):
+        records.make_workdir(Config(workdir=str(tmp_path / 'a'), alpha=math.inf), [])
+    assert not (tmp_path / 'a').exists()
+
+    def full(*_):
+        raise OSError('no space left')
+
+    settings = Config(workdir=str(tmp_path / 'b'))
+    with monkeypatch.context() as patch:
+        patch.setattr(records.os, 'replace', full)
+        with pytest.raises(ValueError, match='cannot be written to: no space left'):
+            records.make_workdir(settings, [])
+    assert not list((tmp_path / 'b').iterdir())
+    records.make_workdir(settings, [])
+    assert [path.name for path in (tmp_path / 'b').iterdir()] == ['config.json']
+    written = (tmp_path / 'b' / 'config.json').read_text()
+    assert json.loads(written)['method'] == 'fedavg'
+    with pytest.raises(ValueError, match='already holds a run'):
+        records.make_workdir(settings, [])
+    # So it is told too where another run has begun after the first look.
+    with monkeypatch.context() as patch:
+        patch.setattr(records, 'check_workdir', look_late(records.check_workdir))
+        with pytest.raises(ValueError, match='already holds a run'):
+            records.make_workdir(settings, [])
+    assert (tmp_path / 'b' / 'config.json').read_text() == written
+    assert [path.name for path in (tmp_path / 'b').iterdir()] == ['config.json']
+
+
+def look_late(check):
+    """The check without its first call."""
+    calls = []
+
+    def late(path):
+        calls.append(path)
+        if len(calls) > 1:
+            check(path)
+
+    return late
+
+
+def test_help_shows_the_flags_of_jaxfed():
+    # absl's --help shows the flags of the module that called define_flags.
+    module = flags.FLAGS.find_module_defining_flag('method')
+    assert module != 'jaxfed.config'
+    shown = flags.FLAGS.module_help(module)
+    for field in dataclasses.fields(Config):
+        assert re.search(rf'--(\[no\])?{field.name}:', shown) or field.name == 'hyperparameters'
+    assert '--fedlsd.alpha' in shown
+    assert 'verbosity' not in shown
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_divergence_is_told_and_earlier_rounds_are_kept(command, tmp_path, capsys):

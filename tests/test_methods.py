@@ -1,5 +1,7 @@
 """The registry of methods, and how methods combine."""
 
+import re
+
 import jax.numpy as jnp
 import pytest
 
@@ -34,6 +36,7 @@ def test_each_part_has_its_own_hyperparameters():
         ('fedlmd', {'mu': 1.0}, 'it takes --fedlmd.beta, --fedlmd.tau'),
         ('fedlmd', {'fedprox.mu': 1.0}, '--fedprox.mu=1.0'),
         ('fedlmd+kd', {'tau': 3.0}, '--fedlmd.tau or --kd.tau'),
+        ('fedlmd', {'fedlmd.beta': 1.0, 'beta': 2.0}, '--fedlmd.beta=1.0 and --beta=2.0 are both'),
     ],
 )
 def test_resolve_refuses(specification, given, message):
@@ -60,12 +63,25 @@ def test_resolve_refuses(specification, given, message):
         ('fedssd', {'auxiliary': 0}),
         ('fedlmd', {'beta': -1.0}),
         ('fedlmd_tf', {'tau': 0.0}),
+        ('kd', {'beta': float('inf')}),
+        ('fedssd', {'max_weight': float('inf')}),
+        ('mse', {'alpha': -float('inf')}),
+        ('fedprox', {'mu': True}),
+        ('fedprox', {'mu': 'much'}),
+        ('fedssd', {'auxiliary': 2.5}),
     ],
 )
 def test_build_refuses_values_out_of_range(name, given):
     key, value = next(iter(given.items()))
     with pytest.raises(ValueError, match=rf'--method={name}: .*{key}.*{value}.* must be'):
         build(resolve(name, given))
+
+
+@pytest.mark.parametrize('name', [n for n in methods.METHODS if 'tau' in hyperparameters(n)])
+@pytest.mark.parametrize('tau', ['inf', 'nan', '1e+200', '1e+30', '1e-30', '1e-320'])
+def test_build_refuses_temperatures_that_float32_cannot_square(name, tau):
+    with pytest.raises(ValueError, match=rf'--method={name}: tau={re.escape(tau)} must be'):
+        build(resolve(name, {'tau': float(tau)}))
 
 
 def test_two_supervised_losses_do_not_combine():

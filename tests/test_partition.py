@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from jaxfed import Config, simulation
 from jaxfed.partition import (
     PARTITIONS,
     dirichlet,
@@ -19,6 +20,7 @@ from jaxfed.partition import (
     print_heatmap,
     sharding,
 )
+from jaxfed.partition.__main__ import training_counts
 
 # The package exports the function under the module's name.
 dirichlet_module = sys.modules['jaxfed.partition.dirichlet']
@@ -181,10 +183,33 @@ def test_refuses(function, arguments, message):
 
 
 def test_unreachable_minimum_is_told(monkeypatch):
-    monkeypatch.setattr(dirichlet_module, '_MAX_DRAWS', 10_000)
+    monkeypatch.setattr(dirichlet_module, '_MAX_WORK', 10_000)
     monkeypatch.setattr(dirichlet_module, '_DRAWS_AT_ONCE', 1_000)
     with pytest.raises(ValueError, match=r'alpha=0.01 .* min_size=99'):
         dirichlet(ten_classes(), num_clients=10, alpha=0.01, seed=0, min_size=99)
+
+
+def test_short_steps_count_as_work(monkeypatch):
+    # An attempt ends with its first or second client: the time goes into steps, not numbers.
+    def work(step_work):
+        monkeypatch.setattr(dirichlet_module, '_STEP_WORK', step_work)
+        rng = np.random.default_rng(0)
+        return dirichlet_module._draw(rng, np.full(10, 5000), 5000, 0.05, 10, attempts=20)[1]
+
+    assert work(0) <= 20 * 10 * 2
+    assert (work(300) - work(0)) / 300 in (1, 2, 3, 4)
+
+
+def test_counts_are_shown_as_they_are_trained(tmp_path):
+    settings = Config(method='fedcad', workdir=str(tmp_path / 'out'))
+    counts = training_counts(settings)
+    assert np.array_equal(counts, simulation.set_up(settings).dealt.label_counts)
+    assert counts.sum() < training_counts(Config()).sum()
+    assert len(training_counts(Config(num_clients=4, alpha=1.0))) == 4
+    with pytest.raises(ValueError, match="unknown method 'fedlmb'"):
+        training_counts(Config(method='fedlmb'))
+    with pytest.raises(ValueError, match=r'--mu=1\.0: --method=fedavg takes no such'):
+        training_counts(Config(hyperparameters={'mu': 1.0}))
 
 
 def test_label_counts_by_hand():

@@ -39,6 +39,24 @@ def parse_augment(text: str) -> tuple[str, ...]:
     return names
 
 
+def check_augment(names: tuple[str, ...], image_shape: tuple[int, ...]) -> None:
+    """Checks that augmentations leave something of images of this size.
+
+    Args:
+      names: out of AUGMENTATIONS.
+      image_shape: (H, W, ch) of the dataset's images.
+
+    Raises:
+      ValueError: if the hole of cutout is as large as the image.
+    """
+    height, width = image_shape[:2]
+    if 'cutout' in names and min(height, width) <= _HOLE:
+        raise ValueError(
+            f'--augment={",".join(names)}: cutout blanks a square of {_HOLE} x {_HOLE} pixels, but '
+            f'the images have {height} x {width}; leave cutout out, or take larger images.'
+        )
+
+
 def normalise(x: Array, mean: np.ndarray | Array, std: np.ndarray | Array) -> Array:
     """Normalises images, `(x - mean) / std`.
 

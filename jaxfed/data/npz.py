@@ -15,7 +15,8 @@ def load_npz(path: str | os.PathLike[str]) -> Dataset:
     """Loads a dataset from `np.savez(path, x_train=, y_train=, x_test=, y_test=)`.
 
     Images are [n, H, W] or [n, H, W, channels], uint8 or finite float32; labels are integers [n]
-    from 0 on. The number of classes is the largest training label plus one.
+    from 0 on. The number of classes is the largest training label plus one; a class may lack
+    examples, but at least half of the classes must have some, so that a stray label is noticed.
 
     Args:
       path: of the file.
@@ -68,6 +69,13 @@ def load_npz(path: str | os.PathLike[str]) -> Dataset:
             f'npz={path} has label {arrays["y_test"].max()} in y_test but labels only up to '
             f'{num_classes - 1} in y_train: leave out test examples of classes that are not '
             'trained.'
+        )
+    used = np.union1d(arrays['y_train'], arrays['y_test']).size
+    if 2 * used < num_classes:
+        raise ValueError(
+            f'npz={path} has the largest label {num_classes - 1}, which makes {num_classes} '
+            f'classes, but only {used} different labels: number the classes 0..{used - 1}, or '
+            'correct the label if it is wrong.'
         )
     name = os.path.splitext(os.path.basename(path))[0]
     return Dataset(name=name, num_classes=num_classes, **arrays)

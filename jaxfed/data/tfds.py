@@ -1,5 +1,6 @@
 """Image classification sets of TensorFlow Datasets, read without TensorFlow."""
 
+import contextlib
 import difflib
 import hashlib
 import importlib.util
@@ -8,6 +9,7 @@ import logging
 import os
 import pathlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -36,8 +38,8 @@ def load_tfds(name: str, data_dir: str | os.PathLike[str] | None = None) -> Data
       The dataset, images uint8.
 
     Raises:
-      ValueError: if the dataset is unknown, neither prepared nor preparable here, or no labelled
-        images of one size.
+      ValueError: if the dataset is unknown, neither prepared nor preparable here, damaged, or no
+        labelled images of one size.
 
     Reference:
       TensorFlow Datasets, https://www.tensorflow.org/datasets.
@@ -121,7 +123,8 @@ def _fingerprint(directory: pathlib.Path) -> str:
 
 def _decode(name: str, directory: pathlib.Path) -> Dataset:
     """Returns the decoded dataset."""
-    file_format = json.loads((directory / 'dataset_info.json').read_text()).get('fileFormat')
+    with _reading(name, directory, 'dataset_info.json'):
+        file_format = json.loads((directory / 'dataset_info.json').read_text()).get('fileFormat')
     if file_format != 'array_record':
         raise ValueError(
             f'dataset={name!r} in {directory} is stored as {file_format or "tfrecord"}, which '
@@ -130,8 +133,9 @@ def _decode(name: str, directory: pathlib.Path) -> Dataset:
         )
     import tensorflow_datasets as tfds
 
-    builder = tfds.builder_from_directory(directory)
-    features, splits = dict(builder.info.features.items()), builder.info.splits
+    with _reading(name, directory, 'dataset_info.json or features.json'):
+        builder = tfds.builder_from_directory(directory)
+        features, splits = dict(builder.info.features.items()), builder.info.splits
     for key, kind in (('image', tfds.features.Image), ('label', tfds.features.ClassLabel)):
         if not isinstance(features.get(key), kind):
             raise ValueError(
@@ -145,8 +149,8 @@ def _decode(name: str, directory: pathlib.Path) -> Dataset:
             "or 'validation'."
         )
     num_classes = features['label'].num_classes
-    x_train, y_train = _decode_split(name, builder, 'train', num_classes)
-    x_test, y_test = _decode_split(name, builder, test, num_classes)
+    x_train, y_train = _decode_split(name, directory, builder, 'train', num_classes)
+    x_test, y_test = _decode_split(name, directory, builder, test, num_classes)
     if x_train.shape[1:] != x_test.shape[1:]:
         raise ValueError(_unequal(name, {x_train.shape[1:], x_test.shape[1:]}))
     if test == 'validation':
@@ -156,14 +160,17 @@ def _decode(name: str, directory: pathlib.Path) -> Dataset:
 
 
 def _decode_split(
-    name: str, builder: Any, split: str, num_classes: int
+    name: str, directory: pathlib.Path, builder: Any, split: str, num_classes: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns images [n, H, W, channels] uint8 and labels [n] int32 of a split."""
-    source = builder.as_data_source(split)
+    files = f'*-{split}.array_record*'
+    with _reading(name, directory, files):
+        source = builder.as_data_source(split)
     images: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     for start in range(0, len(source), _BLOCK):
-        block = source.__getitems__(range(start, min(start + _BLOCK, len(source))))
+        with _reading(name, directory, files):
+            block = source.__getitems__(range(start, min(start + _BLOCK, len(source))))
         shapes = {example['image'].shape for example in block}
         if start:
             shapes.add(images[0].shape[1:])
@@ -182,6 +189,18 @@ def _decode_split(
             f'outside of its {num_classes} classes: choose a dataset with all labels.'
         )
     return x, y
+
+
+@contextlib.contextmanager
+def _reading(name: str, directory: pathlib.Path, files: str) -> Iterator[None]:
+    """Turns whatever the libraries raise while reading prepared files into one ValueError."""
+    try:
+        yield
+    except Exception as error:  # RuntimeError, KeyError, ParseError and more, by what is damaged
+        raise ValueError(
+            f'dataset={name!r} cannot be read, {directory / files} is damaged or missing '
+            f'({error}): delete the folder {directory} and prepare the dataset again.'
+        ) from error
 
 
 def _unequal(name: str, shapes: set[tuple[int, ...]]) -> str:

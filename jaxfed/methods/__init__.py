@@ -23,6 +23,7 @@ from jaxfed.methods.fedssd import fedssd
 from jaxfed.methods.kd import kd
 from jaxfed.methods.label_smoothing import label_smoothing
 from jaxfed.methods.mse import mse
+from jaxfed.values import check_value
 
 __all__ = ['METHODS', 'Part', 'build', 'describe', 'hyperparameters', 'resolve']
 
@@ -74,7 +75,7 @@ def resolve(specification: str, given: Mapping[str, Any]) -> list[Part]:
 
     Raises:
       ValueError: if a method is unknown or named twice, or a hyper-parameter is taken by none of
-        the parts, or by several of them.
+        the parts, or by several of them, or is given under both of its names.
     """
     names = [name.strip() for name in specification.split('+')]
     for name in names:
@@ -89,6 +90,7 @@ def resolve(specification: str, given: Mapping[str, Any]) -> list[Part]:
     parts = [
         Part(name, {key: p.default for key, p in hyperparameters(name).items()}) for name in names
     ]
+    key_of: dict[tuple[str, str], str] = {}
     for key, value in given.items():
         owner, _, bare = key.rpartition('.')
         takers = [
@@ -106,7 +108,14 @@ def resolve(specification: str, given: Mapping[str, Any]) -> list[Part]:
                 f'--{key}={value}: several parts of --method={specification} take {bare}; '
                 f'say which with {ways}.'
             )
-        takers[0].hyperparameters[bare] = value
+        taker = takers[0]
+        other = key_of.setdefault((taker.name, bare), key)
+        if other != key:
+            raise ValueError(
+                f'--{other}={given[other]} and --{key}={value} are both {bare} of {taker.name}; '
+                'leave one of them out.'
+            )
+        taker.hyperparameters[bare] = value
     return parts
 
 
@@ -120,11 +129,14 @@ def build(parts: list[Part]) -> Method:
       The method; of several parts, their chain.
 
     Raises:
-      ValueError: if a hyper-parameter is out of range or the parts do not combine.
+      ValueError: if a hyper-parameter is of a wrong type, not finite or out of range, or the
+        parts do not combine.
     """
     made = []
     for name, values in parts:
         try:
+            for key, value in values.items():
+                check_value(key, value, hyperparameters(name)[key].annotation)
             made.append(METHODS[name](**values))
         except ValueError as error:
             raise ValueError(f'--method={name}: {error}') from error

@@ -15,3 +15,15 @@ def check(holds: bool, name: str, value: object, range_: str) -> None:
     """
     if not holds:
         raise ValueError(f'{name}={value} must be {range_}.')
+
+
+def check_temperature(tau: float) -> None:
+    """Check that a temperature, its square and their inverses are normal float32 numbers.
+
+    Args:
+      tau: the temperature.
+
+    Raises:
+      ValueError: if it is out of range.
+    """
+    check(1e-18 <= tau <= 1e18, 'tau', tau, 'above 0, from 1e-18 to 1e18')

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from jaxfed import losses
 from jaxfed.method import ClientView, LocalView, Method, ServerView
-from jaxfed.methods._check import check
+from jaxfed.methods._check import check, check_temperature
 from jaxfed.types import Array, Batch
 
 
@@ -45,7 +45,7 @@ def fedcad(
     check(
         0 <= beta <= gamma <= 1, 'beta, gamma', (beta, gamma), 'such that 0 <= beta <= gamma <= 1'
     )
-    check(tau > 0, 'tau', tau, 'above 0')
+    check_temperature(tau)
     check(source in ('server', 'client'), 'source', source, "'server' or 'client'")
     check(auxiliary >= 1, 'auxiliary', auxiliary, 'at least 1')
 

@@ -2,7 +2,7 @@
 
 from jaxfed import losses
 from jaxfed.method import LocalView, Method
-from jaxfed.methods._check import check
+from jaxfed.methods._check import check, check_temperature
 from jaxfed.types import Array, ClientInfo
 
 
@@ -26,7 +26,7 @@ def fedlmd(*, beta: float = 1.0, tau: float = 1.0) -> Method:
       Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023, eq. 3-6.
     """
     check(beta >= 0, 'beta', beta, 'at least 0')
-    check(tau > 0, 'tau', tau, 'above 0')
+    check_temperature(tau)
 
     def prepare(info: ClientInfo) -> Array:
         return losses.majority_labels(info.label_counts)

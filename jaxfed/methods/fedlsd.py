@@ -2,7 +2,7 @@
 
 from jaxfed import losses
 from jaxfed.method import LocalView, Method
-from jaxfed.methods._check import check
+from jaxfed.methods._check import check, check_temperature
 from jaxfed.types import Array
 
 
@@ -26,7 +26,7 @@ def fedlsd(*, alpha: float = 0.3, tau: float = 2.0) -> Method:
       eq. 2 and 4.
     """
     check(0 <= alpha <= 1, 'alpha', alpha, 'in 0..1')
-    check(tau > 0, 'tau', tau, 'above 0')
+    check_temperature(tau)
 
     def supervised(view: LocalView) -> Array:
         logits = view.outputs.logits

@@ -2,7 +2,7 @@
 
 from jaxfed import losses
 from jaxfed.method import LocalView, Method
-from jaxfed.methods._check import check
+from jaxfed.methods._check import check, check_temperature
 from jaxfed.types import Array
 
 
@@ -26,7 +26,7 @@ def fedntd(*, beta: float = 1.0, tau: float = 1.0) -> Method:
       Learning, NeurIPS 2022, section 3.
     """
     check(beta >= 0, 'beta', beta, 'at least 0')
-    check(tau > 0, 'tau', tau, 'above 0')
+    check_temperature(tau)
 
     def penalty(view: LocalView) -> Array:
         distillation = losses.not_true_distillation(

@@ -2,7 +2,7 @@
 
 from jaxfed import losses
 from jaxfed.method import LocalView, Method
-from jaxfed.methods._check import check
+from jaxfed.methods._check import check, check_temperature
 from jaxfed.types import Array
 
 
@@ -25,7 +25,7 @@ def kd(*, beta: float = 1.0, tau: float = 1.0) -> Method:
       Hinton et al., Distilling the Knowledge in a Neural Network, 2015; Yao et al., FedGKD, 2021.
     """
     check(beta >= 0, 'beta', beta, 'at least 0')
-    check(tau > 0, 'tau', tau, 'above 0')
+    check_temperature(tau)
 
     def penalty(view: LocalView) -> Array:
         return beta * view.mean(

@@ -1,14 +1,37 @@
-"""Show how a partition deals a dataset: python -m jaxfed.partition --alpha=0.1 --num_clients=20."""
+"""Show how data is dealt: python -m jaxfed.partition --alpha=0.1 --num_clients=20."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from absl import app, flags
 from rich.console import Console
 
-from jaxfed import config, simulation
+from jaxfed import config, methods, simulation
+from jaxfed.main import list_methods
 from jaxfed.partition.heatmap import draw_heatmap, print_heatmap
 from jaxfed.recording import console
+
+
+def training_counts(settings: config.Config) -> np.ndarray:
+    """How many examples of each class each client holds in training with these settings.
+
+    Args:
+      settings: of the experiment; the method's are read because what it sets aside on the server
+        is not dealt.
+
+    Returns:
+      [N, C] int32.
+
+    Raises:
+      ValueError: if training would refuse method, data or partition.
+    """
+    # Nobody is sampled here, so the default of a round's clients forbids no small federation.
+    sampled = min(settings.clients_per_round, settings.num_clients)
+    settings = dataclasses.replace(settings, clients_per_round=sampled)
+    method = methods.build(methods.resolve(settings.method, settings.hyperparameters))
+    return simulation.deal(settings, auxiliary_per_class=method.auxiliary).label_counts
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -20,11 +43,14 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
       The exit status: 0, or 2 for bad input.
     """
+    if flags.FLAGS.method == 'list':
+        list_methods()
+        return 0
     try:
         if len(arguments) > 1:
             raise ValueError(f'unexpected arguments {" ".join(arguments[1:])}.')
         settings = config.from_flags()
-        counts = simulation.deal(settings).label_counts
+        counts = training_counts(settings)
         print_heatmap(counts, Console(highlight=False))
         if flags.FLAGS.output:
             path = Path(flags.FLAGS.output)

@@ -42,12 +42,12 @@ def check_workdir(path: Path) -> None:
         raise ValueError(f'--workdir={path} cannot be written to; name another directory.')
 
 
-def make_workdir(path: str | None, name: str) -> Path:
-    """Make the work directory of a run.
+def make_workdir(config: Config, parts: list[Part]) -> Path:
+    """Make the work directory of a run, with config.json in it.
 
     Args:
-      path: the directory, or None for a new one under runs/.
-      name: of the run, for a directory under runs/.
+      config: the settings; their workdir is made, or, if it is None, a new one under runs/.
+      parts: the method's parts with all their hyper-parameters.
 
     Returns:
       The directory.
@@ -56,19 +56,40 @@ def make_workdir(path: str | None, name: str) -> Path:
       ValueError: if it cannot be made or written to.
     """
     stamp = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
-    base = Path(path) if path else Path('runs') / f'{name}-{stamp}'
+    name = f'{config.dataset}-{config.method}'
+    base = Path(config.workdir) if config.workdir else Path('runs') / f'{name}-{stamp}'
     workdir, count = base, 1
-    while path is None and workdir.exists():
+    while config.workdir is None and workdir.exists():
         count += 1
         workdir = base.with_name(f'{base.name}-{count}')
     check_workdir(workdir)
+    text = _json(describe_config(config, parts))  # before anything is written
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        # 'x' claims the directory: of two runs that start at once, the second fails here.
-        (workdir / CONFIG).open('x').close()
+        _claim(workdir, text)
     except OSError as error:
         raise ValueError(f'--workdir={workdir} cannot be written to: {error}.') from error
     return workdir
+
+
+def _claim(workdir: Path, text: str) -> None:
+    """Write config.json, whole or not at all, if no other run has."""
+    temporary = workdir / f'.{CONFIG}.tmp'
+    # 'x' lets only one of several runs that start at once go on, and one that comes when the file
+    # has its name already finds it.
+    with temporary.open('x') as file:
+        try:
+            check_workdir(workdir)
+            file.write(text)
+            file.close()
+            os.replace(temporary, workdir / CONFIG)
+        except BaseException:
+            temporary.unlink()
+            raise
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, allow_nan=False) + '\n'
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -79,34 +100,33 @@ def write_json(path: Path, value: Any) -> None:
       value: what it holds.
     """
     temporary = path.with_name(f'.{path.name}.tmp')
-    temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + '\n')
+    temporary.write_text(_json(value))
     os.replace(temporary, path)
 
 
-def write_config(workdir: Path, config: Config, parts: list[Part]) -> None:
-    """Write config.json: every setting, the method's hyper-parameters, versions and the device.
+def describe_config(config: Config, parts: list[Part]) -> dict[str, Any]:
+    """What config.json holds: every setting, the method's parts, versions and the device.
 
     Args:
-      workdir: the work directory.
       config: the settings.
       parts: the method's parts with all their hyper-parameters.
+
+    Returns:
+      A dictionary that is plain JSON.
     """
     packages = ('jaxfed', 'jax', 'jaxlib', 'flax', 'optax', 'numpy')
     device = jax.devices()[0]
-    write_json(
-        workdir / CONFIG,
-        {
-            **dataclasses.asdict(config),
-            'method_parts': [part._asdict() for part in parts],
-            'versions': {'python': platform.python_version(), **_versions(packages)},
-            'device': {
-                'platform': device.platform,
-                'kind': device.device_kind,
-                'count': jax.device_count(),
-                'cpu_cores': os.cpu_count(),
-            },
+    return {
+        **dataclasses.asdict(config),
+        'method_parts': [part._asdict() for part in parts],
+        'versions': {'python': platform.python_version(), **_versions(packages)},
+        'device': {
+            'platform': device.platform,
+            'kind': device.device_kind,
+            'count': jax.device_count(),
+            'cpu_cores': os.cpu_count(),
         },
-    )
+    }
 
 
 def _versions(packages: tuple[str, ...]) -> dict[str, str]:

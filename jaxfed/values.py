@@ -1,0 +1,33 @@
+"""One check for values that were given: of the annotated type and, if a float, finite."""
+
+from typing import Any, get_args
+
+_WORDS = {
+    bool: 'True or False',
+    int: 'an integer',
+    float: 'a number',
+    str: 'a string',
+    type(None): 'None',
+}
+_LARGEST = 3.4e38  # of float32, in which everything is computed
+
+
+def check_value(name: str, value: Any, kind: Any) -> None:
+    """Check a value against its annotation.
+
+    Args:
+      name: of the setting, as it is given.
+      value: it was given; an int does for a float, a bool does not for an int.
+      kind: bool, int, float, str or a union of them and None; anything else passes unchecked.
+
+    Raises:
+      ValueError: if the value is of another type, or is a float that float32 cannot hold.
+    """
+    kinds = get_args(kind) or (kind,)
+    if not all(k in _WORDS for k in kinds):
+        return
+    fitting = (*kinds, int) if float in kinds else kinds
+    if not (bool in kinds if isinstance(value, bool) else isinstance(value, fitting)):
+        raise ValueError(f'{name}={value!r} must be {" or ".join(_WORDS[k] for k in kinds)}.')
+    if float in kinds and value is not None and not abs(value) <= _LARGEST:
+        raise ValueError(f'{name}={value} must be a finite number, up to {_LARGEST:g}.')
