@@ -71,7 +71,10 @@ class Config:
     conv: Conv = _setting(
         'auto', 'how convolutions are computed; auto chooses for each by device and shape'
     )
-    lanes: int = _setting(0, 'clients trained side by side; 0 chooses by device and sizes')
+    devices: str = _setting('all', "how many devices train, or 'all'; a CPU's are its cores")
+    lanes: int = _setting(
+        0, 'clients that a device trains side by side; 0 chooses by device and sizes'
+    )
     target_accuracy: float | None = _setting(
         None, 'test accuracy in 0..1 for which summary.json tells the rounds needed'
     )
@@ -138,6 +141,10 @@ def check(config: Config) -> None:
         config.lanes <= config.clients_per_round,
         f'at most --clients_per_round={config.clients_per_round}',
     )
+    if config.devices.isdecimal():
+        wanted = int(config.devices) * max(config.lanes, 1)
+        limit = f'at most --clients_per_round={config.clients_per_round}, a client for each lane'
+        need('devices', wanted <= config.clients_per_round, limit)
     if config.partition == 'dirichlet':
         need('alpha', config.alpha > 0, 'above 0')
         need('min_size', config.min_size >= 1, 'at least 1')

@@ -1,12 +1,14 @@
-"""Dealing the clients of a round to lanes.
+"""Dealing the clients of a round to devices and lanes.
 
-A lane is one slot of the stacked axis. A lane that has finished a client takes the next one, so a
-few long clients do not leave the others idle, and memory grows with lanes, not with clients.
+A lane is one slot of the stacked axis, and every device has L of them. A lane that has finished a
+client takes the next one, so a few long clients do not leave the others idle, and memory grows
+with lanes, not with clients. The lanes of a device run in step; devices do not wait for each other
+before the round's end.
 
-The schedule is a list of events in the order of time, one for each client: "run all lanes for
-`steps` local steps; then lane `lane` has finished the client in slot `slot` and starts the one in
-slot `next_slot`". It is computed on the host and given to the compiled round as arrays of fixed
-shape, so that every cohort uses the same program.
+The schedule of a device is a list of events in the order of time, one for each of its clients: "run
+all lanes for `steps` local steps; then lane `lane` has finished the client at this position, and
+starts the one at position `next`". It is computed on the host and given to the compiled round as
+arrays of fixed shape, so that every cohort uses the same program.
 """
 
 import heapq
@@ -17,75 +19,111 @@ import numpy as np
 
 
 class Schedule(NamedTuple):
-    """Which lane trains which client of the cohort, and when. Slots number the cohort's clients."""
+    """Which lane trains which client of the cohort, and when.
 
-    first_slot: np.ndarray  # [L] int32, the client each lane starts with
-    steps: np.ndarray  # [S] int32, local steps of all lanes before event e
-    lane: np.ndarray  # [S] int32, the lane whose client is finished at event e
-    slot: np.ndarray  # [S] int32, that client
-    next_slot: np.ndarray  # [S] int32, the client the lane takes next, -1 for none
+    Letters: D devices, L lanes of each, M clients that a device has room for. Positions number a
+    device's clients in the order in which they finish.
+    """
+
+    slot: np.ndarray  # [D, M] int32, the client at each position, as its place in the cohort
+    steps: np.ndarray  # [D, M] int32, local steps of all lanes before the client is finished
+    lane: np.ndarray  # [D, M] int32, the lane that trains it
+    next: np.ndarray  # [D, M] int32, position of the client that the lane takes next, -1 for none
+    first: np.ndarray  # [D, L] int32, position of the client each lane starts with
+    clients: np.ndarray  # [D] int32, how many the device trains; what is behind is not used
 
     @property
     def executed(self) -> int:
-        """Steps the program executes, idle lanes counted in."""
-        return int(self.steps.sum()) * len(self.first_slot)
+        """Steps the program executes, idle lanes counted in, waiting devices not."""
+        return int(self.steps.sum()) * self.first.shape[1]
+
+    @property
+    def length(self) -> int:
+        """Steps that the device with most of them runs after each other."""
+        return int(self.steps.sum(axis=1).max())
 
 
-def schedule(steps: Sequence[int] | np.ndarray, *, lanes: int) -> Schedule:
+def schedule(steps: Sequence[int] | np.ndarray, *, lanes: int, devices: int = 1) -> Schedule:
     """Deal clients to lanes, longest first, each to the lane that is free first.
 
     Args:
       steps: [S] local steps of each client of the cohort.
-      lanes: L, in 1..S.
+      lanes: L, of each device.
+      devices: D; L D must lie in 1..S.
 
     Returns:
       The schedule.
 
     Raises:
-      ValueError: if `lanes` is not in 1..S.
+      ValueError: if there are more lanes than clients, or none.
     """
     steps = np.asarray(steps, np.int64)
-    if not 1 <= lanes <= len(steps):
-        raise ValueError(f'lanes={lanes} must lie in 1..{len(steps)}, the clients of a round.')
-    order = np.argsort(-steps, kind='stable')
-    first, rest = order[:lanes], list(order[lanes:])
-    running = [(int(steps[slot]), lane, int(slot)) for lane, slot in enumerate(first)]
-    heapq.heapify(running)
-    events, now = [], 0
-    while running:
-        end, lane, slot = heapq.heappop(running)
-        following = int(rest.pop(0)) if rest else -1
-        events.append((end - now, lane, slot, following))
-        now = end
-        if following >= 0:
-            heapq.heappush(running, (end + int(steps[following]), lane, following))
-    columns = np.asarray(events, np.int32).T
-    return Schedule(first.astype(np.int32), *columns)
+    cohort_size = len(steps)
+    if lanes < 1 or devices < 1 or lanes * devices > cohort_size:
+        raise ValueError(
+            f'lanes={lanes} on devices={devices} must lie in 1..{cohort_size} together, the '
+            'clients of a round.'
+        )
+    # Many devices have room for twice their share, which balance never needs, and not for all.
+    room = cohort_size if devices == 1 else min(cohort_size, 2 * -(-cohort_size // devices))
+    own: list[list[tuple[int, int, int]]] = [[] for _ in range(devices)]  # (end, lane, slot)
+    free = [(0, lane, device) for lane in range(lanes) for device in range(devices)]
+    for slot in np.argsort(-steps, kind='stable'):
+        now, lane, device = heapq.heappop(free)
+        while len(own[device]) == room:
+            now, lane, device = heapq.heappop(free)
+        end = now + int(steps[slot])
+        own[device].append((end, lane, int(slot)))
+        heapq.heappush(free, (end, lane, device))
+
+    plan = Schedule(
+        slot=np.zeros((devices, room), np.int32),
+        steps=np.zeros((devices, room), np.int32),
+        lane=np.zeros((devices, room), np.int32),
+        next=np.full((devices, room), -1, np.int32),
+        first=np.zeros((devices, lanes), np.int32),
+        clients=np.array([len(clients) for clients in own], np.int32),
+    )
+    for device, clients in enumerate(own):
+        now, last = 0, dict[int, int]()
+        for position, (end, lane, slot) in enumerate(sorted(clients, key=lambda c: c[0])):
+            plan.slot[device, position], plan.lane[device, position] = slot, lane
+            plan.steps[device, position] = end - now
+            if lane in last:
+                plan.next[device, last[lane]] = position
+            else:
+                plan.first[device, lane] = position
+            now, last[lane] = end, position
+    return plan
 
 
-def choose_lanes(steps: np.ndarray, *, cohort_size: int, most: int, seed: int = 0) -> int:
-    """Choose the number of lanes: the largest that keeps most of the executed steps useful.
+def choose_lanes(
+    steps: np.ndarray, *, cohort_size: int, most: int, devices: int = 1, seed: int = 0
+) -> int:
+    """Choose the number of lanes: the largest that keeps most of the lanes' time useful.
 
-    The share of useful steps, sum_i K_i / (L max_l sum_{i on l} K_i), is estimated on random
-    cohorts. The largest L <= `most` with a share of at least 85 % is taken, else the L with the
-    largest share.
+    The share of useful steps, sum_i K_i / (D L max_l sum_{i on l} K_i), is estimated on random
+    cohorts. The largest L <= `most` with a share of at least 90 % is taken, else the L with the
+    largest share; short last batches waste a few percent of the examples besides.
 
     Args:
       steps: [N] local steps K_i of every client.
       cohort_size: S, clients a round.
-      most: the largest number of lanes worth having on the device.
+      most: the largest number of lanes worth having on a device.
+      devices: D.
       seed: of the random cohorts.
 
     Returns:
-      L, in 1..min(S, most).
+      L, in 1..min(S // D, most).
     """
     rng = np.random.default_rng(seed)
     cohorts = [rng.choice(steps, cohort_size, replace=False) for _ in range(20)]
 
     def useful(lanes: int) -> float:
-        executed = sum(schedule(cohort, lanes=lanes).executed for cohort in cohorts)
-        return sum(int(cohort.sum()) for cohort in cohorts) / max(executed, 1)
+        plans = [schedule(cohort, lanes=lanes, devices=devices) for cohort in cohorts]
+        room = sum(plan.length for plan in plans) * lanes * devices
+        return sum(int(cohort.sum()) for cohort in cohorts) / max(room, 1)
 
-    share = {lanes: useful(lanes) for lanes in range(1, min(cohort_size, most) + 1)}
-    good = [lanes for lanes, value in share.items() if value >= 0.85]
+    share = {lanes: useful(lanes) for lanes in range(1, min(cohort_size // devices, most) + 1)}
+    good = [lanes for lanes, value in share.items() if value >= 0.9]
     return max(good) if good else max(share, key=lambda lanes: share[lanes])

@@ -8,6 +8,7 @@ from absl import app, flags
 
 from jaxfed import config, methods, simulation
 from jaxfed.data.cache import cache_folder
+from jaxfed.devices import use_every_core
 from jaxfed.recording import console
 
 
@@ -46,6 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     if flags.FLAGS.method == 'list':
         list_methods()
         return 0
+    use_every_core()
     if flags.FLAGS.compilation_cache and 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
         keep_compiled_programs()
     try:

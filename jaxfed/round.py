@@ -1,18 +1,26 @@
-"""One round of federated training as a pure function, made to be jitted once an experiment.
+"""One round of federated training as two pure functions, made to be jitted once an experiment.
 
-The parameters of the clients in training are stacked on an axis of L lanes. All lanes run local
-steps together, mapped over lanes inside a loop over steps (see `stacking`); when a client's steps
-are done, its update is added to the weighted sum and its lane takes the next client (see `lanes`).
-A lane without a client goes on computing what nobody reads, so no step needs a mask for it.
+`train` runs on every device for the clients dealt to it. Their parameters are stacked on an axis of
+L lanes. All lanes run local steps together, mapped over lanes inside a loop over steps (see
+`stacking`); when a client's steps are done, its update is added to the device's weighted sum and
+its lane takes the next client (see `lanes`). A lane without a client goes on computing what nobody
+reads, so no step needs a mask for it. Devices do not talk to each other.
+
+`merge` adds the sums of all devices up, the round's only communication, and takes the server's
+step.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 
+from jaxfed.devices import AXIS, make_mesh
 from jaxfed.lanes import Schedule
 from jaxfed.method import (
     ClientView,
@@ -64,7 +72,32 @@ class RoundMetrics(NamedTuple):
     """Numbers of a round."""
 
     train_loss: Array  # [] mean of the local objective over all examples trained on
-    local_params: PyTree = ()  # [S, ...] parameters after local training, if they are kept
+
+
+class Sums(NamedTuple):
+    """What the clients that have finished leave, summed up."""
+
+    update: PyTree  # weighted sum of their updates
+    uploads: PyTree  # sum of what they send besides
+    loss: Array  # [] sum of the local objective over all examples trained on
+
+
+class Trained(NamedTuple):
+    """What `train` gives: D devices, M positions on each, as in `lanes.Schedule`."""
+
+    sums: Sums  # [D, ...] of each device
+    states: PyTree  # [D, M, ...] the clients' new states
+    params: PyTree  # [D, M, ...] their parameters after local training, () unless they are kept
+
+
+class Round(NamedTuple):
+    """The two functions of a round; each is pure and free of Python control flow on values."""
+
+    # (server, cohort [S] client ids, states [D, M, ...] of the clients as `schedule` places them,
+    # schedule, learning_rate, key, data) -> Trained
+    train: Callable[..., Trained]
+    # (server, cohort, sums, learning_rate, data) -> (server, metrics)
+    merge: Callable[..., tuple[ServerState, RoundMetrics]]
 
 
 class _Client(NamedTuple):
@@ -134,9 +167,10 @@ def make_round(
     augment: Callable[[Array, Array], Array],
     normalise: Callable[[Array], Array],
     *,
+    mesh: Mesh | None = None,
     stack: Stacking | None = None,
-) -> Callable[..., tuple[ServerState, PyTree, RoundMetrics]]:
-    """Build the function of one round.
+) -> Round:
+    """Build the functions of one round.
 
     Args:
       model: the network.
@@ -144,13 +178,13 @@ def make_round(
       settings: of local training.
       augment: (key, raw x [B, ...]) -> x, for training batches.
       normalise: raw x [B, ...] -> x, for batches that are not augmented.
+      mesh: the devices that train, from `devices.make_mesh`; None for the first one.
       stack: how lanes are held; None for what suits the default backend.
 
     Returns:
-      run_round(server, cohort, client_states, schedule, learning_rate, key, data) ->
-      (server, client_states, metrics), pure and free of Python control flow on values; `cohort`
-      [S] int32 client ids, `client_states` the method's state of these clients stacked [S, ...].
+      The functions.
     """
+    mesh = mesh or make_mesh(1)
     stack = stack or stacking()
     epochs = settings.local_epochs
     batch_size = min(settings.batch_size, settings.longest)
@@ -159,7 +193,18 @@ def make_round(
         mask = position < size
         return order[jnp.minimum(position, settings.longest - 1)], mask
 
-    def run_round(
+    def describe(
+        server: ServerState, cohort: Array, learning_rate: Array, data: TrainingData
+    ) -> RoundInfo:
+        return RoundInfo(
+            number=server.round + 1,
+            learning_rate=learning_rate,
+            momentum=settings.momentum,
+            num_clients=data.size.shape[0],
+            cohort_size=cohort.shape[0],
+        )
+
+    def train(
         server: ServerState,
         cohort: Array,
         client_states: PyTree,
@@ -167,17 +212,13 @@ def make_round(
         learning_rate: Array,
         key: Array,
         data: TrainingData,
-    ) -> tuple[ServerState, PyTree, RoundMetrics]:
+    ) -> Trained:
+        # This device's share of what is dealt to the devices.
+        client_states, schedule = row(client_states, 0), row(schedule, 0)
         optimizer = local_optimizer(
             learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
         )
-        round_info = RoundInfo(
-            number=server.round + 1,
-            learning_rate=learning_rate,
-            momentum=settings.momentum,
-            num_clients=data.size.shape[0],
-            cohort_size=cohort.shape[0],
-        )
+        round_info = describe(server, cohort, learning_rate, data)
         infos = ClientInfo(data.label_counts[cohort], data.size[cohort])
         steps = epochs * steps_per_epoch(infos.size, batch_size)
         # A client's random stream depends on the seed, the round and its id, not on its lane.
@@ -209,7 +250,8 @@ def make_round(
             within = jnp.arange(settings.longest)
             return data.order[jnp.minimum(data.start[cohort[slot]] + within, data.y.shape[0] - 1)]
 
-        def view_client(slot: Array, params: PyTree, begun: PyTree) -> ClientView:
+        def view_client(position: Array, params: PyTree, begun: PyTree) -> ClientView:
+            slot = schedule.slot[position]
             size = infos.size[slot]
             examples = own_example(slot)
 
@@ -219,7 +261,7 @@ def make_round(
                     example, mask = cut_batch(examples, position, size)
                     return f(carry, Batch(normalise(data.x[example]), data.y[example], mask))
 
-                return jax.lax.fori_loop(0, steps_per_epoch(size, batch_size), body, initial)
+                return lax.fori_loop(0, steps_per_epoch(size, batch_size), body, initial)
 
             return ClientView(
                 params=params,
@@ -228,20 +270,21 @@ def make_round(
                 fold=fold,
                 info=row(infos, slot),
                 static=row(statics, slot),
-                state=row(client_states, slot),
+                state=row(client_states, position),
                 shared=shared,
                 begun=begun,
                 steps=steps[slot],
                 round=round_info,
             )
 
-        def start(slot: Array) -> _Lane:
+        def start(position: Array) -> _Lane:
+            slot = schedule.slot[position]
             order_key, augment_key = jax.random.split(keys[slot])
             epoch_keys = jax.vmap(jax.random.fold_in, (None, 0))(order_key, jnp.arange(epochs))
             order = jax.vmap(epoch_order, (0, None, None))(
                 epoch_keys, infos.size[slot], settings.longest
             )
-            view = view_client(slot, server.params, ())
+            view = view_client(position, server.params, ())
             return _Lane(
                 params=server.params,
                 optimizer=optimizer.init(server.params),
@@ -295,62 +338,77 @@ def make_round(
                 loss=lane.loss + loss * jnp.sum(batch.mask),
             )
 
-        def event(e: Array, carry: tuple) -> tuple:
-            lanes, states, update, uploads, loss, models = carry
-            lanes = jax.lax.fori_loop(
-                0, schedule.steps[e], lambda _, lanes: stack.map(local_step, lanes), lanes
+        def event(position: Array, carry: tuple) -> tuple:
+            lanes, sums, states, params = carry
+            lanes = lax.fori_loop(
+                0, schedule.steps[position], lambda _, lanes: stack.map(local_step, lanes), lanes
             )
-            slot, place, following = schedule.slot[e], schedule.lane[e], schedule.next_slot[e]
-            done = stack.get(lanes, place)
-            state, upload = method.finish(view_client(slot, done.params, done.client.begun))
-            lane = jax.lax.cond(following >= 0, start, lambda _: done, following)
+            slot, following = schedule.slot[position], schedule.next[position]
+            done = stack.get(lanes, schedule.lane[position])
+            state, upload = method.finish(view_client(position, done.params, done.client.begun))
+            lane = lax.cond(following >= 0, start, lambda _: done, following)
+            update = jax.tree.map(
+                lambda total, w, w_g: total + weights[slot] * (w - w_g),
+                sums.update,
+                done.params,
+                server.params,
+            )
             return (
-                stack.put(lanes, place, lane),
-                set_row(states, slot, state),
-                jax.tree.map(
-                    lambda total, w, w_g: total + weights[slot] * (w - w_g),
-                    update,
-                    done.params,
-                    server.params,
-                ),
-                jax.tree.map(jnp.add, uploads, upload),
-                loss + done.loss,
-                set_row(models, slot, done.params) if settings.keep_models else (),
+                stack.put(lanes, schedule.lane[position], lane),
+                Sums(update, jax.tree.map(jnp.add, sums.uploads, upload), sums.loss + done.loss),
+                set_row(states, position, state),
+                set_row(params, position, done.params) if settings.keep_models else (),
             )
 
-        started = jax.vmap(start)(jnp.asarray(schedule.first_slot))
+        started = jax.vmap(start)(jnp.asarray(schedule.first))
         upload = jax.eval_shape(
             lambda lane: method.finish(view_client(jnp.int32(0), lane.params, lane.client.begun))[
                 1
             ],
             row(started, 0),
         )
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), upload)
-        lanes = stack.from_stack(started)
-        size = cohort.shape[0]
-        models = (
-            jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), server.params)
-            if settings.keep_models
-            else ()
+        sums = Sums(
+            update=optax.tree.zeros_like(server.params),
+            uploads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), upload),
+            loss=jnp.zeros(()),
         )
-        update = optax.tree.zeros_like(server.params)
-        initial = (lanes, client_states, update, zeros, jnp.zeros(()), models)
-        _, client_states, update, uploads, loss, models = jax.lax.fori_loop(0, size, event, initial)
+        kept = jax.tree.map(
+            lambda leaf: jnp.zeros((*schedule.slot.shape, *leaf.shape), leaf.dtype), server.params
+        )
+        initial = (
+            stack.from_stack(started),
+            sums,
+            client_states,
+            kept if settings.keep_models else (),
+        )
+        _, *trained = lax.fori_loop(0, schedule.clients, event, initial)
+        return jax.tree.map(lambda leaf: leaf[None], Trained(*trained))
+
+    def merge(
+        server: ServerState, cohort: Array, sums: Sums, learning_rate: Array, data: TrainingData
+    ) -> tuple[ServerState, RoundMetrics]:
+        total = lax.psum(row(sums, 0), AXIS)
         update, method_state = method.merge(
             MergeView(
-                update=update,
+                update=total.update,
                 params=server.params,
                 state=server.method,
-                uploads=uploads,
-                round=round_info,
+                uploads=total.uploads,
+                round=describe(server, cohort, learning_rate, data),
             )
         )
         params = optax.apply_updates(server.params, update)
-        trained = jnp.maximum(epochs * jnp.sum(infos.size), 1)
+        examples = jnp.maximum(epochs * jnp.sum(data.size[cohort]), 1)
         return (
             ServerState(params, method_state, server.round + 1),
-            client_states,
-            RoundMetrics(train_loss=loss / trained, local_params=models),
+            RoundMetrics(train_loss=total.loss / examples),
         )
 
-    return run_round
+    split, same = PartitionSpec(AXIS), PartitionSpec()
+    over_devices = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
+    return Round(
+        train=over_devices(
+            train, in_specs=(same, same, split, split, same, same, same), out_specs=split
+        ),
+        merge=over_devices(merge, in_specs=(same, same, split, same, same), out_specs=same),
+    )

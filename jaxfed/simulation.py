@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxfed import config as config_lib
 from jaxfed import methods, ops
@@ -17,7 +18,9 @@ from jaxfed.data import load_dataset
 from jaxfed.data.augment import check_augment, make_augment, normalise, parse_augment
 from jaxfed.data.auxiliary import split_auxiliary
 from jaxfed.data.statistics import channel_statistics
-from jaxfed.lanes import choose_lanes, schedule
+from jaxfed.devices import check_devices, make_mesh, replicate, split
+from jaxfed.execution import compile_round, run_round
+from jaxfed.lanes import Schedule, choose_lanes, schedule
 from jaxfed.method import Method
 from jaxfed.metrics import Evaluation, evaluate, local_accuracy
 from jaxfed.models import make_model, with_precision
@@ -68,7 +71,8 @@ class Result(NamedTuple):
     workdir: Path
 
 
-# On a CPU a few clients side by side fill the cores; more only take memory and compile longer.
+# Where a CPU is one device, a few clients side by side fill its cores; more only take memory and
+# compile longer. Where each core is a device, one client at a time keeps it busy.
 CPU_LANES = 8
 
 # Separate random streams, so that changing what draws from one leaves the others as they are.
@@ -123,6 +127,7 @@ def set_up(config: Config, method: Method | None = None) -> Experiment:
     parts = [] if method else methods.resolve(config.method, config.hyperparameters)
     built = method or methods.build(parts)
     augmentations = parse_augment(config.augment)
+    check_devices(config.devices)
     if config.workdir is not None:
         records.check_workdir(Path(config.workdir))
     dealt = deal(config, auxiliary_per_class=built.auxiliary)
@@ -206,12 +211,14 @@ def train(experiment: Experiment, *, quiet: bool = False) -> Result:
     mean, std = channel_statistics(dataset.x_train)
     augment = make_augment(parse_augment(config.augment), mean=mean, std=std)
     to_input = functools.partial(normalise, mean=mean, std=std)
-    data = place_data(dealt, to_input)
+    mesh = make_mesh(config.devices, most=config.clients_per_round // max(config.lanes, 1))
+    data = place_data(dealt, to_input, mesh)
     steps = client_steps(experiment)
     lanes = config.lanes or choose_lanes(
         steps,
         cohort_size=config.clients_per_round,
-        most=CPU_LANES if jax.default_backend() == 'cpu' else config.clients_per_round,
+        most=most_lanes(config, mesh.size),
+        devices=mesh.size,
     )
     settings = LocalSettings(
         local_epochs=config.local_epochs,
@@ -224,32 +231,36 @@ def train(experiment: Experiment, *, quiet: bool = False) -> Result:
     )
     params = model.init(jax.random.key(stream(config.seed, 'initialisation')))
     server_state, client_state = method.init(params)
-    server = ServerState(params, server_state, jnp.zeros((), jnp.int32))
+    server = replicate(ServerState(params, server_state, jnp.zeros((), jnp.int32)), mesh)
     # Every client's state lives on the host; a round's rows travel.
     client_states = jax.tree.map(
         lambda leaf: np.repeat(np.asarray(leaf)[None], config.num_clients, axis=0), client_state
     )
-    key = jax.random.key(stream(config.seed, 'batches'))
-    x_test, y_test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
+    test_set = replicate((dataset.x_test, dataset.y_test), mesh)
+    key = replicate(jax.random.key(stream(config.seed, 'batches')), mesh)
 
-    def inputs(round_: int) -> tuple:
+    def inputs(round_: int) -> tuple[np.ndarray, Schedule, float]:
         cohort = sample_cohort(config, round_)
-        rate = np.float32(config.learning_rate * config.lr_decay ** (round_ - 1))
-        plan = schedule(steps[cohort], lanes=lanes)
-        return cohort, jax.tree.map(lambda leaf: leaf[cohort], client_states), plan, rate
+        rate = config.learning_rate * config.lr_decay ** (round_ - 1)
+        return cohort, schedule(steps[cohort], lanes=lanes, devices=mesh.size), rate
 
     with console.status('compiling', quiet=quiet):
         compiling = time.perf_counter()
-        run_round = make_round(model, method, settings, augment, to_input)
-        compiled_round = jax.jit(run_round).lower(server, *inputs(1), key, data).compile()
-        test = functools.partial(evaluate, model.apply, prepare=to_input)
-        compiled_test = jax.jit(test).lower(server.params, x_test, y_test).compile()
+        parts = make_round(model, method, settings, augment, to_input, mesh=mesh)
+        programs = compile_round(parts, mesh, server, client_states, *inputs(1), key, data)
+        test = functools.partial(evaluate, model.apply, prepare=to_input, mesh=mesh)
+        compiled_test = jax.jit(test).lower(server.params, *test_set).compile()
+        local_test = functools.partial(
+            local_accuracy, model.apply, prepare=to_input, mesh=mesh, lanes=lanes
+        )
         if config.local_eval_every:
-            of_locals = functools.partial(
-                local_accuracy, model.apply, prepare=to_input, lanes=lanes
+            plan = inputs(1)[1]
+            kept = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct((*plan.slot.shape, *leaf.shape), leaf.dtype),
+                params,
             )
-            locals_ = compiled_round.out_info[2].local_params
-            compiled_local_test = jax.jit(of_locals).lower(locals_, x_test, y_test).compile()
+            arguments = kept, split(plan.clients, mesh), *test_set
+            compiled_local_test = jax.jit(local_test).lower(*arguments).compile()
         compile_seconds = time.perf_counter() - compiling
 
     def due(every: int, round_: int) -> bool:
@@ -259,23 +270,22 @@ def train(experiment: Experiment, *, quiet: bool = False) -> Result:
     with console.progress(config.rounds, quiet=quiet) as report, records.lines(workdir) as record:
         for round_ in range(1, config.rounds + 1):
             ticks = [time.perf_counter()]
-            cohort, states, plan, rate = inputs(round_)
-            server, states, trained = compiled_round(server, cohort, states, plan, rate, key, data)
-            jax.tree.map(
-                lambda all_, rows, ids=cohort: all_.__setitem__(ids, np.asarray(rows)),
-                client_states,
-                states,
+            cohort, plan, rate = inputs(round_)
+            server, trained, local_params = run_round(
+                programs, mesh, server, client_states, cohort, plan, rate, key, data
             )
             train_loss = float(trained.train_loss)
             ticks.append(time.perf_counter())
             evaluation = local = None
             if due(config.eval_every, round_):
-                evaluation = jax.device_get(compiled_test(server.params, x_test, y_test))
+                evaluation = jax.device_get(compiled_test(server.params, *test_set))
             ticks.append(time.perf_counter())
             if due(config.local_eval_every, round_):
-                local = jax.device_get(compiled_local_test(trained.local_params, x_test, y_test))
+                count = split(plan.clients, mesh)
+                each = jax.device_get(compiled_local_test(local_params, count, *test_set))
+                local = each[np.arange(each.shape[1]) < plan.clients[:, None]]
             ticks.append(time.perf_counter())
-            entry = describe_round(round_, train_loss, evaluation, local, float(rate))
+            entry = describe_round(round_, train_loss, evaluation, local, rate)
             entry['seconds'] = round(ticks[3] - ticks[0], 4)
             entry['evaluation_seconds'] = round(ticks[2] - ticks[1], 4)
             entry['local_evaluation_seconds'] = round(ticks[3] - ticks[2], 4)
@@ -286,6 +296,7 @@ def train(experiment: Experiment, *, quiet: bool = False) -> Result:
 
     done = sum(int(steps[sample_cohort(config, r)].sum()) for r in range(1, config.rounds + 1))
     summary = summarise(config, metrics, compile_seconds, done)
+    summary['devices'] = mesh.size
     summary['lanes'] = lanes
     summary['auxiliary_examples'] = len(dealt.auxiliary)
     summary['seconds_total'] = round(time.perf_counter() - began, 2)
@@ -296,12 +307,13 @@ def train(experiment: Experiment, *, quiet: bool = False) -> Result:
     return Result(summary, metrics, server.params, workdir)
 
 
-def place_data(dealt: Dealt, to_input: Callable[[Array], Array]) -> TrainingData:
-    """Put the training data on the device: every image once, clients as groups of indices.
+def place_data(dealt: Dealt, to_input: Callable[[Array], Array], mesh: Mesh) -> TrainingData:
+    """Put the training data on the devices: every image once, clients as groups of indices.
 
     Args:
       dealt: from `deal`.
       to_input: normalisation, for the server's auxiliary data.
+      mesh: the devices.
 
     Returns:
       The training data.
@@ -312,15 +324,23 @@ def place_data(dealt: Dealt, to_input: Callable[[Array], Array]) -> TrainingData
     if len(auxiliary):
         y = jnp.asarray(dataset.y_train[auxiliary])
         own = Batch(to_input(dataset.x_train[auxiliary]), y, jnp.ones(y.shape, bool))
-    return TrainingData(
-        x=jnp.asarray(dataset.x_train),
-        y=jnp.asarray(dataset.y_train),
-        order=jnp.asarray(np.concatenate(dealt.partition), jnp.int32),
-        start=jnp.asarray(np.cumsum(size) - size),
-        size=jnp.asarray(size),
-        label_counts=jnp.asarray(dealt.label_counts, jnp.int32),
-        auxiliary=own,
+    arrays = (
+        dataset.x_train,
+        dataset.y_train,
+        np.concatenate(dealt.partition).astype(np.int32),
+        (np.cumsum(size) - size).astype(np.int32),
+        size,
+        dealt.label_counts.astype(np.int32),
     )
+    x, y, order, start, size, counts = replicate(arrays, mesh)
+    return TrainingData(x, y, order, start, size, counts, replicate(own, mesh))
+
+
+def most_lanes(config: Config, devices: int) -> int:
+    """The largest number of lanes worth having on each device."""
+    if jax.default_backend() != 'cpu':
+        return config.clients_per_round
+    return CPU_LANES if devices == 1 else 1
 
 
 def client_steps(experiment: Experiment) -> np.ndarray:

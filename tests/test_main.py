@@ -162,10 +162,10 @@ def test_compiled_programs_are_kept(tmp_path):
     kept = tmp_path / 'cache' / 'compiled'
     assert not kept.exists()
     start('--workdir=b')
-    names = {path.name for path in kept.glob('*run_round*')}
+    names = {path.name for path in kept.glob('*jit_train*')}
     assert names
     start('--workdir=c')
-    assert {path.name for path in kept.glob('*run_round*')} == names
+    assert {path.name for path in kept.glob('*jit_train*')} == names
     b, c = ((tmp_path / name / 'metrics.jsonl').read_text() for name in 'bc')
     assert json.loads(b)['test_loss'] == json.loads(c)['test_loss']
 

@@ -248,7 +248,8 @@ def test_lowering_by_platform_and_shape():
         'fourier',
     ]
     assert lowering((32, 32), (3, 3, 64, 64), platform='cpu') == 'unrolled'
-    assert lowering((32, 32), (5, 5, 64, 64), (2, 2), platform='cpu') == 'unrolled'
+    assert lowering((32, 32), (3, 3, 64, 128), (2, 2), platform='cpu') == 'patches'
+    assert lowering((32, 32), (1, 1, 64, 256), platform='cpu') == 'patches'
     assert lowering(*cnn[0], platform='gpu') == lowering(*cnn[1], platform='tpu') == 'grouped'
     assert lowering(*cnn[0]) == lowering(*cnn[0], platform=jax.default_backend())
 

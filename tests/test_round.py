@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from jaxfed import methods
+from jaxfed.devices import make_mesh, replicate
+from jaxfed.execution import compile_round, run_round
 from jaxfed.lanes import schedule
 from jaxfed.method import Method, chain
 from jaxfed.models import make_model
-from jaxfed.round import LocalSettings, ServerState, TrainingData, make_round
+from jaxfed.round import LocalSettings, Round, ServerState, TrainingData, make_round
 from jaxfed.stacking import STACKED, UNROLLED
 from jaxfed.types import Batch, Model, Outputs
 from tests import oracle
@@ -112,7 +114,7 @@ METHODS = [
 ]
 
 
-def set_up(method, model=None, stack=None, **changes):
+def set_up(method, model=None, *, devices=1, stack=None, **changes):
     model = model or network()
     settings = LocalSettings(
         local_epochs=2,
@@ -125,27 +127,34 @@ def set_up(method, model=None, stack=None, **changes):
     params = model.init(jax.random.key(1))
     server_state, client_state = method.init(params)
     server = ServerState(params, server_state, jnp.zeros((), jnp.int32))
-    states = jax.tree.map(lambda s: jnp.stack([s] * len(SIZES)), client_state)
-    run = make_round(model, method, settings, lambda key, x: normalise(x), normalise, stack=stack)
+    states = jax.tree.map(lambda s: np.stack([s] * len(SIZES)), client_state)
+    run = jitted(model, method, settings, lambda key, x: normalise(x), devices=devices, stack=stack)
     return model, settings, server, states, run
 
 
-def plan(settings, cohort, lanes):
+def jitted(model, method, settings, augment, *, devices=1, stack=None):
+    """A round's functions jitted, and the mesh they run on."""
+    mesh = make_mesh(devices)
+    made = make_round(model, method, settings, augment, normalise, mesh=mesh, stack=stack)
+    return Round(jax.jit(made.train), jax.jit(made.merge)), mesh
+
+
+def plan(settings, cohort, lanes, devices):
     steps = settings.local_epochs * -(-np.array(SIZES)[cohort] // settings.batch_size)
-    return schedule(steps, lanes=lanes)
+    return schedule(steps, lanes=lanes, devices=devices)
 
 
 def rounds(run, settings, server, states, cohorts, lanes, data):
     """Several rounds by the engine; returns the last server state, all states, the losses."""
-    losses = []
+    programs, mesh = run
+    losses, states = [], jax.tree.map(np.copy, states)
+    server, data, key = replicate((server, data, jax.random.key(5)), mesh)
     for i, cohort in enumerate(cohorts):
         cohort = np.asarray(cohort, np.int32)
-        rows = jax.tree.map(lambda s, c=cohort: s[c], states)
-        rate = jnp.float32(0.03 * 0.9**i)
-        server, rows, metrics = run(
-            server, cohort, rows, plan(settings, cohort, lanes), rate, jax.random.key(5), data
+        dealt = plan(settings, cohort, lanes, mesh.size)
+        server, metrics, _ = run_round(
+            programs, mesh, server, states, cohort, dealt, 0.03 * 0.9**i, key, data
         )
-        states = jax.tree.map(lambda s, r, c=cohort: s.at[c].set(r), states, rows)
         losses.append(float(metrics.train_loss))
     return server, states, losses
 
@@ -154,13 +163,13 @@ def rounds_by_oracle(model, method, settings, server, states, cohorts, data):
     losses = []
     for i, cohort in enumerate(cohorts):
         cohort = np.asarray(cohort, np.int32)
-        rows = jax.tree.map(lambda s, c=cohort: s[c], states)
+        rows = jax.tree.map(lambda s, c=cohort: jnp.asarray(s[c]), states)
         rate = jnp.float32(0.03 * 0.9**i)
         params, state, rows, loss = oracle.run_round(
             model, method, settings, normalise, server, cohort, rows, rate, jax.random.key(5), data
         )
         server = ServerState(params, state, server.round + 1)
-        states = jax.tree.map(lambda s, r, c=cohort: s.at[c].set(r), states, rows)
+        states = jax.tree.map(lambda s, r, c=cohort: jnp.asarray(s).at[c].set(r), states, rows)
         losses.append(loss)
     return server, states, losses
 
@@ -168,9 +177,9 @@ def rounds_by_oracle(model, method, settings, server, states, cohorts, data):
 @pytest.mark.parametrize('name', METHODS)
 def test_round_equals_plain_loop(name):
     method, data = make(name), training_data()
-    model, settings, server, states, run = set_up(method, stack=UNROLLED)
+    model, settings, server, states, run = set_up(method, devices=2, stack=UNROLLED)
     cohorts = [[0, 1, 2, 3], [1, 2, 4, 5]]
-    got = rounds(jax.jit(run), settings, server, states, cohorts, 2, data)
+    got = rounds(run, settings, server, states, cohorts, 2, data)
     want = rounds_by_oracle(model, method, settings, server, states, cohorts, data)
     chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-5)
     moved = jnp.abs(got[0].params['hidden'] - server.params['hidden']).max()
@@ -193,7 +202,7 @@ def test_settings_equal_plain_loop(changes):
     method, data = make('fedlmd'), training_data()
     model, settings, server, states, run = set_up(method, **changes)
     cohorts = [[0, 2, 4]]
-    got = rounds(jax.jit(run), settings, server, states, cohorts, 3, data)
+    got = rounds(run, settings, server, states, cohorts, 3, data)
     want = rounds_by_oracle(model, method, settings, server, states, cohorts, data)
     chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-5)
 
@@ -204,7 +213,7 @@ def test_networks_equal_plain_loop(name):
     model = make_model(name, input_shape=(16, 16, 1), num_classes=CLASSES)
     model, settings, server, states, run = set_up(method, model, local_epochs=1, batch_size=8)
     cohorts = [[0, 1, 2, 3]]
-    got = rounds(jax.jit(run), settings, server, states, cohorts, 2, data)
+    got = rounds(run, settings, server, states, cohorts, 2, data)
     want = rounds_by_oracle(model, method, settings, server, states, cohorts, data)
     chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-5)
 
@@ -218,25 +227,34 @@ def test_result_does_not_depend_on_lanes(name):
         noise = jax.random.normal(key, x.shape)
         return normalise(x) + 0.1 * noise
 
-    stacked, run = (
-        jax.jit(make_round(network(), method, settings, augment, normalise, stack=stack))
-        for stack in (STACKED, UNROLLED)
-    )
+    run = functools.partial(jitted, network(), method, settings, augment)
     cohorts = [[0, 1, 2, 3, 4], [5, 4, 3, 2, 1]]
     # With a lane for every client this is the plain padded engine.
-    padded = rounds(stacked, settings, server, states, cohorts, 5, data)
+    padded = rounds(run(stack=STACKED), settings, server, states, cohorts, 5, data)
+    unrolled = run(stack=UNROLLED)
     for lanes in (1, 2, 3) if name == 'drifting chained' else (2,):
-        other = rounds(run, settings, server, states, cohorts, lanes, data)
+        other = rounds(unrolled, settings, server, states, cohorts, lanes, data)
+        chex.assert_trees_all_close(other, padded, rtol=1e-5, atol=1e-5)
+    for devices, lanes in ((3, 1), (2, 2)) if name == 'drifting chained' else ():
+        other = rounds(run(devices=devices), settings, server, states, cohorts, lanes, data)
         chex.assert_trees_all_close(other, padded, rtol=1e-5, atol=1e-5)
 
 
 def test_one_trace_for_all_cohorts():
     method, data = make('fedlmd'), training_data()
-    _, settings, server, states, run = set_up(method)
-    once = jax.jit(chex.assert_max_traces(run, n=1))
+    model, settings, server, states, _ = set_up(method)
+    mesh = make_mesh(2)
+    made = make_round(model, method, settings, lambda _, x: normalise(x), normalise, mesh=mesh)
+    traced = []
+
+    def counted(function):
+        return jax.jit(lambda *arguments: traced.append(function) or function(*arguments))
+
+    once = Round(*map(counted, made)), mesh
     cohorts = [[0, 1, 2], [3, 4, 5], [2, 1, 5], [4, 0, 2]]
-    server, _, losses = rounds(once, settings, server, states, cohorts, 2, data)
+    server, _, losses = rounds(once, settings, server, states, cohorts, 1, data)
     assert int(server.round) == 4
+    assert traced == list(made)
     assert np.isfinite(losses).all()
 
 
@@ -269,7 +287,7 @@ def test_limits(special, limit):
         method = methods.METHODS[name](**given)
         _, settings, server, states, run = set_up(method)
         cohorts = [[0, 1, 3], [4, 2, 5]]
-        return rounds(jax.jit(run), settings, server, states, cohorts, 2, training_data())[0]
+        return rounds(run, settings, server, states, cohorts, 2, training_data())[0]
 
     chex.assert_trees_all_close(run(special).params, run(limit).params, rtol=1e-6, atol=1e-6)
 
@@ -292,8 +310,8 @@ def test_fedlmd_without_majority_is_fedntd():
     params = {}
     for name in ('fedlmd', 'fedntd', 'fedavg'):
         _, _, server, _, run = set_up(make(name))
-        arguments = (server, cohort, (), schedule(steps, lanes=2), jnp.float32(0.1))
-        params[name] = jax.jit(run)(*arguments, jax.random.key(0), data)[0].params
+        arguments = (server, (), cohort, schedule(steps, lanes=2), 0.1, jax.random.key(0), data)
+        params[name] = run_round(*run, *arguments)[0].params
     chex.assert_trees_all_close(params['fedlmd'], params['fedntd'], rtol=1e-6, atol=1e-6)
     difference = jnp.abs(params['fedlmd']['hidden'] - params['fedavg']['hidden']).max()
     assert difference > 1e-4
@@ -303,12 +321,24 @@ def test_client_without_examples_changes_nothing():
     data = training_data()
     _, _, server, _, run = set_up(make('fedlmd'))
     empty = data._replace(size=data.size.at[0].set(0), label_counts=data.label_counts.at[0].set(0))
-    rate, key = jnp.float32(0.1), jax.random.key(0)
-    with_empty = functools.partial(jax.jit(run), server)(
-        np.array([0, 3], np.int32), (), schedule([0, 6], lanes=2), rate, key, empty
-    )
-    alone = jax.jit(run)(
-        server, np.array([3], np.int32), (), schedule([6], lanes=1), rate, key, empty
-    )
+    rest = (0.1, jax.random.key(0), empty)
+    both, one = np.array([0, 3], np.int32), np.array([3], np.int32)
+    with_empty = run_round(*run, server, (), both, schedule([0, 6], lanes=2), *rest)
+    alone = run_round(*run, server, (), one, schedule([6], lanes=1), *rest)
     chex.assert_trees_all_close(with_empty[0].params, alone[0].params, rtol=1e-6, atol=1e-6)
     chex.assert_tree_all_finite(with_empty)
+
+
+def test_compiled_program_talks_between_devices_only_to_merge():
+    method, data = make('drifting'), training_data()
+    model, settings, server, states, _ = set_up(method)
+    mesh = make_mesh(2)
+    made = make_round(model, method, settings, lambda _, x: normalise(x), normalise, mesh=mesh)
+    server, data, key = replicate((server, data, jax.random.key(5)), mesh)
+    cohort = np.arange(4, dtype=np.int32)
+    dealt = plan(settings, cohort, 1, 2)
+    programs = compile_round(made, mesh, server, states, cohort, dealt, 0.1, key, data)
+    talk = ('all-reduce', 'all-gather', 'all-to-all', 'collective-permute', 'reduce-scatter')
+    train, merge = (program.as_text() for program in programs)
+    assert not [word for word in talk if word in train]
+    assert [word for word in talk if word in merge] == ['all-reduce']

@@ -9,12 +9,9 @@ bare step, up to a round as users run it.
 import functools
 import importlib.util
 import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,17 +21,29 @@ import numpy as np
 import optax
 from absl import app, flags
 from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from experiments.benchmarks.machine import machine
 from jaxfed import losses, methods
 from jaxfed.data.augment import make_augment, normalise
+from jaxfed.devices import (
+    AXIS,
+    check_devices,
+    cores,
+    make_mesh,
+    replicate,
+    split,
+    use_every_core,
+)
+from jaxfed.execution import compile_round, run_round
 from jaxfed.lanes import schedule
 from jaxfed.models import make_model
 from jaxfed.ops import convolution
 from jaxfed.round import LocalSettings, ServerState, TrainingData, local_optimizer, make_round
-from jaxfed.stacking import STACKED, Stacking, stacking
+from jaxfed.stacking import STACKED, Stacking, row, stacking
 from jaxfed.types import Array, Model, PyTree
 
 SHAPE = (32, 32, 3)
@@ -58,7 +67,10 @@ _NAIVE_STEPS = flags.DEFINE_integer(
     'naive_steps', 1, 'Steps of the naive program, measured once; 0 leaves it out.', lower_bound=0
 )
 _REPEATS = flags.DEFINE_integer('repeats', 7, 'Measurements of each program.', lower_bound=1)
-_LANES = flags.DEFINE_list('lanes', ['5'], 'Clients side by side in a round, rows for each number.')
+_DEVICES = flags.DEFINE_string('devices', 'all', "How many devices, or 'all'.")
+_LANES = flags.DEFINE_list(
+    'lanes', ['1'], 'Clients side by side on a device, rows for each number.'
+)
 _OUTPUT = flags.DEFINE_string('output', None, 'File to write the measurements to, as JSON.')
 
 
@@ -162,24 +174,33 @@ def torch_program(size: Size) -> Program:
 
 
 def step_program(
-    name: str, model: Model, size: Size, *, method: str = 'fedavg', stack: Stacking | None = None
+    name: str,
+    model: Model,
+    size: Size,
+    *,
+    mesh: Mesh,
+    lanes: int,
+    method: str = 'fedavg',
+    stack: Stacking | None = None,
 ) -> Program:
-    """Makes the bare local step of all clients side by side in a compiled loop.
+    """Makes bare local steps in a compiled loop, as many on each device and lane as in a round.
 
     Args:
       name: of the program.
       model: the network.
       size: how much to train.
+      mesh: the devices.
+      lanes: clients side by side on each device.
       method: 'fedavg', or 'fedlmd' for its loss with a teacher's forward pass.
-      stack: how the clients are held; None for what suits the device.
+      stack: how lanes are held; None for what suits the device.
 
     Returns:
       The program.
     """
     stack = stack or stacking()
     # Two batches in turn, so that the compiler can move nothing out of the loop.
-    x, y = (jnp.asarray(array) for array in images(size.clients, 2 * size.batch_size))
-    x, y = (array.reshape(size.clients, 2, size.batch_size, *array.shape[2:]) for array in (x, y))
+    x, y = (jnp.asarray(array) for array in images(lanes, 2 * size.batch_size))
+    x, y = (array.reshape(lanes, 2, size.batch_size, *array.shape[2:]) for array in (x, y))
     optimizer = local_optimizer(LEARNING_RATE, momentum=MOMENTUM, weight_decay=0.0)
     teacher = model.init(jax.random.key(1))
     majority = jnp.arange(CLASSES) < 3
@@ -202,14 +223,25 @@ def step_program(
             updates, state = optimizer.update(gradient, state, params)
             return optax.apply_updates(params, updates), state, x, y, step + 1
 
-        first = jnp.zeros(size.clients, jnp.int32)
+        first = jnp.zeros(lanes, jnp.int32)
         clients = stack.from_stack((params, jax.vmap(optimizer.init)(params), x, y, first))
-        trained = lax.fori_loop(0, steps, lambda _, c: stack.map(local_step, c), clients)
-        return [client[0] for client in trained] if isinstance(trained, list) else trained[0]
+        trained = lax.fori_loop(0, steps[0], lambda _, c: stack.map(local_step, c), clients)
+        last = trained[0] if isinstance(trained, list) else row(trained, 0)
+        return jax.tree.map(lambda leaf: leaf[None], last[0])
 
-    params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), size.clients))
-    arguments = (params, teacher, jnp.int32(size.steps), x, y)
-    compiled = jax.jit(train).lower(*arguments).compile()
+    plan = schedule([size.steps] * size.clients, lanes=lanes, devices=mesh.size)
+    params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), lanes))
+    same, split_ = PartitionSpec(), PartitionSpec(AXIS)
+    over_devices = jax.shard_map(
+        train,
+        mesh=mesh,
+        in_specs=(same, same, split_, same, same),
+        out_specs=split_,
+        check_vma=False,
+    )
+    params, teacher, x, y = replicate((params, teacher, x, y), mesh)
+    arguments = (params, teacher, split(plan.steps.sum(axis=1), mesh), x, y)
+    compiled = jax.jit(over_devices).lower(*arguments).compile()
 
     def run() -> None:
         jax.block_until_ready(compiled(*arguments))
@@ -218,13 +250,14 @@ def step_program(
 
 
 def round_program(
-    size: Size, *, lanes: int, method: str = 'fedavg', augmented: bool = False
+    size: Size, *, mesh: Mesh, lanes: int, method: str = 'fedavg', augmented: bool = False
 ) -> Program:
     """Makes a whole round of jaxfed's engine: drawing batches and aggregation included.
 
     Args:
       size: how much to train.
-      lanes: clients side by side.
+      mesh: the devices.
+      lanes: clients side by side on each device.
       method: of `jaxfed.methods`.
       augmented: whether images are cropped and flipped.
 
@@ -256,24 +289,27 @@ def round_program(
     steps = ('crop', 'flip') if augmented else ()
     augment = make_augment(steps, mean=mean, std=std)
     to_input = functools.partial(normalise, mean=mean, std=std)
-    run_round = make_round(model, built, settings, augment, to_input)
+    parts = make_round(model, built, settings, augment, to_input, mesh=mesh)
     params = model.init(jax.random.key(0))
     server_state, client_state = built.init(params)
+    server = ServerState(params, server_state, jnp.zeros((), jnp.int32))
+    server, data, key = replicate((server, data, jax.random.key(1)), mesh)
     arguments = (
-        ServerState(params, server_state, jnp.zeros((), jnp.int32)),
-        jnp.arange(clients, dtype=jnp.int32),
-        jax.tree.map(lambda leaf: jnp.stack([leaf] * clients), client_state),
-        schedule([size.steps] * clients, lanes=lanes),
-        jnp.float32(LEARNING_RATE),
-        jax.random.key(1),
+        mesh,
+        server,
+        jax.tree.map(lambda leaf: np.stack([leaf] * clients), client_state),
+        np.arange(clients, dtype=np.int32),
+        schedule([size.steps] * clients, lanes=lanes, devices=mesh.size),
+        LEARNING_RATE,
+        key,
         data,
     )
-    compiled = jax.jit(run_round).lower(*arguments).compile()
+    programs = compile_round(parts, *arguments)
 
     def run() -> None:
-        jax.block_until_ready(compiled(*arguments))
+        jax.block_until_ready(run_round(programs, *arguments)[0])
 
-    name = f'round, {lanes} lanes'
+    name = f'round, {lanes} lane(s)'
     name += ', crop+flip' if augmented else ''
     name += '' if method == 'fedavg' else f', {method}'
     return Program(name, run, size.steps, size.repeats)
@@ -341,40 +377,13 @@ def measure(programs: list[Program], *, clients: int) -> list[Timing]:
     return timings
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-
-
-def machine() -> dict[str, str | int]:
-    """Describes what is measured on.
-
-    Returns:
-      Cores, processor, JAX's device and the versions.
-    """
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path('/proc/cpuinfo')
-    if cpuinfo.exists():
-        named = [line for line in cpuinfo.read_text().splitlines() if line.startswith('model name')]
-        name = named[0].partition(':')[2].strip() if named else name
-    has_torch = importlib.util.find_spec('torch') is not None
-    return {
-        'cores': cores(),
-        'processor': name,
-        'device': jax.devices()[0].device_kind,
-        'python': platform.python_version(),
-        'jax': jax.__version__,
-        'flax': version('flax'),
-        'torch': version('torch') if has_torch else 'not installed',
-    }
-
-
-def programs_of(size: Size, lanes: list[int], naive_steps: int) -> list[Program]:
+def programs_of(size: Size, mesh: Mesh, lanes: list[int], naive_steps: int) -> list[Program]:
     """Makes all programs.
 
     Args:
       size: how much to train.
-      lanes: a round for each of these numbers of clients side by side.
+      mesh: the devices.
+      lanes: a round for each of these numbers of clients side by side on a device.
       naive_steps: of the naive program, 0 to leave it out.
 
     Returns:
@@ -384,19 +393,30 @@ def programs_of(size: Size, lanes: list[int], naive_steps: int) -> list[Program]
     if importlib.util.find_spec('torch') is not None:
         programs.append(torch_program(size))
     fast = make_model(size.model, input_shape=SHAPE, num_classes=CLASSES)
-    programs.append(step_program('bare step', fast, size))
-    programs.append(step_program('bare step, fedlmd', fast, size, method='fedlmd'))
     for number in lanes:
-        programs.append(round_program(size, lanes=number))
-        programs.append(round_program(size, lanes=number, augmented=True))
-        programs.append(round_program(size, lanes=number, augmented=True, method='fedlmd'))
+        step = functools.partial(step_program, model=fast, size=size, mesh=mesh, lanes=number)
+        whole = functools.partial(round_program, size, mesh=mesh, lanes=number)
+        programs.append(step(f'bare step, {number} lane(s)'))
+        programs.append(whole())
+        programs.append(whole(augmented=True))
+        programs.append(step(f'bare step, {number} lane(s), fedlmd', method='fedlmd'))
+        programs.append(whole(augmented=True, method='fedlmd'))
     programs.append(matmul_program(size))
     if naive_steps:
         naive = make_model(
             size.model, input_shape=SHAPE, num_classes=CLASSES, convolution=convolution('grouped')
         )
         once = size._replace(steps=naive_steps, repeats=1)
-        programs.append(step_program('vmap of lax.conv', naive, once, stack=STACKED))
+        programs.append(
+            step_program(
+                'vmap of lax.conv',
+                naive,
+                once,
+                mesh=make_mesh(1),
+                lanes=size.clients,
+                stack=STACKED,
+            )
+        )
     return programs
 
 
@@ -404,6 +424,7 @@ def main(argv: list[str]) -> None:
     """Measures, prints the table and writes the file."""
     if len(argv) > 1:
         raise app.UsageError(f'Unexpected arguments: {argv[1:]}.')
+    use_every_core()
     console = Console(highlight=False)
     model = _MODEL.value
     size = Size(
@@ -413,18 +434,25 @@ def main(argv: list[str]) -> None:
         steps=_STEPS.value,
         repeats=_REPEATS.value,
     )
+    try:
+        check_devices(_DEVICES.value)
+    except ValueError as error:
+        raise app.UsageError(str(error)) from None
+    mesh = make_mesh(_DEVICES.value, most=size.clients)
     for lanes in _LANES.value:
-        if not lanes.isdecimal() or not 1 <= int(lanes) <= size.clients:
+        if not lanes.isdecimal() or not 1 <= int(lanes) * mesh.size <= size.clients:
             raise app.UsageError(
-                f'--lanes={",".join(_LANES.value)} must be numbers in 1..{size.clients} '
-                '(--clients).'
+                f'--lanes={",".join(_LANES.value)} must be numbers from 1 on, and lanes on all '
+                f'{mesh.size} devices no more than --clients={size.clients}.'
             )
     described = machine()
     if described['torch'] == 'not installed':
         hint = "PyTorch is not installed and is left out: pip install 'jaxfed[bench]'."
         console.print(hint, markup=False)
     with console.status('compiling'):
-        programs = programs_of(size, [int(lanes) for lanes in _LANES.value], _NAIVE_STEPS.value)
+        programs = programs_of(
+            size, mesh, [int(lanes) for lanes in _LANES.value], _NAIVE_STEPS.value
+        )
     timings = {timing.name: timing for timing in measure(programs, clients=size.clients)}
 
     reference = timings[TORCH].median if TORCH in timings else None
@@ -466,14 +494,17 @@ def main(argv: list[str]) -> None:
         )
     console.print(table)
     for lanes in _LANES.value:
-        whole, bare = timings[f'round, {lanes} lanes, crop+flip'], timings['bare step']
+        whole, bare = (
+            timings[f'round, {lanes} lane(s), crop+flip'],
+            timings[f'bare step, {lanes} lane(s)'],
+        )
+        told = timings[whole.name + ', fedlmd'].median / timings[bare.name + ', fedlmd'].median
         console.print(
-            f'{lanes} lanes: a whole round takes {whole.median / bare.median:.2f} times its bare '
-            'steps, with FedLMD '
-            f'{timings[whole.name + ", fedlmd"].median / timings["bare step, fedlmd"].median:.2f}.'
+            f'{lanes} lane(s) a device: a whole round takes {whole.median / bare.median:.2f} times '
+            f'its bare steps, with FedLMD {told:.2f}.'
         )
     if _OUTPUT.value:
-        settings = {**size._asdict(), 'naive_steps': _NAIVE_STEPS.value}
+        settings = {**size._asdict(), 'devices': mesh.size, 'naive_steps': _NAIVE_STEPS.value}
         report = {
             'machine': described,
             'settings': settings,

@@ -5,8 +5,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxfed import losses
+from jaxfed.devices import AXIS
 from jaxfed.types import Array, Outputs, PyTree
 
 CHUNK = 500
@@ -25,6 +28,8 @@ def predict(
     params: PyTree,
     x: Array,
     prepare: Callable[[Array], Array] = lambda x: x,
+    *,
+    mesh: Mesh | None = None,
 ) -> Array:
     """Logits of many examples, computed in chunks so that memory does not grow with them.
 
@@ -33,17 +38,35 @@ def predict(
       params: its parameters.
       x: [m, H, W, channels].
       prepare: applied to each chunk first, for instance a normalisation of uint8 images.
+      mesh: devices that share the examples out among them; None for the one at work.
 
     Returns:
       [m, C] logits.
     """
     m = x.shape[0]
-    chunk = min(CHUNK, m)
-    chunks = -(-m // chunk)
-    # The last chunk is filled with repeated examples, which are cut off again.
-    index = jnp.minimum(jnp.arange(chunks * chunk), m - 1).reshape(chunks, chunk)
-    logits = jax.lax.map(lambda rows: apply(params, prepare(x[rows])).logits, index)
-    return logits.reshape(chunks * chunk, -1)[:m]
+
+    def of_rows(params: PyTree, x: Array, rows: Array) -> Array:
+        n = rows.shape[0]
+        chunk = min(CHUNK, n)
+        chunks = -(-n // chunk)
+        # The last chunk is filled with repeated examples, which are cut off again.
+        rows = rows[jnp.minimum(jnp.arange(chunks * chunk), n - 1)].reshape(chunks, chunk)
+        logits = lax.map(lambda chunk: apply(params, prepare(x[chunk])).logits, rows)
+        return logits.reshape(rows.size, -1)[:n]
+
+    if mesh is None:
+        return of_rows(params, x, jnp.arange(m))
+    share = -(-m // mesh.size)
+
+    def of_device(params: PyTree, x: Array) -> Array:
+        rows = lax.axis_index(AXIS) * share + jnp.arange(share)
+        return of_rows(params, x, jnp.minimum(rows, m - 1))
+
+    same, split = PartitionSpec(), PartitionSpec(AXIS)
+    over_devices = jax.shard_map(
+        of_device, mesh=mesh, in_specs=same, out_specs=split, check_vma=False
+    )
+    return over_devices(params, x)[:m]
 
 
 def evaluate(
@@ -52,6 +75,8 @@ def evaluate(
     x: Array,
     y: Array,
     prepare: Callable[[Array], Array] = lambda x: x,
+    *,
+    mesh: Mesh | None = None,
 ) -> Evaluation:
     """Accuracy, loss and accuracy by class.
 
@@ -61,11 +86,12 @@ def evaluate(
       x: [m, H, W, channels].
       y: [m] int32 labels.
       prepare: as in `predict`.
+      mesh: as in `predict`.
 
     Returns:
       The evaluation.
     """
-    logits = predict(apply, params, x, prepare)
+    logits = predict(apply, params, x, prepare, mesh=mesh)
     correct = (jnp.argmax(logits, axis=-1) == y).astype(jnp.float32)
     member = jax.nn.one_hot(y, logits.shape[-1])
     return Evaluation(
@@ -78,25 +104,47 @@ def evaluate(
 def local_accuracy(
     apply: Callable[[PyTree, Array], Outputs],
     params: PyTree,
+    count: Array,
     x: Array,
     y: Array,
     prepare: Callable[[Array], Array] = lambda x: x,
     *,
+    mesh: Mesh,
     lanes: int = 1,
 ) -> Array:
-    """Accuracy of each of S local models on the same examples.
+    """Accuracy of each of a round's local models on the same examples.
 
     Args:
       apply: the network.
-      params: the models' parameters, stacked [S, ...].
+      params: the models' parameters, M on each of D devices, stacked [D, M, ...].
+      count: [D] int32, models of each device; those behind them are not evaluated.
       x: [m, H, W, channels].
       y: [m] int32 labels.
       prepare: as in `predict`.
-      lanes: models evaluated side by side, mapped over.
+      mesh: the devices.
+      lanes: models that a device evaluates side by side, mapped over.
 
     Returns:
-      [S]; its mean is the average local accuracy.
+      [D, M]; the mean over all models is the average local accuracy.
     """
-    return jax.lax.map(
-        lambda own: evaluate(apply, own, x, y, prepare).accuracy, params, batch_size=lanes
+
+    def of_device(params: PyTree, count: Array, x: Array, y: Array) -> Array:
+        models = jax.tree.map(lambda leaf: leaf[0], params)
+        room = jax.tree.leaves(models)[0].shape[0]
+
+        def accuracy(model: PyTree) -> Array:
+            return evaluate(apply, model, x, y, prepare).accuracy
+
+        def body(group: Array, accuracies: Array) -> Array:
+            rows = jnp.minimum(group * lanes + jnp.arange(lanes), room - 1)
+            own = jax.tree.map(lambda leaf: leaf[rows], models)
+            return accuracies.at[rows].set(jax.vmap(accuracy)(own))
+
+        groups = -(-count[0] // lanes)
+        return lax.fori_loop(0, groups, body, jnp.zeros(room))[None]
+
+    same, split = PartitionSpec(), PartitionSpec(AXIS)
+    over_devices = jax.shard_map(
+        of_device, mesh=mesh, in_specs=(split, split, same, same), out_specs=split, check_vma=False
     )
+    return over_devices(params, count, x, y)

@@ -39,11 +39,13 @@ def lowering(
     if (platform or jax.default_backend()) != 'cpu':
         return 'grouped'
     height, width, channels, _ = kernel
-    if pooled and channels < 16:
+    if pooled and channels < 4:
         return 'blocks'
-    large = height * width >= 16 and max(strides) == 1
+    if max(strides) > 1 or height * width == 1:
+        return 'patches'
     # A large image has too many frequencies for few channels to pay for.
-    return 'fourier' if large and channels >= 16 and max(image) <= 32 else 'unrolled'
+    large = height * width >= 16
+    return 'fourier' if large and channels >= 4 and max(image) <= 32 else 'unrolled'
 
 
 def check(use: str | None) -> None:

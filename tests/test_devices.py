@@ -1,0 +1,94 @@
+"""Devices, what is put on them, and what they share out."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed
+from jaxfed.devices import check_devices, make_mesh, replicate, split
+from jaxfed.metrics import evaluate, local_accuracy
+from jaxfed.types import Outputs
+
+
+@pytest.mark.parametrize('wanted', ['0', '-1', 'two', '', '1.5'])
+def test_devices_are_all_or_a_number(wanted):
+    with pytest.raises(ValueError, match=rf"--devices={wanted} must be at least 1, or 'all'"):
+        check_devices(wanted)
+
+
+def test_more_devices_than_there_are():
+    with pytest.raises(ValueError, match=r'--devices=5: JAX sees 4 cpu device\(s\)'):
+        jaxfed.simulate(jaxfed.Config(devices='5'))
+
+
+def test_more_lanes_on_devices_than_clients():
+    for settings in ({'devices': '6'}, {'devices': '2', 'lanes': 3}):
+        with pytest.raises(ValueError, match=r'at most --clients_per_round=5'):
+            jaxfed.simulate(jaxfed.Config(**settings))
+
+
+def test_mesh_has_as_many_devices_as_have_work():
+    assert make_mesh().size == make_mesh('all').size == 4
+    assert make_mesh('3').size == make_mesh(3).size == make_mesh(most=3).size == 3
+    assert make_mesh('2', most=3).size == 2
+
+
+def test_replicated_arrays_are_not_copied_for_each_device():
+    mesh = make_mesh(4)
+    original = np.arange(6, dtype=np.int32).reshape(2, 3)
+    placed = replicate({'a': original, 'key': jax.random.key(0)}, mesh)
+    assert placed['a'].sharding.is_fully_replicated
+    at = {shard.data.unsafe_buffer_pointer() for shard in placed['a'].addressable_shards}
+    assert len(at) == 1
+    original[:] = 0  # what is on the devices is theirs
+    assert placed['a'].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert len(placed['key'].devices()) == 4
+
+
+def test_split_arrays_lie_where_they_are_used():
+    parts = split(np.arange(8).reshape(4, 2), make_mesh(4))
+    assert [shard.data.tolist() for shard in parts.addressable_shards] == [
+        [[0, 1]],
+        [[2, 3]],
+        [[4, 5]],
+        [[6, 7]],
+    ]
+
+
+def linear(params, x):
+    return Outputs(x @ params, x)
+
+
+def problem(examples):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((examples, 5)).astype(np.float32)
+    return jnp.asarray(x), jnp.asarray(rng.integers(0, 3, examples), jnp.int32)
+
+
+@pytest.mark.parametrize('examples', [1, 3, 7, 1203])
+def test_evaluation_shared_out_is_the_same(examples):
+    x, y = problem(examples)
+    params = jnp.asarray(np.random.default_rng(1).standard_normal((5, 3)), jnp.float32)
+    alone = evaluate(linear, params, x, y)
+    logits = np.asarray(x @ params)
+    assert float(alone.accuracy) == pytest.approx((logits.argmax(-1) == np.asarray(y)).mean())
+    shared = jax.jit(functools.partial(evaluate, linear, mesh=make_mesh(4)))(params, x, y)
+    for a, b in zip(alone, shared, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.mark.parametrize('lanes', [1, 2, 3])
+def test_local_accuracies_are_those_of_each_model(lanes):
+    x, y = problem(50)
+    params = jnp.asarray(np.random.default_rng(1).standard_normal((2, 4, 5, 3)), jnp.float32)
+    clients = np.array([4, 3], np.int32)
+    got = jax.jit(functools.partial(local_accuracy, linear, mesh=make_mesh(2), lanes=lanes))(
+        params, clients, x, y
+    )
+    for device in range(2):
+        for i in range(clients[device]):
+            own = evaluate(linear, params[device, i], x, y).accuracy
+            assert float(got[device, i]) == pytest.approx(float(own))
