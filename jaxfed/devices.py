@@ -1,5 +1,6 @@
 """The devices that train: GPUs, TPU cores, or the cores of a CPU."""
 
+import math
 import os
 
 import jax
@@ -61,6 +62,23 @@ def make_mesh(wanted: str | int = 'all', *, most: int | None = None) -> Mesh:
     """
     devices = jax.devices() if wanted == 'all' else jax.devices()[: int(wanted)]
     return Mesh(np.array(devices[:most]), (AXIS,))
+
+
+def memory(mesh: Mesh) -> float:
+    """Memory in bytes that each device of a mesh can use.
+
+    Args:
+      mesh: from `make_mesh`.
+
+    Returns:
+      The accelerator's, or a CPU device's share of this machine's; infinity where nobody tells.
+    """
+    told = mesh.devices.flat[0].memory_stats() or {}
+    if 'bytes_limit' in told:
+        return float(told['bytes_limit'])
+    if mesh.devices.flat[0].platform != 'cpu' or not hasattr(os, 'sysconf'):
+        return math.inf
+    return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / mesh.size
 
 
 def replicate(tree: PyTree, mesh: Mesh) -> PyTree:

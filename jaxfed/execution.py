@@ -45,6 +45,20 @@ def compile_round(
     return Round(train, merge)
 
 
+def peak_memory(programs: Round) -> int:
+    """Memory in bytes that training takes on each device.
+
+    Args:
+      programs: from `compile_round`.
+
+    Returns:
+      Arguments, results and what the program needs besides.
+    """
+    train: Any = programs.train
+    told = train.memory_analysis()
+    return int(told.argument_size_in_bytes + told.output_size_in_bytes + told.temp_size_in_bytes)
+
+
 def run_round(
     programs: Round,
     mesh: Mesh,

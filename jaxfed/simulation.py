@@ -18,8 +18,8 @@ from jaxfed.data import load_dataset
 from jaxfed.data.augment import check_augment, make_augment, normalise, parse_augment
 from jaxfed.data.auxiliary import split_auxiliary
 from jaxfed.data.statistics import channel_statistics
-from jaxfed.devices import check_devices, make_mesh, replicate, split
-from jaxfed.execution import compile_round, run_round
+from jaxfed.devices import check_devices, make_mesh, memory, replicate, split
+from jaxfed.execution import compile_round, peak_memory, run_round
 from jaxfed.lanes import Schedule, choose_lanes, schedule
 from jaxfed.method import Method
 from jaxfed.metrics import Evaluation, evaluate, local_accuracy
@@ -30,6 +30,7 @@ from jaxfed.recording import console, records
 from jaxfed.recording.plots import draw_accuracy
 from jaxfed.round import (
     LocalSettings,
+    Round,
     ServerState,
     TrainingData,
     make_round,
@@ -248,6 +249,10 @@ def train(experiment: Experiment, *, quiet: bool = False) -> Result:
         compiling = time.perf_counter()
         parts = make_round(model, method, settings, augment, to_input, mesh=mesh)
         programs = compile_round(parts, mesh, server, client_states, *inputs(1), key, data)
+        # The program says how much memory its lanes take, most of which grows with them.
+        while not config.lanes and (fitting := fitting_lanes(lanes, programs, mesh)) < lanes:
+            lanes = fitting
+            programs = compile_round(parts, mesh, server, client_states, *inputs(1), key, data)
         test = functools.partial(evaluate, model.apply, prepare=to_input, mesh=mesh)
         compiled_test = jax.jit(test).lower(server.params, *test_set).compile()
         local_test = functools.partial(
@@ -341,6 +346,21 @@ def most_lanes(config: Config, devices: int) -> int:
     if jax.default_backend() != 'cpu':
         return config.clients_per_round
     return CPU_LANES if devices == 1 else 1
+
+
+def fitting_lanes(lanes: int, programs: Round, mesh: Mesh) -> int:
+    """The number of lanes for which a device has the memory.
+
+    Args:
+      lanes: that the programs were compiled for.
+      programs: of a round, compiled.
+      mesh: the devices.
+
+    Returns:
+      The same number if they fit, else a smaller one, at least 1.
+    """
+    available, taken = memory(mesh), peak_memory(programs)
+    return lanes if taken <= available else max(1, int(lanes * available / taken))
 
 
 def client_steps(experiment: Experiment) -> np.ndarray:

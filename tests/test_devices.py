@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import jaxfed
+from jaxfed import simulation
 from jaxfed.devices import check_devices, make_mesh, replicate, split
+from jaxfed.execution import peak_memory
 from jaxfed.metrics import evaluate, local_accuracy
 from jaxfed.types import Outputs
 
@@ -92,3 +94,24 @@ def test_local_accuracies_are_those_of_each_model(lanes):
         for i in range(clients[device]):
             own = evaluate(linear, params[device, i], x, y).accuracy
             assert float(got[device, i]) == pytest.approx(float(own))
+
+
+def test_lanes_are_as_many_as_memory_allows(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    settings = {'devices': '1', 'rounds': 1, 'partition': 'iid', 'model': 'mlp'}
+    taken = []
+
+    def note(programs):
+        taken.append(peak_memory(programs))
+        return taken[-1]
+
+    monkeypatch.setattr(simulation, 'peak_memory', note)
+    assert jaxfed.simulate(jaxfed.Config(**settings)).summary['lanes'] == 5
+    monkeypatch.setattr(simulation, 'memory', lambda mesh: 0.7 * taken[0])
+    fewer = jaxfed.simulate(jaxfed.Config(**settings)).summary['lanes']
+    assert 1 <= fewer <= 3
+    assert fewer == 1 or taken[-1] <= 0.7 * taken[0]
+    monkeypatch.setattr(simulation, 'memory', lambda mesh: 1.0)
+    assert jaxfed.simulate(jaxfed.Config(**settings)).summary['lanes'] == 1
+    asked = jaxfed.Config(**settings, lanes=4)
+    assert jaxfed.simulate(asked).summary['lanes'] == 4
