@@ -1,7 +1,8 @@
 """jaxfed: federated learning on label-skewed data, all clients of a round in one JAX program."""
 
 from jaxfed.config import Config
+from jaxfed.devices import use_every_core
 from jaxfed.method import Method, chain
 from jaxfed.simulation import Diverged, Result, simulate
 
-__all__ = ['Config', 'Diverged', 'Method', 'Result', 'chain', 'simulate']
+__all__ = ['Config', 'Diverged', 'Method', 'Result', 'chain', 'simulate', 'use_every_core']

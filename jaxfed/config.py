@@ -14,6 +14,7 @@ from jaxfed.values import check_value
 Partition = Literal['iid', 'dirichlet', 'sharding', 'label_quantity']
 Aggregation = Literal['size', 'uniform']
 Precision = Literal['float32', 'tf32', 'bfloat16']
+Divergence = Literal['stop', 'record']
 Conv = Literal['auto', 'grouped', 'unrolled', 'patches', 'fourier', 'blocks']
 
 # The flags are then the calling program's own, which are those that absl's --help shows.
@@ -71,6 +72,12 @@ class Config:
     conv: Conv = _setting(
         'auto', 'how convolutions are computed; auto chooses for each by device and shape'
     )
+    switch_round: int | None = _setting(
+        None, 'last round of the first method where two follow each other: fedlmd_tf,fedlmd'
+    )
+    on_divergence: Divergence = _setting(
+        'stop', 'stop with an error, or record the round as failed and end the run'
+    )
     devices: str = _setting('all', "how many devices train, or 'all'; a CPU's are its cores")
     lanes: int = _setting(
         0, 'clients that a device trains side by side; 0 chooses by device and sizes'
@@ -122,7 +129,7 @@ def check(config: Config) -> None:
     for name in _COUNTS:
         need(name, getattr(config, name) >= 1, 'at least 1')
     need('local_eval_every', config.local_eval_every >= 0, 'at least 1, or 0 for never')
-    for name in ('partition', 'aggregation', 'precision', 'conv'):
+    for name in ('partition', 'aggregation', 'precision', 'conv', 'on_divergence'):
         choices = typing.get_args(Config.__annotations__[name])
         need(name, getattr(config, name) in choices, f'one of {", ".join(choices)}')
     need('learning_rate', config.learning_rate > 0, 'above 0')

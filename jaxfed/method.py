@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfed import losses
-from jaxfed.types import Array, Batch, ClientInfo, Outputs, PyTree
+from jaxfed.types import Array, Batch, ClientInfo, Model, Outputs, PyTree
 
 
 class RoundInfo(NamedTuple):
@@ -139,14 +139,26 @@ class Method(NamedTuple):
     finish: Callable[[ClientView], tuple[PyTree, PyTree]] = lambda client: (client.state, ())
     # -> (update, server state)
     merge: Callable[[MergeView], tuple[PyTree, PyTree]] = lambda merge: (merge.update, merge.state)
+    # network -> the network that this method trains
+    adapt: Callable[[Model], Model] = lambda model: model
+    # upload -> what of it a client has to send, where the server could compute the rest
+    sent: Callable[[PyTree], PyTree] = lambda upload: upload
     auxiliary: int = 0  # examples a class that the server needs by default, 0 for none
 
 
 _OWN = ('static', 'state', 'shared', 'begun', 'uploads')
 
 
-def _part(view: Any, i: int) -> Any:
-    """The view as part `i` of a chain sees it: of each tuple of parts, its own entry."""
+def part_of(view: Any, i: int) -> Any:
+    """The view as part `i` of a combination sees it: of each tuple of parts, its own entry.
+
+    Args:
+      view: any of the views.
+      i: number of the part.
+
+    Returns:
+      The view.
+    """
     own = {name: getattr(view, name)[i] for name in _OWN if name in view._fields}
     return view._replace(**own)
 
@@ -154,8 +166,9 @@ def _part(view: Any, i: int) -> Any:
 def chain(*parts: Method) -> Method:
     """Combine methods into one.
 
-    Penalties add up; weights and the server's update pass through the parts from left to right;
-    every other hook runs for each part on its own, with states kept as a tuple of the parts'.
+    Penalties add up; weights, the server's update and the network pass through the parts from left
+    to right; every other hook runs for each part on its own, with states kept as a tuple of the
+    parts'.
 
     Args:
       *parts: the methods, in the order in which they treat the server's update.
@@ -188,23 +201,28 @@ def chain(*parts: Method) -> Method:
     def begin(client: ClientView) -> PyTree:
         # `begun` does not exist yet, so there is nothing of it to hand out.
         client = client._replace(begun=((),) * len(parts))
-        return tuple(part.begin(_part(client, i)) for i, part in indexed)
+        return tuple(part.begin(part_of(client, i)) for i, part in indexed)
 
     def penalty(view: LocalView) -> Array:
-        return sum((part.penalty(_part(view, i)) for i, part in indexed), jnp.zeros(()))
+        return sum((part.penalty(part_of(view, i)) for i, part in indexed), jnp.zeros(()))
 
     def supervised(view: LocalView) -> Array:
         i = next(i for i, part in indexed if part.supervised is not _supervised)
-        return parts[i].supervised(_part(view, i))
+        return parts[i].supervised(part_of(view, i))
 
     def finish(client: ClientView) -> tuple[PyTree, PyTree]:
-        done = [part.finish(_part(client, i)) for i, part in indexed]
+        done = [part.finish(part_of(client, i)) for i, part in indexed]
         return tuple(state for state, _ in done), tuple(upload for _, upload in done)
+
+    def adapt(model: Model) -> Model:
+        for part in parts:
+            model = part.adapt(model)
+        return model
 
     def merge(view: MergeView) -> tuple[PyTree, PyTree]:
         states = []
         for i, part in indexed:
-            update, state = part.merge(_part(view, i))
+            update, state = part.merge(part_of(view, i))
             view = view._replace(update=update)
             states.append(state)
         return view.update, tuple(states)
@@ -212,12 +230,14 @@ def chain(*parts: Method) -> Method:
     return Method(
         init=init,
         prepare=lambda info: tuple(part.prepare(info) for part in parts),
-        share=lambda server: tuple(part.share(_part(server, i)) for i, part in indexed),
+        share=lambda server: tuple(part.share(part_of(server, i)) for i, part in indexed),
         weigh=weigh,
         begin=begin,
         supervised=supervised if replacing else _supervised,
         penalty=penalty,
         finish=finish,
         merge=merge,
+        adapt=adapt,
+        sent=lambda upload: tuple(part.sent(upload[i]) for i, part in indexed),
         auxiliary=max(part.auxiliary for part in parts),
     )

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jaxfed import config as config_lib
 from jaxfed import methods, ops
 from jaxfed.config import Config
+from jaxfed.costs import method_cost
 from jaxfed.data import load_dataset
 from jaxfed.data.augment import check_augment, make_augment, normalise, parse_augment
 from jaxfed.data.auxiliary import split_auxiliary
@@ -76,6 +77,9 @@ class Result(NamedTuple):
 # compile longer. Where each core is a device, one client at a time keeps it busy.
 CPU_LANES = 8
 
+# What a round that diverged has no value for.
+FAILED = ('train_loss', 'test_loss', 'test_accuracy', 'class_accuracy', 'local_accuracy')
+
 # Separate random streams, so that changing what draws from one leaves the others as they are.
 _STREAMS = ('partition', 'cohort', 'initialisation', 'batches', 'auxiliary')
 
@@ -126,7 +130,7 @@ def set_up(config: Config, method: Method | None = None) -> Experiment:
     """
     config_lib.check(config)
     parts = [] if method else methods.resolve(config.method, config.hyperparameters)
-    built = method or methods.build(parts)
+    built = method or methods.build(parts, switch_round=config.switch_round)
     augmentations = parse_augment(config.augment)
     check_devices(config.devices)
     if config.workdir is not None:
@@ -134,15 +138,13 @@ def set_up(config: Config, method: Method | None = None) -> Experiment:
     dealt = deal(config, auxiliary_per_class=built.auxiliary)
     dataset = dealt.dataset
     check_augment(augmentations, dataset.x_train.shape[1:])
-    model = with_precision(
-        make_model(
-            config.model,
-            input_shape=dataset.x_train.shape[1:],
-            num_classes=dataset.num_classes,
-            convolution=ops.convolution(None if config.conv == 'auto' else config.conv),
-        ),
-        config.precision,
+    network = make_model(
+        config.model,
+        input_shape=dataset.x_train.shape[1:],
+        num_classes=dataset.num_classes,
+        convolution=ops.convolution(None if config.conv == 'auto' else config.conv),
     )
+    model = with_precision(built.adapt(network), config.precision)
     return Experiment(config, parts, built, model, dealt, records.make_workdir(config, parts))
 
 
@@ -235,7 +237,7 @@ def train(experiment: Experiment, *, quiet: bool = False) -> Result:
     server = replicate(ServerState(params, server_state, jnp.zeros((), jnp.int32)), mesh)
     # Every client's state lives on the host; a round's rows travel.
     client_states = jax.tree.map(
-        lambda leaf: np.repeat(np.asarray(leaf)[None], config.num_clients, axis=0), client_state
+        lambda leaf: of_every_client(np.asarray(leaf), config.num_clients), client_state
     )
     test_set = replicate((dataset.x_test, dataset.y_test), mesh)
     key = replicate(jax.random.key(stream(config.seed, 'batches')), mesh)
@@ -294,13 +296,28 @@ def train(experiment: Experiment, *, quiet: bool = False) -> Result:
             entry['seconds'] = round(ticks[3] - ticks[0], 4)
             entry['evaluation_seconds'] = round(ticks[2] - ticks[1], 4)
             entry['local_evaluation_seconds'] = round(ticks[3] - ticks[2], 4)
-            require_finite(entry, workdir)
+            failed = not_finite(entry)
+            if failed and config.on_divergence == 'stop':
+                raise Diverged(
+                    f'round {round_}: {failed} is not finite; training diverged. A lower '
+                    '--learning_rate or smaller weights of the method may help. The rounds before '
+                    f'are in {workdir}. --on_divergence=record ends such a run without an error.'
+                )
+            if failed:
+                entry |= dict.fromkeys(FAILED) | {'failed': True}
             metrics.append(entry)
             record(entry)
             report(entry)
+            if failed:
+                break
 
-    done = sum(int(steps[sample_cohort(config, r)].sum()) for r in range(1, config.rounds + 1))
+    trained_rounds = range(1, len(metrics) + 1)
+    done = sum(int(steps[sample_cohort(config, r)].sum()) for r in trained_rounds)
     summary = summarise(config, metrics, compile_seconds, done)
+    cost = method_cost(
+        method, model, input_shape=dataset.x_train.shape[1:], num_classes=dataset.num_classes
+    )
+    summary['cost'] = cost._asdict()
     summary['devices'] = mesh.size
     summary['lanes'] = lanes
     summary['auxiliary_examples'] = len(dealt.auxiliary)
@@ -363,6 +380,13 @@ def fitting_lanes(lanes: int, programs: Round, mesh: Mesh) -> int:
     return lanes if taken <= available else max(1, int(lanes * available / taken))
 
 
+def of_every_client(leaf: np.ndarray, num_clients: int) -> np.ndarray:
+    """The same array for each of N clients, [N, ...]; zeros take memory when they are written."""
+    if not leaf.any():
+        return np.zeros((num_clients, *leaf.shape), leaf.dtype)
+    return np.repeat(leaf[None], num_clients, axis=0)
+
+
 def client_steps(experiment: Experiment) -> np.ndarray:
     """Local steps of every client in a round, K_i = E ceil(n_i / B), as [N] integers."""
     size = np.array([len(part) for part in experiment.dealt.partition])
@@ -394,15 +418,12 @@ def describe_round(
     return entry
 
 
-def require_finite(entry: dict[str, Any], workdir: Path) -> None:
-    """Raise `Diverged` if a loss of this round is not finite."""
+def not_finite(entry: dict[str, Any]) -> str | None:
+    """The name of a loss of this round that is not finite, None if there is no such loss."""
     for name in ('train_loss', 'test_loss'):
         if entry[name] is not None and not np.isfinite(entry[name]):
-            raise Diverged(
-                f'round {entry["round"]}: {name} is {entry[name]}; training diverged. A lower '
-                '--learning_rate or smaller weights of the method may help. The rounds before '
-                f'are in {workdir}.'
-            )
+            return name
+    return None
 
 
 def summarise(
@@ -423,7 +444,7 @@ def summarise(
     accuracy = [entry['test_accuracy'] for entry in tested]
     local = [e['local_accuracy'] for e in metrics if e['local_accuracy'] is not None]
     seconds = [entry['seconds'] for entry in metrics]
-    best = int(np.argmax(accuracy))
+    best = int(np.argmax(accuracy)) if tested else None
     target = config.target_accuracy
     reached = [e['round'] for e in tested if target and e['test_accuracy'] >= target]
 
@@ -434,9 +455,10 @@ def summarise(
         'method': config.method,
         'dataset': config.dataset,
         'rounds': len(metrics),
-        'final_accuracy': accuracy[-1],
-        'best_accuracy': accuracy[best],
-        'best_round': tested[best]['round'],
+        'failed': any(entry.get('failed') for entry in metrics),
+        'final_accuracy': accuracy[-1] if tested else None,
+        'best_accuracy': None if best is None else accuracy[best],
+        'best_round': None if best is None else tested[best]['round'],
         'local_accuracy': local[-1] if local else None,
         'target_accuracy': target,
         'rounds_to_target': reached[0] if reached else None,

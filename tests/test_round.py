@@ -35,12 +35,17 @@ def network():
         first, second = jax.random.split(key)
         return {
             'hidden': 0.3 * jax.random.normal(first, (16, 8)),
-            'out': {'kernel': 0.3 * jax.random.normal(second, (8, CLASSES)), 'bias': jnp.ones(4)},
+            'classifier': {
+                'kernel': 0.3 * jax.random.normal(second, (8, CLASSES)),
+                'bias': jnp.ones(4),
+            },
         }
 
     def apply(params, x):
         features = jnp.tanh(x.reshape(len(x), -1) @ params['hidden'])
-        return Outputs(features @ params['out']['kernel'] + params['out']['bias'], features)
+        return Outputs(
+            features @ params['classifier']['kernel'] + params['classifier']['bias'], features
+        )
 
     return Model(init, apply)
 
@@ -115,7 +120,7 @@ METHODS = [
 
 
 def set_up(method, model=None, *, devices=1, stack=None, **changes):
-    model = model or network()
+    model = method.adapt(model or network())
     settings = LocalSettings(
         local_epochs=2,
         batch_size=5,
@@ -227,7 +232,7 @@ def test_result_does_not_depend_on_lanes(name):
         noise = jax.random.normal(key, x.shape)
         return normalise(x) + 0.1 * noise
 
-    run = functools.partial(jitted, network(), method, settings, augment)
+    run = functools.partial(jitted, method.adapt(network()), method, settings, augment)
     cohorts = [[0, 1, 2, 3, 4], [5, 4, 3, 2, 1]]
     # With a lane for every client this is the plain padded engine.
     padded = rounds(run(stack=STACKED), settings, server, states, cohorts, 5, data)

@@ -1,8 +1,8 @@
 """Every way to compute a convolution, on the shapes of the networks: which one is fastest where.
 
 A program computes a convolution and both its gradients for several clients, each with a kernel of
-its own, in a compiled loop, held as the engine holds them on this device. The programs of a shape
-take turns. The last column says what `jaxfed.ops.lowering` chooses.
+its own, in a compiled loop, shared out to devices and lanes as the engine does. The programs of a
+shape take turns. The last column says what `jaxfed.ops.lowering` chooses.
 """
 
 import importlib.util
@@ -18,12 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from experiments.benchmarks.machine import machine
-from jaxfed.devices import cores
+from jaxfed.devices import AXIS, cores, make_mesh, replicate, split, use_every_core
 from jaxfed.ops import LOWERINGS, conv_general_dilated, conv_max_pool, lowering
 from jaxfed.ops.conv import LAYOUT
 from jaxfed.stacking import stacking
@@ -88,7 +89,9 @@ _LOWERINGS = flags.DEFINE_list(
     f'Of {", ".join(LOWERINGS)} [all that differ; grouped takes very long on a CPU and is left '
     'out there].',
 )
-_CLIENTS = flags.DEFINE_integer('clients', 5, 'Kernels side by side.', lower_bound=1)
+_LANES = flags.DEFINE_integer(
+    'lanes', None, 'Clients side by side on a device [1 on a CPU, 10 elsewhere].', lower_bound=1
+)
 _BATCH_SIZE = flags.DEFINE_integer('batch_size', 32, 'Images of each client.', lower_bound=1)
 _STEPS = flags.DEFINE_integer('steps', 3, 'Turns of the compiled loop.', lower_bound=1)
 _REPEATS = flags.DEFINE_integer('repeats', 5, 'Measurements of each program.', lower_bound=1)
@@ -113,14 +116,15 @@ def arrays(shape: Shape, clients: int, batch_size: int) -> tuple[np.ndarray, np.
 
 
 def jax_program(
-    shape: Shape, use: str, *, clients: int, batch_size: int, steps: int
+    shape: Shape, use: str, *, mesh: Mesh, lanes: int, batch_size: int, steps: int
 ) -> Callable[[], None]:
     """Makes the compiled loop of one lowering.
 
     Args:
       shape: the convolution.
       use: one of `LOWERINGS`.
-      clients: kernels.
+      mesh: the devices.
+      lanes: kernels on each.
       batch_size: images of each.
       steps: turns of the loop.
 
@@ -143,12 +147,17 @@ def jax_program(
         return x, w + 1e-20 * dw * jnp.max(dx)
 
     def train(x: Array, w: Array, steps: Array) -> Array:
-        lanes = stack.from_stack((x, w))
-        return lax.fori_loop(0, steps, lambda _, c: stack.map(step, c), lanes)
+        clients = stack.from_stack((x, w))
+        trained = lax.fori_loop(0, steps, lambda _, c: stack.map(step, c), clients)
+        return jnp.stack([w for _, w in trained]) if isinstance(trained, list) else trained[1]
 
-    x, w = (jnp.asarray(array) for array in arrays(shape, clients, batch_size))
-    arguments = (x, w, jnp.int32(steps))
-    compiled = jax.jit(train).lower(*arguments).compile()
+    dealt = PartitionSpec(AXIS)
+    over_devices = jax.shard_map(
+        train, mesh=mesh, in_specs=(dealt, dealt, PartitionSpec()), out_specs=dealt, check_vma=False
+    )
+    x, w = split(arrays(shape, lanes * mesh.size, batch_size), mesh)
+    arguments = (x, w, replicate(np.int32(steps), mesh))
+    compiled = jax.jit(over_devices).lower(*arguments).compile()
     return lambda: jax.block_until_ready(compiled(*arguments))
 
 
@@ -227,8 +236,11 @@ def main(argv: list[str]) -> None:
     for name in _LOWERINGS.value or ():
         if name not in LOWERINGS:
             raise app.UsageError(f'--lowerings: {name!r} must be one of {", ".join(LOWERINGS)}.')
+    use_every_core()
     console = Console(highlight=False)
-    clients, batch_size, steps = _CLIENTS.value, _BATCH_SIZE.value, _STEPS.value
+    mesh, batch_size, steps = make_mesh(), _BATCH_SIZE.value, _STEPS.value
+    lanes = _LANES.value or (1 if jax.default_backend() == 'cpu' else 10)
+    clients = lanes * mesh.size
     has_torch = importlib.util.find_spec('torch') is not None and jax.default_backend() == 'cpu'
     names = SHAPES if _SET.value == 'all' else [_SET.value]
     shapes = [shape for name in names for shape in SHAPES[name]]
@@ -245,12 +257,14 @@ def main(argv: list[str]) -> None:
         table.add_column(column, justify='right')
     entries = []
     for shape in track(shapes, 'measuring', console=console, transient=True):
-        size = {'clients': clients, 'batch_size': batch_size, 'steps': steps}
         programs = {
-            use: jax_program(shape, use, **size) for use in differing(shape, _LOWERINGS.value)
+            use: jax_program(shape, use, mesh=mesh, lanes=lanes, batch_size=batch_size, steps=steps)
+            for use in differing(shape, _LOWERINGS.value)
         }
         if has_torch:
-            programs[TORCH] = torch_program(shape, **size)
+            programs[TORCH] = torch_program(
+                shape, clients=clients, batch_size=batch_size, steps=steps
+            )
         taken = measure(programs, repeats=_REPEATS.value, each=clients * steps)
         medians = {name: statistics.median(times) for name, times in taken.items()}
         fastest = min((name for name in medians if name != TORCH), key=lambda name: medians[name])
@@ -280,7 +294,13 @@ def main(argv: list[str]) -> None:
     if _OUTPUT.value:
         report = {
             'machine': described,
-            'settings': {**size, 'repeats': _REPEATS.value},
+            'settings': {
+                'devices': mesh.size,
+                'lanes': lanes,
+                'batch_size': batch_size,
+                'steps': steps,
+                'repeats': _REPEATS.value,
+            },
             'convolutions': entries,
         }
         Path(_OUTPUT.value).write_text(json.dumps(report, indent=2) + '\n')

@@ -10,6 +10,7 @@ from jaxfed.losses.class_weighted import (
     class_credibility_sums,
     class_weighted_distillation,
 )
+from jaxfed.losses.contrastive import model_contrastive
 from jaxfed.losses.credibility import credibility_matrix, credibility_weights
 from jaxfed.losses.kl import kl_distillation, soft_cross_entropy
 from jaxfed.losses.label_masking import (
@@ -35,6 +36,7 @@ __all__ = [
     'label_masking_teacher_free',
     'majority_labels',
     'masked_mse_distillation',
+    'model_contrastive',
     'not_true_distillation',
     'proximal',
     'smoothed_cross_entropy',

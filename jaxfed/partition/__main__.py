@@ -30,7 +30,8 @@ def training_counts(settings: config.Config) -> np.ndarray:
     # Nobody is sampled here, so the default of a round's clients forbids no small federation.
     sampled = min(settings.clients_per_round, settings.num_clients)
     settings = dataclasses.replace(settings, clients_per_round=sampled)
-    method = methods.build(methods.resolve(settings.method, settings.hyperparameters))
+    parts = methods.resolve(settings.method, settings.hyperparameters)
+    method = methods.build(parts, switch_round=settings.switch_round)
     return simulation.deal(settings, auxiliary_per_class=method.auxiliary).label_counts
 
 

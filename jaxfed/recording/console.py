@@ -64,10 +64,11 @@ def progress(rounds: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]],
             nonlocal accuracy
             if entry['test_accuracy'] is not None:
                 accuracy = f'{entry["test_accuracy"]:7.2%}'
-            text = f'accuracy {accuracy}  loss {entry["train_loss"]:7.4f}'
+            loss = entry['train_loss']
+            text = f'accuracy {accuracy}  loss ' + ('failed' if loss is None else f'{loss:7.4f}')
             bar.update(task, advance=1, description=text)
             done = entry['round']
-            if in_lines and (done % every == 0 or done == rounds):
+            if in_lines and (done % every == 0 or done == rounds or loss is None):
                 left = entry['seconds'] * (rounds - done)
                 _console.print(f'round {done:>4}/{rounds}  {text}  {left:.0f} s left')
 
@@ -84,10 +85,12 @@ def show_summary(summary: dict[str, Any], workdir: Path) -> None:
     table = Table(title=f'{summary["method"]} on {summary["dataset"]}', show_header=False)
     table.add_column(style='bold')
     table.add_column(justify='right')
-    best = f'{summary["best_accuracy"]:.2%} in round {summary["best_round"]}'
-    rows = {
-        'final accuracy': f'{summary["final_accuracy"]:.2%} after {summary["rounds"]} rounds',
-        'best accuracy': best,
+    rows = {'training': f'diverged in round {summary["rounds"]}'} if summary['failed'] else {}
+    if summary['best_round'] is not None:
+        final = f'{summary["final_accuracy"]:.2%}'
+        rows['final accuracy'] = f'{final} after {summary["rounds"]} rounds'
+        rows['best accuracy'] = f'{summary["best_accuracy"]:.2%} in round {summary["best_round"]}'
+    rows |= {
         'time': f'{summary["seconds_total"]:.1f} s, of it compiling '
         f'{summary["compile_seconds"]:.1f} s',
         'a round': f'{summary["seconds_per_round"]:.3f} s, '
@@ -102,6 +105,7 @@ def show_summary(summary: dict[str, Any], workdir: Path) -> None:
         reached = summary['rounds_to_target']
         name = f'rounds to {summary["target_accuracy"]:.0%}'
         rows[name] = str(reached) if reached else 'not reached'
+    rows |= {'cost': cost} if (cost := in_words(summary['cost'])) else {}
     if summary['auxiliary_examples']:
         rows['auxiliary data'] = f'{summary["auxiliary_examples"]} examples on the server'
     for row in rows.items():
@@ -110,6 +114,37 @@ def show_summary(summary: dict[str, Any], workdir: Path) -> None:
     _console.print(f'files: {workdir}/', soft_wrap=True)
     for path in sorted(workdir.iterdir()):
         _console.print(f'  {path.name}', soft_wrap=True)
+
+
+def in_words(cost: dict[str, Any]) -> str:
+    """What a method costs beyond FedAvg, in a few words.
+
+    Args:
+      cost: of `costs.Cost`, as a dict.
+
+    Returns:
+      The words, '' for nothing.
+    """
+    base = cost['parameter_bytes']
+
+    def times(bytes_: int) -> str:
+        return f'{bytes_ / base:.2g}x' if bytes_ >= 0.05 * base else f'{bytes_} B'
+
+    words = []
+    for name in ('upload', 'download'):
+        extra = cost[f'{name}_bytes'] - base
+        if extra >= 1:
+            words.append(f'{name} +{times(extra)}')
+    for name, state in (('client', 'client_state_bytes'), ('server', 'server_state_bytes')):
+        if cost[state]:
+            words.append(f'{name} keeps {times(cost[state])}')
+    if cost['forward_passes']:
+        words.append(f'forward passes +{cost["forward_passes"]}')
+    if cost['data_passes']:
+        words.append(f'passes over the data +{cost["data_passes"]}')
+    if cost['auxiliary']:
+        words.append(f'{cost["auxiliary"]} examples a class')
+    return ', '.join(words)
 
 
 def show_error(message: str) -> None:
@@ -122,12 +157,17 @@ def show_error(message: str) -> None:
 
 
 def show_methods(rows: list[tuple[str, str, list[tuple[str, str]]]]) -> None:
-    """Print the methods with their hyper-parameters and papers.
+    """Print the methods with their hyper-parameters, costs and papers.
 
     Args:
-      rows: (name, one sentence and paper, [(flag, default)]) a method.
+      rows: (name, one sentence, costs and paper, [(flag, default)]) a method.
     """
-    table = Table(title="Methods; combine them with '+'", show_lines=True)
+    table = Table(
+        title="Methods; combine them with '+'",
+        caption="Costs are beyond FedAvg's, of one client and round; x is the size of the "
+        "network's parameters, here those of cnn on CIFAR-10.",
+        show_lines=True,
+    )
     table.add_column('--method', style='bold', no_wrap=True)
     table.add_column('hyper-parameters', no_wrap=True)
     table.add_column('what it does, and its paper')

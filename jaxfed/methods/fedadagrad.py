@@ -1,0 +1,34 @@
+"""FedAdagrad: Adagrad on the server."""
+
+import optax
+
+from jaxfed.method import Method
+from jaxfed.methods._check import check
+from jaxfed.methods._server import server_optimizer
+
+
+def fedadagrad(*, server_lr: float = 0.01, eps: float = 1e-3, initial: float = 0.0) -> Method:
+    """Server Adagrad; combines with any method, as in fedlmd+fedadagrad.
+
+    v += g^2, w -= lr g / sqrt(v + eps)
+
+    This is optax.adagrad, g = -update; the paper has eps outside the root.
+
+    Args:
+      server_lr: lr, the server's learning rate, > 0.
+      eps: degree of adaptivity, > 0.
+      initial: v before the first round, >= 0.
+
+    Returns:
+      The method.
+
+    Raises:
+      ValueError: if a hyper-parameter is out of range.
+
+    Reference:
+      Reddi et al., Adaptive Federated Optimization, ICLR 2021, algorithm 2.
+    """
+    check(server_lr > 0, 'server_lr', server_lr, 'above 0')
+    check(eps > 0, 'eps', eps, 'above 0')
+    check(initial >= 0, 'initial', initial, 'at least 0')
+    return server_optimizer(optax.adagrad(server_lr, initial_accumulator_value=initial, eps=eps))

@@ -1,0 +1,61 @@
+"""FedDyn: a dynamic regulariser makes the clients' optima those of the whole."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfed.losses import proximal
+from jaxfed.method import ClientView, CohortView, LocalView, MergeView, Method
+from jaxfed.methods._check import check
+from jaxfed.types import Array, PyTree
+
+
+def feddyn(*, alpha: float = 0.1) -> Method:
+    """Dynamic regularisation.
+
+    CE - <h_i, w> + alpha / 2 ||w - w_g||^2, then h_i -= alpha (w_i - w_g);
+    h -= alpha / N sum_i (w_i - w_g), w = mean_i w_i - h / alpha
+
+    The states kept are -h_i / alpha and -h / alpha, the sums of updates, so that alpha may be 0.
+    The mean over the round's clients is the plain one, whatever --aggregation says.
+
+    Args:
+      alpha: weight of the regulariser, >= 0.
+
+    Returns:
+      The method.
+
+    Raises:
+      ValueError: if alpha is negative.
+
+    Reference:
+      Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, algorithm 1.
+    """
+    check(alpha >= 0, 'alpha', alpha, 'at least 0')
+
+    def init(params: PyTree) -> tuple[PyTree, PyTree]:
+        zeros = optax.tree.zeros_like(params)
+        return zeros, zeros
+
+    def weigh(cohort: CohortView) -> Array:
+        return jnp.full(cohort.size.shape, 1 / cohort.round.cohort_size)
+
+    def penalty(view: LocalView) -> Array:
+        linear = optax.tree.vdot(view.state, view.params)
+        return alpha * (linear + proximal(view.params, view.global_params))
+
+    def finish(client: ClientView) -> tuple[PyTree, PyTree]:
+        state = jax.tree.map(
+            lambda total, w, w_g: total + (w - w_g),
+            client.state,
+            client.params,
+            client.global_params,
+        )
+        return state, ()
+
+    def merge(view: MergeView) -> tuple[PyTree, PyTree]:
+        part = view.round.cohort_size / view.round.num_clients
+        state = jax.tree.map(lambda total, u: total + part * u, view.state, view.update)
+        return jax.tree.map(jnp.add, view.update, state), state
+
+    return Method(init=init, weigh=weigh, penalty=penalty, finish=finish, merge=merge)

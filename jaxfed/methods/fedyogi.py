@@ -1,0 +1,38 @@
+"""FedYogi: Yogi on the server."""
+
+import optax
+
+from jaxfed.method import Method
+from jaxfed.methods._check import check
+from jaxfed.methods._server import server_optimizer
+
+
+def fedyogi(
+    *, server_lr: float = 0.01, b1: float = 0.9, b2: float = 0.99, eps: float = 1e-3
+) -> Method:
+    """Server Yogi; combines with any method, as in fedlmd+fedyogi.
+
+    m = b1 m + (1 - b1) g, v -= (1 - b2) sign(v - g^2) g^2, w -= lr m / (sqrt(v) + eps)
+
+    This is optax.yogi, g = -update, which starts v at 1e-6 and corrects both moments as Adam does.
+
+    Args:
+      server_lr: lr, the server's learning rate, > 0.
+      b1: decay of the first moment, in [0, 1).
+      b2: decay of the second moment, in [0, 1).
+      eps: degree of adaptivity, > 0.
+
+    Returns:
+      The method.
+
+    Raises:
+      ValueError: if a hyper-parameter is out of range.
+
+    Reference:
+      Reddi et al., Adaptive Federated Optimization, ICLR 2021, algorithm 2.
+    """
+    check(server_lr > 0, 'server_lr', server_lr, 'above 0')
+    check(0 <= b1 < 1, 'b1', b1, 'in [0, 1)')
+    check(0 <= b2 < 1, 'b2', b2, 'in [0, 1)')
+    check(eps > 0, 'eps', eps, 'above 0')
+    return server_optimizer(optax.yogi(server_lr, b1=b1, b2=b2, eps=eps))

@@ -1,0 +1,58 @@
+"""SCAFFOLD: control variates correct the drift of local training."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfed.method import ClientView, LocalView, MergeView, Method
+from jaxfed.methods._steps import effective_steps
+from jaxfed.types import Array, PyTree
+
+
+def scaffold() -> Method:
+    """Control variates against client drift.
+
+    The local gradient is corrected by c - c_i, which is that of the linear term <c - c_i, w - w_g>.
+    c_i+ = c_i - c + (w_g - w_i) / (a_i lr), c += 1/N sum_i (c_i+ - c_i)
+
+    a_i is the number of local steps, with local momentum their effective number. Variates start at
+    zero.
+
+    Returns:
+      The method.
+
+    Reference:
+      Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML
+      2020, algorithm 1, option II.
+    """
+
+    def init(params: PyTree) -> tuple[PyTree, PyTree]:
+        zeros = optax.tree.zeros_like(params)
+        return zeros, zeros
+
+    def penalty(view: LocalView) -> Array:
+        correction = jax.tree.map(jnp.subtract, view.shared, view.state)
+        moved = jax.tree.map(jnp.subtract, view.params, view.global_params)
+        return optax.tree.vdot(correction, moved)
+
+    def finish(client: ClientView) -> tuple[PyTree, PyTree]:
+        steps = effective_steps(client.steps, client.round.momentum)
+        scale = 1 / (steps * client.round.learning_rate)
+        change = jax.tree.map(
+            lambda c, w, w_g: scale * (w_g - w) - c,
+            client.shared,
+            client.params,
+            client.global_params,
+        )
+        # Without examples nothing was learned about the client's gradient.
+        change = jax.tree.map(lambda d: jnp.where(client.steps > 0, d, 0.0), change)
+        return jax.tree.map(jnp.add, client.state, change), change
+
+    def merge(view: MergeView) -> tuple[PyTree, PyTree]:
+        clients = view.round.num_clients
+        state = jax.tree.map(lambda c, total: c + total / clients, view.state, view.uploads)
+        return view.update, state
+
+    return Method(
+        init=init, share=lambda server: server.state, penalty=penalty, finish=finish, merge=merge
+    )
