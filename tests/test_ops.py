@@ -250,6 +250,9 @@ def test_lowering_by_platform_and_shape():
     assert lowering((32, 32), (3, 3, 64, 64), platform='cpu') == 'unrolled'
     assert lowering((32, 32), (3, 3, 64, 128), (2, 2), platform='cpu') == 'patches'
     assert lowering((32, 32), (1, 1, 64, 256), platform='cpu') == 'patches'
+    assert lowering((32, 32), (3, 3, 3, 16), platform='cpu') == 'patches'
+    assert lowering((16, 16), (3, 3, 32, 32), platform='cpu') == 'fourier'
+    assert lowering((8, 8), (3, 3, 256, 256), platform='cpu') == 'unrolled'
     assert lowering(*cnn[0], platform='gpu') == lowering(*cnn[1], platform='tpu') == 'grouped'
     assert lowering(*cnn[0]) == lowering(*cnn[0], platform=jax.default_backend())
 

@@ -433,9 +433,10 @@ def draw_sweeps(sweeps: list[Sweep], path: Path) -> None:
         axes.set_title(f'{TITLES[own.name]}: R² = {own.line.r_squared:.4f}', fontsize='medium')
         axes.grid(alpha=0.3)
         axes.spines[['top', 'right']].set_visible(False)
-        axes.legend(loc='lower right', frameon=False)
+        axes.legend(loc='upper left', frameon=False)
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter('{x:,.6g}')
+            axis.set_major_formatter('{x:,.7g}')
+            axis.set_minor_formatter('')
     figure.savefig(path, dpi=150, format='png')
 
 

@@ -41,11 +41,13 @@ def lowering(
     height, width, channels, _ = kernel
     if pooled and channels < 4:
         return 'blocks'
-    if max(strides) > 1 or height * width == 1:
+    if channels < 4 or max(strides) > 1 or height * width == 1:
         return 'patches'
-    # A large image has too many frequencies for few channels to pay for.
-    large = height * width >= 16
-    return 'fourier' if large and channels >= 4 and max(image) <= 32 else 'unrolled'
+    # A large image has too many frequencies for a small kernel to pay for, and with many channels
+    # the products at the frequencies take longer than the arithmetic they save.
+    large = height * width >= 16 and max(image) <= 32
+    small = height * width >= 9 and max(image) <= 16 and channels <= 64
+    return 'fourier' if large or small else 'unrolled'
 
 
 def check(use: str | None) -> None:
