@@ -1,5 +1,6 @@
 """Command line: python -m jaxfed.main --method=fedlmd."""
 
+import contextlib
 import os
 from collections.abc import Sequence
 
@@ -60,7 +61,8 @@ def main(arguments: Sequence[str]) -> int:
     if flags.FLAGS.method == 'list':
         list_methods()
         return 0
-    use_every_core()
+    with contextlib.suppress(RuntimeError):  # who has used JAX already has chosen its devices
+        use_every_core()
     if flags.FLAGS.compilation_cache and 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
         keep_compiled_programs()
     try:

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 import jaxfed
-from jaxfed import losses, methods
+from jaxfed import execution, losses, methods
 from jaxfed.costs import method_cost
 from jaxfed.method import chain
 from jaxfed.methods._steps import effective_steps
 from jaxfed.methods.switch import switch
 from jaxfed.models import make_model
 from jaxfed.models.heads import with_projection, without_bias
+from jaxfed.types import Model
 from tests import test_round
 
 
@@ -79,9 +80,22 @@ def test_switch_is_the_first_method_and_then_the_second():
     # The second method's state begins to change when its turn comes.
     assert float(run(both, cohorts[:2]).method[1]['rounds']) == 0
     after = run(both, cohorts[:3])
+    assert float(after.method[1]['rounds']) == 1
+    _, settings, server, states, (programs, mesh) = test_round.set_up(second)
+    alone = execution.run_round(
+        programs,
+        mesh,
+        server._replace(params=before.params, round=before.round),
+        states,
+        np.asarray(cohorts[2], np.int32),
+        test_round.plan(settings, cohorts[2], 2, 1),
+        0.03 * 0.9**2,
+        jax.random.key(5),
+        data,
+    )[0]
+    chex.assert_trees_all_close(after.params, alone.params, rtol=1e-5, atol=1e-6)
     moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), after.params, before.params)
     assert max(jax.tree.leaves(moved)) > 1e-3
-    assert float(after.method[1]['rounds']) == 1
     assert float(run(both, cohorts).method[1]['rounds']) == 2
 
 
@@ -114,8 +128,10 @@ def test_without_bias():
     outputs = bare.apply(params, jnp.ones((2, 4, 4, 1)))
     want = outputs.features @ params['classifier']['kernel']
     np.testing.assert_allclose(outputs.logits, want, rtol=1e-5)
+    assert without_bias(bare) is bare
+    nameless = Model(lambda key: {'last': jnp.zeros((2, 3))}, model.apply)
     with pytest.raises(ValueError, match='last layer cannot be changed'):
-        without_bias(bare)
+        without_bias(nameless)
 
 
 def test_with_projection():
@@ -136,6 +152,12 @@ def test_with_projection():
     np.testing.assert_allclose(outputs.logits, logits, rtol=1e-5)
     bound = 1 / np.sqrt(256)
     assert jnp.abs(classifier['kernel']).max() <= bound
+    for both in (with_projection(without_bias(model)), without_bias(with_projection(model))):
+        params = both.init(jax.random.key(0))
+        assert set(params['classifier']) == {'kernel'}
+        outputs = both.apply(params, x)
+        want = outputs.features @ params['classifier']['kernel']
+        np.testing.assert_allclose(outputs.logits, want, rtol=1e-5)
 
 
 def cost(name, **hyper):

@@ -106,8 +106,7 @@ def make(name):
         return chain(methods.METHODS['fedcad'](source='client'), drifting(), drifting())
     specification, _, setting = name.partition(' ')
     given = dict([setting.split('=')]) if setting else {}
-    switch_round = 1 if ',' in specification else None
-    return methods.build(methods.resolve(specification, given), switch_round=switch_round)
+    return methods.build(methods.resolve(specification, given))
 
 
 METHODS = [
@@ -115,7 +114,6 @@ METHODS = [
     'scaffold+fedavgm',
     'fedlmd+fedprox+fedavgm',
     'fedrs+moon+fedadam',
-    'fedlmd_tf,fedlmd+feddyn',
     'fedcad source=client',
     'fedlmd+fedprox',
     'fedntd+label_smoothing',
@@ -146,7 +144,9 @@ def jitted(model, method, settings, augment, *, devices=1, stack=None):
     """A round's functions jitted, and the mesh they run on."""
     mesh = make_mesh(devices)
     made = make_round(model, method, settings, augment, normalise, mesh=mesh, stack=stack)
-    return Round(jax.jit(made.train), jax.jit(made.merge)), mesh
+    # Compiling takes nearly all of the time, and less of it where programs need not be fast.
+    quickly = {'xla_backend_optimization_level': 0}
+    return Round(*(jax.jit(part, compiler_options=quickly) for part in made)), mesh
 
 
 def plan(settings, cohort, lanes, devices):

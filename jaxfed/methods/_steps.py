@@ -1,5 +1,7 @@
 """How far local steps carry: momentum makes a step's gradient act again in later steps."""
 
+import math
+
 import jax.numpy as jnp
 
 from jaxfed.types import Array
@@ -22,5 +24,9 @@ def effective_steps(steps: Array, momentum: float) -> Array:
       Optimization, NeurIPS 2020, section 4.
     """
     k = jnp.asarray(steps, jnp.float32)
+    if momentum == 0:
+        return jnp.maximum(k, 1.0)
+    # 1 - rho^K by expm1, because K and the rest of the numerator nearly cancel for large rho.
     rest = 1 - momentum
-    return jnp.maximum((k - momentum * (1 - momentum**k) / rest) / rest, 1.0)
+    decayed = -jnp.expm1(k * math.log(momentum))
+    return jnp.maximum((k - momentum * decayed / rest) / rest, 1.0)

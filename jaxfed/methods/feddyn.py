@@ -45,17 +45,19 @@ def feddyn(*, alpha: float = 0.1) -> Method:
         return alpha * (linear + proximal(view.params, view.global_params))
 
     def finish(client: ClientView) -> tuple[PyTree, PyTree]:
-        state = jax.tree.map(
-            lambda total, w, w_g: total + (w - w_g),
-            client.state,
-            client.params,
-            client.global_params,
-        )
-        return state, ()
+        moved = jax.tree.map(jnp.subtract, client.params, client.global_params)
+        return jax.tree.map(jnp.add, client.state, moved), moved
 
     def merge(view: MergeView) -> tuple[PyTree, PyTree]:
-        part = view.round.cohort_size / view.round.num_clients
-        state = jax.tree.map(lambda total, u: total + part * u, view.state, view.update)
+        clients = view.round.num_clients
+        state = jax.tree.map(lambda total, u: total + u / clients, view.state, view.uploads)
         return jax.tree.map(jnp.add, view.update, state), state
 
-    return Method(init=init, weigh=weigh, penalty=penalty, finish=finish, merge=merge)
+    return Method(
+        init=init,
+        weigh=weigh,
+        penalty=penalty,
+        finish=finish,
+        merge=merge,
+        sent=lambda upload: (),  # the server knows w_i and w_g
+    )

@@ -14,7 +14,7 @@ def fedyogi(
 
     m = b1 m + (1 - b1) g, v -= (1 - b2) sign(v - g^2) g^2, w -= lr m / (sqrt(v) + eps)
 
-    This is optax.yogi, g = -update, which starts v at 1e-6 and corrects both moments as Adam does.
+    This is optax.yogi, g = -update, which starts m and v at 1e-6 and corrects both as Adam does.
 
     Args:
       server_lr: lr, the server's learning rate, > 0.

@@ -7,17 +7,17 @@ from jaxfed.models.layers import uniform_fan_in
 from jaxfed.types import Array, Model, Outputs, PyTree
 
 
-def _check_classifier(model: Model) -> tuple[int, int]:
-    """Features and classes of the network's last layer."""
+def _classifier(model: Model) -> tuple[int, int, bool]:
+    """Features and classes of the network's last layer, and whether it has a bias."""
     params = jax.eval_shape(model.init, jax.random.key(0))
     classifier = params.get('classifier', {}) if isinstance(params, dict) else {}
-    if set(classifier) != {'kernel', 'bias'}:
+    if set(classifier) not in ({'kernel', 'bias'}, {'kernel'}):
         raise ValueError(
             "the network's last layer cannot be changed: its parameters must hold a 'classifier' "
             "with 'kernel' and 'bias'."
         )
     features, classes = classifier['kernel'].shape
-    return features, classes
+    return features, classes, 'bias' in classifier
 
 
 def without_bias(model: Model) -> Model:
@@ -32,7 +32,9 @@ def without_bias(model: Model) -> Model:
     Raises:
       ValueError: if the last layer is not `params['classifier']`.
     """
-    _, classes = _check_classifier(model)
+    _, classes, biased = _classifier(model)
+    if not biased:
+        return model
 
     def init(key: Array) -> PyTree:
         params = model.init(key)
@@ -63,7 +65,7 @@ def with_projection(model: Model, *, width: int = 256) -> Model:
     Reference:
       Li et al., Model-Contrastive Federated Learning, CVPR 2021, section 3.3.
     """
-    features, classes = _check_classifier(model)
+    features, classes, biased = _classifier(model)
     sizes = {
         'project1': (features, features),
         'project2': (features, width),
@@ -76,10 +78,9 @@ def with_projection(model: Model, *, width: int = 256) -> Model:
         for name, (inputs, outputs) in sizes.items():
             key, kernel_key, bias_key = jax.random.split(key, 3)
             draw = uniform_fan_in(inputs)
-            head[name] = {
-                'kernel': draw(kernel_key, (inputs, outputs), jnp.float32),
-                'bias': draw(bias_key, (outputs,), jnp.float32),
-            }
+            head[name] = {'kernel': draw(kernel_key, (inputs, outputs), jnp.float32)}
+            if biased or name != 'classifier':
+                head[name]['bias'] = draw(bias_key, (outputs,), jnp.float32)
         return {**model.init(body_key), **head}
 
     def apply(params: PyTree, x: Array) -> Outputs:
@@ -90,7 +91,7 @@ def with_projection(model: Model, *, width: int = 256) -> Model:
         for name in sizes:
             layer = params[name]
             given = hidden
-            hidden = given @ layer['kernel'] + layer['bias']
+            hidden = given @ layer['kernel'] + layer.get('bias', 0.0)
             hidden = jax.nn.relu(hidden) if name == 'project1' else hidden
         return Outputs(logits=hidden, features=given)
 
