@@ -69,8 +69,8 @@ def test_run_leaves_its_records(command, tmp_path, capsys):
     assert settings['versions']['jax']
     assert settings['device']['platform']
     assert settings['method_parts'] == [
-        {'name': 'fedlmd', 'hyperparameters': {'beta': 1.0, 'tau': 2.0}},
-        {'name': 'fedprox', 'hyperparameters': {'mu': 0.01}},
+        {'name': 'fedlmd', 'hyperparameters': {'beta': 1.0, 'tau': 2.0}, 'phase': 0},
+        {'name': 'fedprox', 'hyperparameters': {'mu': 0.01}, 'phase': 0},
     ]
     lines = [json.loads(line) for line in (out / 'metrics.jsonl').read_text().splitlines()]
     assert [line['round'] for line in lines] == [1, 2, 3]

@@ -27,6 +27,14 @@ GEOMETRIES = [
 ]
 
 
+@pytest.fixture(autouse=True, scope='module')
+def optimised():
+    """Compiles as users do, because the fast paths depend on what XLA makes of them."""
+    jax.config.update('jax_disable_most_optimizations', False)
+    yield
+    jax.config.update('jax_disable_most_optimizations', True)
+
+
 def both(strides, padding, use='unrolled'):
     """The fast convolution and the plain one, as functions of inputs and kernel."""
 

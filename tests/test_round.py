@@ -144,9 +144,7 @@ def jitted(model, method, settings, augment, *, devices=1, stack=None):
     """A round's functions jitted, and the mesh they run on."""
     mesh = make_mesh(devices)
     made = make_round(model, method, settings, augment, normalise, mesh=mesh, stack=stack)
-    # Compiling takes nearly all of the time, and less of it where programs need not be fast.
-    quickly = {'xla_backend_optimization_level': 0}
-    return Round(*(jax.jit(part, compiler_options=quickly) for part in made)), mesh
+    return Round(jax.jit(made.train), jax.jit(made.merge)), mesh
 
 
 def plan(settings, cohort, lanes, devices):

@@ -111,9 +111,7 @@ def compiled(name, hyper, momentum, aggregation):
     model = method.adapt(network())
     settings = LocalSettings(EPOCHS, BATCH, momentum, WEIGHT_DECAY, aggregation, max(SIZES), True)
     made = make_round(model, method, settings, lambda _, x: x, lambda x: x, mesh=mesh)
-    # Most of the time would go into making a program fast that runs for milliseconds.
-    fast = {'xla_backend_optimization_level': 0}
-    programs = Round(*(jax.jit(part, compiler_options=fast) for part in made))
+    programs = Round(jax.jit(made.train), jax.jit(made.merge))
     return method, model.init(jax.random.key(1)), programs, mesh
 
 
