@@ -69,6 +69,17 @@ def test_resolve_refuses(specification, given, message):
         ('fedprox', {'mu': True}),
         ('fedprox', {'mu': 'much'}),
         ('fedssd', {'auxiliary': 2.5}),
+        ('fedcurv', {'lam': -1.0}),
+        ('feddyn', {'alpha': -0.1}),
+        ('moon', {'mu': -1.0}),
+        ('moon', {'projection': 1}),
+        ('fedrs', {'alpha': 1.5}),
+        ('fedgkd', {'models': 0}),
+        ('fedavgm', {'beta': 1.0}),
+        ('fedavgm', {'form': 'polyak'}),
+        ('fedadam', {'b2': 1.0}),
+        ('fedyogi', {'eps': 0.0}),
+        ('fedadagrad', {'server_lr': 0.0}),
     ],
 )
 def test_build_refuses_values_out_of_range(name, given):

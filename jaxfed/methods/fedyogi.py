@@ -3,8 +3,7 @@
 import optax
 
 from jaxfed.method import Method
-from jaxfed.methods._check import check
-from jaxfed.methods._server import server_optimizer
+from jaxfed.methods._server import two_moments
 
 
 def fedyogi(
@@ -31,8 +30,4 @@ def fedyogi(
     Reference:
       Reddi et al., Adaptive Federated Optimization, ICLR 2021, algorithm 2.
     """
-    check(server_lr > 0, 'server_lr', server_lr, 'above 0')
-    check(0 <= b1 < 1, 'b1', b1, 'in [0, 1)')
-    check(0 <= b2 < 1, 'b2', b2, 'in [0, 1)')
-    check(eps > 0, 'eps', eps, 'above 0')
-    return server_optimizer(optax.yogi(server_lr, b1=b1, b2=b2, eps=eps))
+    return two_moments(optax.yogi, server_lr=server_lr, b1=b1, b2=b2, eps=eps)
