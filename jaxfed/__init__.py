@@ -3,6 +3,15 @@
 from jaxfed.config import Config
 from jaxfed.devices import use_every_core
 from jaxfed.method import Method, chain
-from jaxfed.simulation import Diverged, Result, simulate
+from jaxfed.simulation import Diverged, Result, TooLarge, simulate
 
-__all__ = ['Config', 'Diverged', 'Method', 'Result', 'chain', 'simulate', 'use_every_core']
+__all__ = [
+    'Config',
+    'Diverged',
+    'Method',
+    'Result',
+    'TooLarge',
+    'chain',
+    'simulate',
+    'use_every_core',
+]

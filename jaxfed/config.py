@@ -9,12 +9,15 @@ from typing import Any, Literal
 from absl import flags
 
 from jaxfed import methods
+from jaxfed.models import MODELS
+from jaxfed.models.blocks import Norm, Stem
+from jaxfed.partition import PARTITIONS, NoiseForm, partition_settings
 from jaxfed.values import check_value
 
-Partition = Literal['iid', 'dirichlet', 'sharding', 'label_quantity']
 Aggregation = Literal['size', 'uniform']
 Precision = Literal['float32', 'tf32', 'bfloat16']
 Divergence = Literal['stop', 'record']
+Stream = Literal['auto', 'on', 'off']
 Conv = Literal['auto', 'grouped', 'unrolled', 'patches', 'fourier', 'blocks']
 
 # The flags are then the calling program's own, which are those that absl's --help shows.
@@ -32,25 +35,55 @@ class Config:
     method: str = _setting('fedavg', "federated method, parts joined by '+'; 'list' shows all")
     hyperparameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    dataset: str = _setting('digits', "'digits', 'npz', or a TFDS image classification set")
-    data_dir: str | None = _setting(None, 'directory of prepared TFDS datasets [TFDS default]')
+    dataset: str = _setting(
+        'digits', "'digits', 'npz', 'image_folder', or a set of TFDS or of jaxfed.data.prepare"
+    )
+    data_dir: str | None = _setting(
+        None, 'directory of prepared datasets [$TFDS_DATA_DIR or ~/tensorflow_datasets]'
+    )
     npz: str | None = _setting(None, 'file for --dataset=npz: x_train, y_train, x_test, y_test')
+    path: str | None = _setting(
+        None, 'directory for --dataset=image_folder: train/CLASS/ and test/CLASS/ with image files'
+    )
     augment: str = _setting('none', "comma list of crop, flip, cutout, or 'none'")
     auxiliary_per_class: int | None = _setting(
         None, 'examples a class taken from the training data for the server [what --method needs]'
     )
 
-    partition: Partition = _setting('dirichlet', 'how examples are dealt to clients')
+    partition: str = _setting('dirichlet', 'how examples are dealt to clients')
+    partition_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     alpha: float = _setting(0.1, 'Dirichlet concentration; small is skewed')
-    min_size: int = _setting(10, 'Dirichlet: fewest examples of a client')
+    size_alpha: float = _setting(
+        0.5, "quantity: Dirichlet concentration of the clients' sizes; small is skewed"
+    )
+    min_size: int = _setting(10, 'Dirichlet and quantity: fewest examples of a client')
     balanced: bool = _setting(
         False, 'Dirichlet: no more of a class to a client with >= n/N examples'
     )
     shards_per_client: int = _setting(2, 'sharding: shards (about: classes) a client')
-    labels_per_client: int = _setting(2, 'label_quantity: classes a client')
+    labels_per_client: int = _setting(2, 'label_quantity, extended_dirichlet: classes a client')
+    num_users: int = _setting(0, 'natural: users that take part, drawn at random; 0 for all')
+    min_user_size: int = _setting(1, 'natural: fewest examples of a user that takes part')
     num_clients: int = _setting(20, 'clients in all')
+    label_noise: float = _setting(
+        0.0, "probability with which a client's training label becomes another class"
+    )
+    label_noise_form: NoiseForm = _setting(
+        'equal', "every client's probability is --label_noise, or uniform from 0 to that"
+    )
+    personal_test: float = _setting(
+        0.0, "share of each client's examples that it keeps for testing; 0 for none"
+    )
 
-    model: str = _setting('cnn', 'network: cnn, lenet or mlp')
+    model: str = _setting('cnn', 'network: ' + ', '.join(MODELS))
+    norm: Norm | None = _setting(None, 'normalisation of resnets, mobilenet and vgg11 [batch]')
+    stem: Stem | None = _setting(
+        None, 'first layers of resnets and mobilenet, for images as large as theirs [cifar]'
+    )
+    width: float | None = _setting(None, 'mobilenet: multiplier of the channels [1.0]')
+    remat: bool | None = _setting(
+        None, 'compute the inside of blocks again for the gradient: less memory, more time [False]'
+    )
     rounds: int = _setting(30, 'rounds of training')
     clients_per_round: int = _setting(5, 'clients sampled a round')
     local_epochs: int = _setting(5, 'epochs over its own examples a client trains in a round')
@@ -65,6 +98,9 @@ class Config:
     eval_every: int = _setting(1, 'rounds between evaluations on the test data')
     local_eval_every: int = _setting(
         0, 'rounds between evaluations of all local models of a round; 0 for never'
+    )
+    stream: Stream = _setting(
+        'auto', "whether a round's images are read in waves of clients; auto where they do not fit"
     )
     precision: Precision = _setting(
         'float32', "of the networks' arithmetic; parameters are always float32"
@@ -88,14 +124,8 @@ class Config:
     workdir: str | None = _setting(None, 'directory of the records [a new one under runs/]')
 
 
-# Flags that only one partition reads; giving one to another partition is a mistake worth telling.
-_PARTITION_FLAGS = {
-    'iid': (),
-    'dirichlet': ('alpha', 'min_size', 'balanced'),
-    'sharding': ('shards_per_client',),
-    'label_quantity': ('labels_per_client',),
-}
-
+# Fields that are no flags themselves: what methods and partitions of one's own take.
+_MAPPINGS = ('hyperparameters', 'partition_settings')
 
 _COUNTS = (
     'num_clients',
@@ -117,6 +147,8 @@ def check(config: Config) -> None:
       ValueError: naming the first flag that is of a wrong type or out of range, its value and
         what would do.
     """
+    if config.partition not in tuple(PARTITIONS):
+        raise ValueError(f'--partition={config.partition} must be one of {", ".join(PARTITIONS)}.')
     for name, kind in typing.get_type_hints(Config).items():
         check_value(f'--{name}', getattr(config, name), kind)
 
@@ -124,14 +156,12 @@ def check(config: Config) -> None:
         if not holds:
             raise ValueError(f'--{name}={getattr(config, name)} must be {range_}.')
 
-    given = config.hyperparameters
-    need('hyperparameters', isinstance(given, Mapping), 'a mapping from names to values')
+    for name in _MAPPINGS:
+        mapping = isinstance(getattr(config, name), Mapping)
+        need(name, mapping, 'a mapping from names to values')
     for name in _COUNTS:
         need(name, getattr(config, name) >= 1, 'at least 1')
     need('local_eval_every', config.local_eval_every >= 0, 'at least 1, or 0 for never')
-    for name in ('partition', 'aggregation', 'precision', 'conv', 'on_divergence'):
-        choices = typing.get_args(Config.__annotations__[name])
-        need(name, getattr(config, name) in choices, f'one of {", ".join(choices)}')
     need('learning_rate', config.learning_rate > 0, 'above 0')
     need('lr_decay', 0 < config.lr_decay <= 1, 'above 0 and at most 1')
     need('momentum', 0 <= config.momentum < 1, 'at least 0 and below 1')
@@ -152,9 +182,27 @@ def check(config: Config) -> None:
         wanted = int(config.devices) * max(config.lanes, 1)
         limit = f'at most --clients_per_round={config.clients_per_round}, a client for each lane'
         need('devices', wanted <= config.clients_per_round, limit)
-    if config.partition == 'dirichlet':
-        need('alpha', config.alpha > 0, 'above 0')
-        need('min_size', config.min_size >= 1, 'at least 1')
+    own = partition_settings(config.partition)
+    for name in ('alpha', 'size_alpha'):
+        need(name, name not in own or getattr(config, name) > 0, 'above 0')
+    for name in ('min_size', 'shards_per_client', 'labels_per_client', 'min_user_size'):
+        need(name, name not in own or getattr(config, name) >= 1, 'at least 1')
+    need('num_users', config.num_users >= 0, 'at least 1, or 0 for all')
+    need('label_noise', 0 <= config.label_noise <= 1, 'from 0 to 1')
+    need('personal_test', 0 <= config.personal_test < 1, 'at least 0 and below 1')
+    if config.personal_test and not config.local_eval_every:
+        raise ValueError(
+            f'--personal_test={config.personal_test} is for evaluating local models, but '
+            '--local_eval_every=0; give it, as in --local_eval_every=10.'
+        )
+    for name, value in config.partition_settings.items():
+        extra = [key for key in own if not hasattr(config, key)]
+        if name not in extra:
+            raise ValueError(
+                f'--partition_settings: --partition={config.partition} takes no {name} there; it '
+                f'takes {", ".join(extra) or "none"}.'
+            )
+        check_value(f'--{name}', value, own[name].annotation)
     if config.auxiliary_per_class is not None:
         need('auxiliary_per_class', config.auxiliary_per_class >= 0, 'at least 0')
     if config.target_accuracy is not None:
@@ -163,6 +211,11 @@ def check(config: Config) -> None:
         raise ValueError(
             f'--dataset={config.dataset} and --npz={config.npz}: a file is read with both '
             '--dataset=npz and --npz=FILE.'
+        )
+    if (config.dataset == 'image_folder') != (config.path is not None):
+        raise ValueError(
+            f'--dataset={config.dataset} and --path={config.path}: a folder is read with both '
+            '--dataset=image_folder and --path=DIR.'
         )
 
 
@@ -177,12 +230,21 @@ def define_flags() -> None:
         logging.getLogger(library).setLevel(logging.WARNING)
     types = typing.get_type_hints(Config)
     for field in dataclasses.fields(Config):
-        if field.name != 'hyperparameters':
+        if field.name == 'partition':
+            names = list(PARTITIONS)  # with any of one's own
+            flags.DEFINE_enum(field.name, str(field.default), names, field.metadata['help'])
+        elif field.name not in _MAPPINGS:
             _define(field.name, types[field.name], field.default, field.metadata['help'])
     flags.DEFINE_bool(
         'compilation_cache', True, 'keep compiled programs in ~/.cache/jaxfed for the next start'
     )
     taken = {field.name for field in dataclasses.fields(Config)}
+    for name, by in _partitions_by_setting().items():
+        if name not in taken:
+            parameter = partition_settings(by[0])[name]
+            text = f'setting of --partition={" or ".join(by)} [{parameter.default}]'
+            _define(name, parameter.annotation, None, text)
+            taken.add(name)
     owners: dict[str, list[str]] = {}
     for method in methods.METHODS:
         for name, parameter in methods.hyperparameters(method).items():
@@ -195,9 +257,20 @@ def define_flags() -> None:
             _define(name, kind, None, f'hyper-parameter of {", ".join(by)}')
 
 
+def _partitions_by_setting() -> dict[str, list[str]]:
+    by: dict[str, list[str]] = {}
+    for partition in PARTITIONS:
+        for name in partition_settings(partition):
+            by.setdefault(name, []).append(partition)
+    return by
+
+
 def _define(name: str, kind: Any, default: Any, help_: str) -> None:
-    if typing.get_origin(kind) is Literal:
-        flags.DEFINE_enum(name, default, list(typing.get_args(kind)), help_)
+    literal = next(
+        (k for k in (kind, *typing.get_args(kind)) if typing.get_origin(k) is Literal), None
+    )
+    if literal is not None:
+        flags.DEFINE_enum(name, default, list(typing.get_args(literal)), help_)
         return
     kinds = set(typing.get_args(kind) or (kind,)) - {type(None)}
     define: dict[type, Any] = {
@@ -219,20 +292,25 @@ def from_flags() -> Config:
       ValueError: if a flag was given that the chosen partition does not read.
     """
     values = flags.FLAGS
-    names = [f.name for f in dataclasses.fields(Config) if f.name != 'hyperparameters']
-    partition = values['partition'].value
-    for other, own in _PARTITION_FLAGS.items():
-        for name in own:
-            if other != partition and values[name].present:
-                raise ValueError(
-                    f'--{name}={values[name].value} belongs to --partition={other}, but '
-                    f'--partition={partition}; leave one of them out.'
-                )
+    names = [f.name for f in dataclasses.fields(Config) if f.name not in _MAPPINGS]
+    partition = str(values['partition'].value)
+    of_partitions = _partitions_by_setting()
+    for name, by in of_partitions.items():
+        if partition not in by and values[name].present:
+            raise ValueError(
+                f'--{name}={values[name].value} belongs to --partition={" or ".join(by)}, but '
+                f'--partition={partition}; leave one of them out.'
+            )
     given: dict[str, Any] = {}
     for method in methods.METHODS:
         for hyperparameter in methods.hyperparameters(method):
             for name in (hyperparameter, f'{method}.{hyperparameter}'):
-                if name not in names and values[name].value is not None:
+                if name not in {*names, *of_partitions} and values[name].value is not None:
                     given[name] = values[name].value
     settings: dict[str, Any] = {name: values[name].value for name in names}
-    return Config(**settings, hyperparameters=given)
+    own = {
+        name: values[name].value
+        for name in partition_settings(partition)
+        if name not in names and values[name].value is not None
+    }
+    return Config(**settings, hyperparameters=given, partition_settings=own)

@@ -12,7 +12,7 @@ from jaxfed.types import Array, Batch, ClientInfo, Model, PyTree
 class Cost(NamedTuple):
     """Of one client and round; FedAvg sends the parameters down and up and nothing else."""
 
-    parameter_bytes: int
+    parameter_bytes: int  # batch statistics with them
     upload_bytes: int
     download_bytes: int
     upload: float  # relative to FedAvg's
@@ -46,25 +46,33 @@ def method_cost(
     forward: set[int] = set()  # sets of parameters under which a batch is evaluated
     passes: list[None] = []
 
-    def hooks(params: PyTree, batch: Batch, info: ClientInfo, number: Array) -> tuple:
-        server_state, client_state = method.init(params)
+    def hooks(
+        params: PyTree, stats: PyTree, batch: Batch, info: ClientInfo, number: Array
+    ) -> tuple:
+        server_state, client_state = method.init(params, stats)
         told = RoundInfo(number, jnp.float32(1), 0.9, num_clients=2, cohort_size=2)
 
-        def apply(w: PyTree, x: Array) -> Any:
+        def evaluate(w: PyTree, x: Array, with_stats: PyTree = stats) -> Any:
+            return model.evaluate(w, x, with_stats)
+
+        def apply(w: PyTree, x: Array, with_stats: PyTree = stats) -> Any:
             forward.add(id(w))
-            return model.apply(w, x)
+            return evaluate(w, x, with_stats)
 
         def fold(f: Any, initial: PyTree) -> PyTree:
             passes.append(None)
             return f(initial, batch)
 
         shared = method.share(
-            ServerView(params, server_state, lambda x: model.apply(params, x).logits, batch, told)
+            ServerView(
+                params, stats, server_state, lambda x: evaluate(params, x).logits, batch, told
+            )
         )
         client = ClientView(
             params=params,
+            stats=stats,
             global_params=params,
-            apply=model.apply,
+            apply=evaluate,
             fold=fold,
             info=info,
             static=method.prepare(info),
@@ -78,7 +86,8 @@ def method_cost(
         told_of = {
             name: getattr(client, name) for name in client._fields if name in LocalView._fields
         }
-        told_of |= {'apply': apply, 'outputs': model.apply(params, batch.x), 'batch': batch}
+        outputs = model.train(params, batch.x, stats, batch.mask)
+        told_of |= {'apply': apply, 'outputs': outputs, 'batch': batch}
         view = LocalView(**told_of)
         method.supervised(view)
         method.penalty(view)
@@ -93,9 +102,9 @@ def method_cost(
 
     x, mask = shape(examples, *input_shape, dtype=jnp.float32), shape(examples, dtype=jnp.bool_)
     batch, info = Batch(x, shape(examples), mask), ClientInfo(shape(num_classes), shape())
-    shapes = jax.eval_shape(hooks, params, batch, info, shape())
+    shapes = jax.eval_shape(hooks, params, model.stats, batch, info, shape())
     server_state, client_state, shared, upload = shapes
-    base = size_of(params)
+    base = size_of((params, model.stats))
     up, down = base + size_of(upload), base + size_of(shared)
     return Cost(
         parameter_bytes=base,

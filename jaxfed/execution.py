@@ -1,8 +1,10 @@
 """A round as the host runs it: clients' states go to the devices that train them, and come back."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -45,17 +47,16 @@ def compile_round(
     return Round(train, merge)
 
 
-def peak_memory(programs: Round) -> int:
-    """Memory in bytes that training takes on each device.
+def peak_memory(program: Any) -> int:
+    """Memory in bytes that a program takes on each device.
 
     Args:
-      programs: from `compile_round`.
+      program: compiled.
 
     Returns:
-      Arguments, results and what the program needs besides.
+      Arguments, results and what it needs besides.
     """
-    train: Any = programs.train
-    told = train.memory_analysis()
+    told = program.memory_analysis()
     return int(told.argument_size_in_bytes + told.output_size_in_bytes + told.temp_size_in_bytes)
 
 
@@ -70,7 +71,7 @@ def run_round(
     key: Array,
     data: TrainingData,
 ) -> tuple[ServerState, RoundMetrics, PyTree]:
-    """Run a round.
+    """Run a round in one piece.
 
     Args:
       programs: the functions of the round, compiled or jitted.
@@ -85,22 +86,62 @@ def run_round(
       data: the training data.
 
     Returns:
-      (server, metrics, local parameters [D, M, ...] if they are kept).
+      (server, metrics, the local models [D, M, ...] if they are kept).
     """
-    states, placed, ids, rate = _place(mesh, client_states, cohort, plan, learning_rate)
-    trained = programs.train(server, ids, states, placed, rate, key, data)
-    # A CPU's devices do not wait for each other inside a program: XLA ends the process when they
-    # do so for 40 seconds, and clients are unequal.
-    jax.block_until_ready(trained.sums)
-    server, metrics = programs.merge(server, ids, trained.sums, rate, data)
-    used = np.arange(plan.slot.shape[1]) < plan.clients[:, None]
-    clients = cohort[plan.slot[used]]
-    jax.tree.map(
-        lambda every, rows: every.__setitem__(clients, np.asarray(rows)[used]),
-        client_states,
-        trained.states,
+    server, metrics, kept = run_waves(
+        programs, mesh, server, client_states, cohort, [(plan, data)], learning_rate, key
     )
-    return server, metrics, trained.params
+    return server, metrics, kept[0][1]
+
+
+def run_waves(
+    programs: Round,
+    mesh: Mesh,
+    server: ServerState,
+    client_states: PyTree,
+    cohort: np.ndarray,
+    waves: Iterable[tuple[Schedule, TrainingData]],
+    learning_rate: Any,
+    key: Array,
+) -> tuple[ServerState, RoundMetrics, list[tuple[Schedule, PyTree]]]:
+    """Run a round, some of its clients after others.
+
+    Args:
+      programs: as for `run_round`, like all that is not named here.
+      mesh: see there.
+      server: see there.
+      client_states: see there.
+      cohort: see there.
+      waves: schedules whose slots together are those of the cohort, each with the data of its
+        clients; at least one.
+      learning_rate: see there.
+      key: see there.
+
+    Returns:
+      (server, metrics, the schedule and the local models [D, M, ...] of each wave, () for models
+      that are not kept).
+    """
+    sums: Any = None
+    kept: list[tuple[Schedule, PyTree]] = []
+    for plan, data in waves:
+        states, placed, ids, rate = _place(mesh, client_states, cohort, plan, learning_rate)
+        trained = programs.train(server, ids, states, placed, rate, key, data)
+        # A CPU's devices do not wait for each other inside a program: XLA ends the process when
+        # they do so for 40 seconds, and clients are unequal.
+        jax.block_until_ready(trained.sums)
+        sums = jax.tree.map(jnp.add, sums, trained.sums) if kept else trained.sums
+        used = np.arange(plan.slot.shape[1]) < plan.clients[:, None]
+        clients = cohort[plan.slot[used]]
+        jax.tree.map(
+            lambda every, rows, used=used, clients=clients: every.__setitem__(
+                clients, np.asarray(rows)[used]
+            ),
+            client_states,
+            trained.states,
+        )
+        kept.append((plan, trained.models))
+    server, metrics = programs.merge(server, ids, sums, rate, data)
+    return server, metrics, kept
 
 
 def _place(

@@ -43,13 +43,21 @@ class Schedule(NamedTuple):
         return int(self.steps.sum(axis=1).max())
 
 
-def schedule(steps: Sequence[int] | np.ndarray, *, lanes: int, devices: int = 1) -> Schedule:
+def schedule(
+    steps: Sequence[int] | np.ndarray,
+    *,
+    lanes: int,
+    devices: int = 1,
+    cohort_size: int | None = None,
+) -> Schedule:
     """Deal clients to lanes, longest first, each to the lane that is free first.
 
     Args:
       steps: [S] local steps of each client of the cohort.
       lanes: L, of each device.
       devices: D; L D must lie in 1..S.
+      cohort_size: S, where these clients are only some of the cohort and the schedule has to have
+        the shape of all.
 
     Returns:
       The schedule.
@@ -58,7 +66,7 @@ def schedule(steps: Sequence[int] | np.ndarray, *, lanes: int, devices: int = 1)
       ValueError: if there are more lanes than clients, or none.
     """
     steps = np.asarray(steps, np.int64)
-    cohort_size = len(steps)
+    cohort_size = cohort_size or len(steps)
     if lanes < 1 or devices < 1 or lanes * devices > cohort_size:
         raise ValueError(
             f'lanes={lanes} on devices={devices} must lie in 1..{cohort_size} together, the '

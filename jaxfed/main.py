@@ -11,6 +11,7 @@ from jaxfed import config, methods, simulation
 from jaxfed.costs import Cost, method_cost
 from jaxfed.data.cache import cache_folder
 from jaxfed.devices import use_every_core
+from jaxfed.experiment import set_up
 from jaxfed.models import make_model
 from jaxfed.recording import console
 
@@ -53,7 +54,8 @@ def main(arguments: Sequence[str]) -> int:
       arguments: what the flags left over; there may be nothing.
 
     Returns:
-      The exit status: 0, 1 if training diverged, 2 for bad input, 130 if interrupted.
+      The exit status: 0, 1 if training diverged, 2 for bad input or too little memory, 130 if
+      interrupted.
     """
     if len(arguments) > 1:
         console.show_error(f'unexpected arguments {" ".join(arguments[1:])}; flags begin with --.')
@@ -66,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     if flags.FLAGS.compilation_cache and 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
         keep_compiled_programs()
     try:
-        experiment = simulation.set_up(config.from_flags())
+        experiment = set_up(config.from_flags())
     except (ValueError, OSError) as error:
         console.show_error(str(error))
         return 2
@@ -75,6 +77,9 @@ def main(arguments: Sequence[str]) -> int:
     except simulation.Diverged as error:
         console.show_error(str(error))
         return 1
+    except simulation.TooLarge as error:
+        console.show_error(str(error))
+        return 2
     except KeyboardInterrupt:
         console.show_error(f'interrupted; the rounds done are in {experiment.workdir}.')
         return 130

@@ -37,6 +37,7 @@ class ServerView(NamedTuple):
     """What `share` sees."""
 
     params: PyTree  # global parameters
+    stats: PyTree  # and batch statistics, () for a network without
     state: PyTree  # this method's server state
     predict: Callable[[Array], Array]  # x [A, H, W, channels] -> logits [A, C], global parameters
     auxiliary: Batch | None  # the server's own class-balanced examples, if the method asked
@@ -50,7 +51,8 @@ class LocalView(NamedTuple):
     outputs: Outputs  # of the local parameters on this batch
     batch: Batch
     global_params: PyTree  # what the client started its round from
-    apply: Callable[[PyTree, Array], Outputs]
+    # (params, x, stats=the global ones) -> Outputs, in evaluation mode
+    apply: Callable[..., Outputs]
     info: ClientInfo
     static: PyTree  # from `prepare`
     state: PyTree  # this method's state of this client, as it was before the round
@@ -77,8 +79,9 @@ class ClientView(NamedTuple):
     """What `begin` (before local training) and `finish` (after it) see of one client."""
 
     params: PyTree  # local parameters; in `begin` equal to the global ones
+    stats: PyTree  # local batch statistics; in `begin` the global ones
     global_params: PyTree
-    apply: Callable[[PyTree, Array], Outputs]
+    apply: Callable[..., Outputs]  # as in `LocalView`
     # fold(f, initial): f(carry, Batch) -> carry over the client's own examples, each once, in a
     # fixed order, normalised and not augmented.
     fold: Callable[[Callable[[PyTree, Batch], PyTree], PyTree], PyTree]
@@ -106,6 +109,7 @@ class MergeView(NamedTuple):
 
     update: PyTree  # sum_i weight_i (w_i - w_g), or what the part before made of it
     params: PyTree  # global parameters before the update
+    stats: PyTree  # and batch statistics, which are averaged whatever the update is
     state: PyTree  # this method's server state
     uploads: PyTree  # sum over the round's clients of their uploads
     round: RoundInfo
@@ -126,8 +130,8 @@ class Method(NamedTuple):
     its mean; so parts combine without counting the supervised term twice.
     """
 
-    # params -> (server state, state of one client before its first round)
-    init: Callable[[PyTree], tuple[PyTree, PyTree]] = lambda params: ((), ())
+    # (params, batch statistics) -> (server state, state of one client before its first round)
+    init: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] = lambda params, stats: ((), ())
     # ClientInfo -> what is constant for a client
     prepare: Callable[[ClientInfo], PyTree] = lambda info: ()
     share: Callable[[ServerView], PyTree] = lambda server: ()
@@ -189,8 +193,8 @@ def chain(*parts: Method) -> Method:
         )
     indexed = tuple(enumerate(parts))
 
-    def init(params: PyTree) -> tuple[PyTree, PyTree]:
-        states = [part.init(params) for part in parts]
+    def init(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
+        states = [part.init(params, stats) for part in parts]
         return tuple(server for server, _ in states), tuple(client for _, client in states)
 
     def weigh(cohort: CohortView) -> Array:

@@ -33,7 +33,7 @@ from jaxfed.method import (
 )
 from jaxfed.metrics.accuracy import predict
 from jaxfed.stacking import Stacking, row, set_row, stacking
-from jaxfed.types import Array, Batch, ClientInfo, Model, PyTree
+from jaxfed.types import Array, Batch, ClientInfo, Model, Outputs, PyTree
 
 
 class TrainingData(NamedTuple):
@@ -54,6 +54,7 @@ class ServerState(NamedTuple):
     params: PyTree
     method: PyTree  # the method's server state
     round: Array  # [] int32, rounds done
+    stats: PyTree = ()  # batch statistics, of a network that has them
 
 
 class LocalSettings(NamedTuple):
@@ -78,6 +79,7 @@ class Sums(NamedTuple):
     """What the clients that have finished leave, summed up."""
 
     update: PyTree  # weighted sum of their updates
+    stats: PyTree  # weighted sum of the changes of their batch statistics
     uploads: PyTree  # sum of what they send besides
     loss: Array  # [] sum of the local objective over all examples trained on
 
@@ -87,7 +89,7 @@ class Trained(NamedTuple):
 
     sums: Sums  # [D, ...] of each device
     states: PyTree  # [D, M, ...] the clients' new states
-    params: PyTree  # [D, M, ...] their parameters after local training, () unless they are kept
+    models: PyTree  # [D, M, ...] their parameters and batch statistics, () unless they are kept
 
 
 class Round(NamedTuple):
@@ -115,6 +117,7 @@ class _Lane(NamedTuple):
     """One slot of the stacked axis. The engine has L of them."""
 
     params: PyTree
+    stats: PyTree
     optimizer: optax.OptState
     client: _Client
     step: Array  # [] int32, local steps done
@@ -225,20 +228,26 @@ def make_round(
         round_key = jax.random.fold_in(key, server.round)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(round_key, cohort)
         statics = jax.vmap(method.prepare)(infos)
+
+        def apply(params: PyTree, x: Array, stats: PyTree = server.stats) -> Outputs:
+            return model.evaluate(params, x, stats)
+
         shared = method.share(
             ServerView(
                 params=server.params,
+                stats=server.stats,
                 state=server.method,
-                predict=lambda x: predict(model.apply, server.params, x),
+                predict=lambda x: predict(apply, server.params, x),
                 auxiliary=data.auxiliary,
                 round=round_info,
             )
         )
         size_weights = infos.size / jnp.maximum(jnp.sum(infos.size), 1)
         uniform = jnp.full(cohort.shape, 1 / cohort.shape[0])
+        shares = size_weights if settings.aggregation == 'size' else uniform
         weights = method.weigh(
             CohortView(
-                weights=size_weights if settings.aggregation == 'size' else uniform,
+                weights=shares,
                 size=infos.size,
                 label_counts=infos.label_counts,
                 steps=steps,
@@ -250,7 +259,9 @@ def make_round(
             within = jnp.arange(settings.longest)
             return data.order[jnp.minimum(data.start[cohort[slot]] + within, data.y.shape[0] - 1)]
 
-        def view_client(position: Array, params: PyTree, begun: PyTree) -> ClientView:
+        def view_client(
+            position: Array, params: PyTree, stats: PyTree, begun: PyTree
+        ) -> ClientView:
             slot = schedule.slot[position]
             size = infos.size[slot]
             examples = own_example(slot)
@@ -265,8 +276,9 @@ def make_round(
 
             return ClientView(
                 params=params,
+                stats=stats,
                 global_params=server.params,
-                apply=model.apply,
+                apply=apply,
                 fold=fold,
                 info=row(infos, slot),
                 static=row(statics, slot),
@@ -277,6 +289,9 @@ def make_round(
                 round=round_info,
             )
 
+        def view_done(position: Array, lane: _Lane) -> ClientView:
+            return view_client(position, lane.params, lane.stats, lane.client.begun)
+
         def start(position: Array) -> _Lane:
             slot = schedule.slot[position]
             order_key, augment_key = jax.random.split(keys[slot])
@@ -284,9 +299,10 @@ def make_round(
             order = jax.vmap(epoch_order, (0, None, None))(
                 epoch_keys, infos.size[slot], settings.longest
             )
-            view = view_client(position, server.params, ())
+            view = view_client(position, server.params, server.stats, ())
             return _Lane(
                 params=server.params,
+                stats=server.stats,
                 optimizer=optimizer.init(server.params),
                 client=_Client(
                     info=view.info,
@@ -312,13 +328,14 @@ def make_round(
             client = lane.client
             batch = draw_batch(client, lane.step)
 
-            def objective(params: PyTree) -> Array:
+            def objective(params: PyTree) -> tuple[Array, PyTree]:
+                outputs = model.train(params, batch.x, lane.stats, batch.mask)
                 view = LocalView(
                     params=params,
-                    outputs=model.apply(params, batch.x),
+                    outputs=outputs,
                     batch=batch,
                     global_params=server.params,
-                    apply=model.apply,
+                    apply=apply,
                     info=client.info,
                     static=client.static,
                     state=client.state,
@@ -326,12 +343,15 @@ def make_round(
                     begun=client.begun,
                     round=round_info,
                 )
-                return view.mean(method.supervised(view)) + method.penalty(view)
+                loss = view.mean(method.supervised(view)) + method.penalty(view)
+                return loss, outputs.stats
 
-            loss, gradient = jax.value_and_grad(objective)(lane.params)
+            differentiate = jax.value_and_grad(objective, has_aux=True)
+            (loss, stats), gradient = differentiate(lane.params)
             updates, optimizer_state = optimizer.update(gradient, lane.optimizer, lane.params)
             return _Lane(
                 params=optax.apply_updates(lane.params, updates),
+                stats=stats,
                 optimizer=optimizer_state,
                 client=client,
                 step=lane.step + 1,
@@ -339,41 +359,45 @@ def make_round(
             )
 
         def event(position: Array, carry: tuple) -> tuple:
-            lanes, sums, states, params = carry
+            lanes, sums, states, models = carry
             lanes = lax.fori_loop(
                 0, schedule.steps[position], lambda _, lanes: stack.map(local_step, lanes), lanes
             )
             slot, following = schedule.slot[position], schedule.next[position]
             done = stack.get(lanes, schedule.lane[position])
-            state, upload = method.finish(view_client(position, done.params, done.client.begun))
+            state, upload = method.finish(view_done(position, done))
             lane = lax.cond(following >= 0, start, lambda _: done, following)
-            update = jax.tree.map(
-                lambda total, w, w_g: total + weights[slot] * (w - w_g),
-                sums.update,
-                done.params,
-                server.params,
+
+            def add(total: PyTree, weight: Array, now: PyTree, before: PyTree) -> PyTree:
+                return jax.tree.map(lambda t, w, w_g: t + weight * (w - w_g), total, now, before)
+
+            sums = Sums(
+                update=add(sums.update, weights[slot], done.params, server.params),
+                stats=add(sums.stats, shares[slot], done.stats, server.stats),
+                uploads=jax.tree.map(jnp.add, sums.uploads, upload),
+                loss=sums.loss + done.loss,
             )
+            model_ = (done.params, done.stats)
             return (
                 stack.put(lanes, schedule.lane[position], lane),
-                Sums(update, jax.tree.map(jnp.add, sums.uploads, upload), sums.loss + done.loss),
+                sums,
                 set_row(states, position, state),
-                set_row(params, position, done.params) if settings.keep_models else (),
+                set_row(models, position, model_) if settings.keep_models else (),
             )
 
         started = jax.vmap(start)(jnp.asarray(schedule.first))
         upload = jax.eval_shape(
-            lambda lane: method.finish(view_client(jnp.int32(0), lane.params, lane.client.begun))[
-                1
-            ],
-            row(started, 0),
+            lambda lane: method.finish(view_done(jnp.int32(0), lane))[1], row(started, 0)
         )
         sums = Sums(
             update=optax.tree.zeros_like(server.params),
+            stats=optax.tree.zeros_like(server.stats),
             uploads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), upload),
             loss=jnp.zeros(()),
         )
         kept = jax.tree.map(
-            lambda leaf: jnp.zeros((*schedule.slot.shape, *leaf.shape), leaf.dtype), server.params
+            lambda leaf: jnp.zeros((*schedule.slot.shape, *leaf.shape), leaf.dtype),
+            (server.params, server.stats),
         )
         initial = (
             stack.from_stack(started),
@@ -392,15 +416,17 @@ def make_round(
             MergeView(
                 update=total.update,
                 params=server.params,
+                stats=server.stats,
                 state=server.method,
                 uploads=total.uploads,
                 round=describe(server, cohort, learning_rate, data),
             )
         )
         params = optax.apply_updates(server.params, update)
+        stats = jax.tree.map(jnp.add, server.stats, total.stats)
         examples = jnp.maximum(epochs * jnp.sum(data.size[cohort]), 1)
         return (
-            ServerState(params, method_state, server.round + 1),
+            ServerState(params, method_state, server.round + 1, stats),
             RoundMetrics(train_loss=total.loss / examples),
         )
 

@@ -28,13 +28,27 @@ class Outputs(NamedTuple):
 
     logits: Array  # [B, C]
     features: Array  # [B, F], the input of the last layer
+    stats: PyTree = ()  # in training the new batch statistics, of a network that has them
 
 
 class Model(NamedTuple):
-    """A network as a pair of pure functions; parameters are a nested dict of arrays."""
+    """A network as a pair of pure functions; parameters are a nested dict of arrays.
+
+    A network with batch statistics has them in `stats` as they are at the start, and `apply` takes
+    two arguments more: (params, x, stats) evaluates, (params, x, stats, mask [B]) trains.
+    """
 
     init: Callable[[Array], PyTree]  # random key -> params
-    apply: Callable[[PyTree, Array], Outputs]  # (params, x [B, H, W, channels]) -> Outputs
+    apply: Callable[..., Outputs]  # (params, x [B, H, W, channels]) -> Outputs
+    stats: PyTree = ()  # running means and variances; not trained, not a method's business
+
+    def evaluate(self, params: PyTree, x: Array, stats: PyTree) -> Outputs:
+        """Outputs of [B, H, W, channels] with fixed statistics."""
+        return self.apply(params, x, stats) if self.stats else self.apply(params, x)
+
+    def train(self, params: PyTree, x: Array, stats: PyTree, mask: Array) -> Outputs:
+        """Outputs with the statistics of this batch's real examples, and the new running ones."""
+        return self.apply(params, x, stats, mask) if self.stats else self.apply(params, x)
 
 
 class ClientInfo(NamedTuple):
@@ -53,3 +67,4 @@ class Dataset(NamedTuple):
     x_test: np.ndarray  # [m, H, W, channels], as x_train
     y_test: np.ndarray  # [m] int32
     num_classes: int
+    users: np.ndarray | None = None  # [n] int32, who made each training example, where it is told

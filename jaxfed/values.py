@@ -1,6 +1,6 @@
 """One check for values that were given: of the annotated type and, if a float, finite."""
 
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 _WORDS = {
     bool: 'True or False',
@@ -18,11 +18,19 @@ def check_value(name: str, value: Any, kind: Any) -> None:
     Args:
       name: of the setting, as it is given.
       value: it was given; an int does for a float, a bool does not for an int.
-      kind: bool, int, float, str or a union of them and None; anything else passes unchecked.
+      kind: bool, int, float, str, a Literal, or a union of the first four and None; anything else
+        passes unchecked.
 
     Raises:
-      ValueError: if the value is of another type, or is a float that float32 cannot hold.
+      ValueError: if the value is of another type, none of the Literal's, or a float that float32
+        cannot hold.
     """
+    literal = next((k for k in (kind, *get_args(kind)) if get_origin(k) is Literal), None)
+    if literal is not None:
+        given = value is not None or type(None) not in get_args(kind)
+        if given and value not in get_args(literal):
+            raise ValueError(f'{name}={value} must be one of {", ".join(get_args(literal))}.')
+        return
     kinds = get_args(kind) or (kind,)
     if not all(k in _WORDS for k in kinds):
         return

@@ -20,18 +20,23 @@ def batches(x, y, examples, batch_size):
 
 
 def run_round(model, method, settings, normalise, server, cohort, states, learning_rate, key, data):
-    """Same meaning as the engine's run_round; returns (params, method state, states, loss)."""
+    """Same meaning as the engine's; returns (params, stats, method state, states, loss)."""
     params, server_state, number = server.params, server.method, int(server.round) + 1
-    x, y = normalise(data.x), data.y
+    x, y, global_stats = normalise(data.x), data.y, server.stats
     order, start, size = (np.asarray(a) for a in (data.order, data.start, data.size))
     info_of_round = RoundInfo(
         jnp.int32(number), learning_rate, settings.momentum, len(size), len(cohort)
     )
+
+    def evaluate(w, inputs, stats=global_stats):
+        return model.evaluate(w, inputs, stats)
+
     shared = method.share(
         ServerView(
             params,
+            global_stats,
             server_state,
-            lambda inputs: model.apply(params, inputs).logits,
+            lambda inputs: evaluate(params, inputs).logits,
             data.auxiliary,
             info_of_round,
         )
@@ -41,6 +46,7 @@ def run_round(model, method, settings, normalise, server, cohort, states, learni
     weights = sizes / sizes.sum() if settings.aggregation == 'size' else np.ones(len(cohort))
     if settings.aggregation == 'uniform':
         weights = weights / len(cohort)
+    shares = np.array(weights)
     weights = method.weigh(
         CohortView(
             jnp.asarray(weights, jnp.float32),
@@ -51,6 +57,7 @@ def run_round(model, method, settings, normalise, server, cohort, states, learni
         )
     )
     update = jax.tree.map(jnp.zeros_like, params)
+    mean_stats = jax.tree.map(jnp.zeros_like, global_stats)
     uploads, new_states, loss_sum = None, [], 0.0
     for slot, client in enumerate(cohort):
         own = order[start[client] : start[client] + size[client]]
@@ -62,24 +69,25 @@ def run_round(model, method, settings, normalise, server, cohort, states, learni
                 carry = f(carry, batch)
             return carry
 
-        def view(w, begun, fold=fold, info=info, static=static, state=state, slot=slot):
+        def view(w, stats, begun, fold=fold, info=info, static=static, state=state, slot=slot):
             return ClientView(
-                w, params, model.apply, fold, info, static, state, shared, begun,
+                w, stats, params, evaluate, fold, info, static, state, shared, begun,
                 jnp.asarray(steps[slot]), info_of_round,
             )  # fmt: skip
 
-        begun = method.begin(view(params, ()))
+        begun = method.begin(view(params, global_stats, ()))
 
-        def objective(w, batch, info=info, static=static, state=state, begun=begun):
+        def objective(w, stats, batch, info=info, static=static, state=state, begun=begun):
+            outputs = model.train(w, batch.x, stats, batch.mask)
             local = LocalView(
-                w, model.apply(w, batch.x), batch, params, model.apply, info, static, state,
-                shared, begun, info_of_round,
+                w, outputs, batch, params, evaluate, info, static, state, shared, begun,
+                info_of_round,
             )  # fmt: skip
-            return jnp.mean(method.supervised(local)) + method.penalty(local)
+            return jnp.mean(method.supervised(local)) + method.penalty(local), outputs.stats
 
         client_key = jax.random.fold_in(jax.random.fold_in(key, server.round), client)
         order_key, _ = jax.random.split(client_key)
-        w, momentum = params, jax.tree.map(jnp.zeros_like, params)
+        w, stats, momentum = params, global_stats, jax.tree.map(jnp.zeros_like, params)
         for epoch in range(settings.local_epochs):
             shuffled = epoch_order(
                 jax.random.fold_in(order_key, epoch), jnp.asarray(size[client]), settings.longest
@@ -87,18 +95,26 @@ def run_round(model, method, settings, normalise, server, cohort, states, learni
             shuffled = own[np.asarray(shuffled)[: size[client]]]
             assert sorted(shuffled) == sorted(own)
             for batch in batches(x, y, shuffled, settings.batch_size):
-                loss, gradient = jax.value_and_grad(objective)(w, batch)
+                differentiate = jax.value_and_grad(objective, has_aux=True)
+                (loss, stats), gradient = differentiate(w, stats, batch)
                 loss_sum += float(loss) * len(batch.y)
                 gradient = jax.tree.map(lambda g, p: g + settings.weight_decay * p, gradient, w)
                 momentum = jax.tree.map(lambda m, g: settings.momentum * m + g, momentum, gradient)
                 w = jax.tree.map(lambda p, m: p - learning_rate * m, w, momentum)
-        state, upload = method.finish(view(w, begun))
+        state, upload = method.finish(view(w, stats, begun))
+        mean_stats = jax.tree.map(lambda m, s, a=shares[slot]: m + a * s, mean_stats, stats)
         new_states.append(state)
         uploads = upload if uploads is None else jax.tree.map(jnp.add, uploads, upload)
         update = jax.tree.map(lambda u, p, g, a=weights[slot]: u + a * (p - g), update, w, params)
     update, server_state = method.merge(
-        MergeView(update, params, server_state, uploads, info_of_round)
+        MergeView(update, params, global_stats, server_state, uploads, info_of_round)
     )
     params = jax.tree.map(jnp.add, params, update)
     states = jax.tree.map(lambda *rows: jnp.stack(rows), *new_states)
-    return params, server_state, states, loss_sum / (settings.local_epochs * sizes.sum())
+    return (
+        params,
+        mean_stats,
+        server_state,
+        states,
+        loss_sum / (settings.local_epochs * sizes.sum()),
+    )

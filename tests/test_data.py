@@ -3,13 +3,29 @@
 import json
 import logging
 import os
+import shutil
+import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
+from PIL import Image
 
-from jaxfed.data import channel_statistics, load_dataset, split_auxiliary
+from jaxfed.config import Config, check
+from jaxfed.data import (
+    cache,
+    channel_statistics,
+    image_folder,
+    images,
+    load_dataset,
+    split_auxiliary,
+)
 from jaxfed.data import tfds as tfds_source
+from jaxfed.data.folders import replacing
+from jaxfed.devices import make_mesh, replicate
+from jaxfed.types import Dataset
 
 
 def arrays(**changes):
@@ -110,8 +126,6 @@ def test_missing_tfds_dataset_tells_how_to_prepare_it(tmp_path, monkeypatch):
 
 
 def test_missing_tfds_dataset_is_prepared_where_tensorflow_is(tmp_path, monkeypatch):
-    import tensorflow_datasets as tfds
-
     asked = []
 
     class Builder:
@@ -179,7 +193,7 @@ def test_damaged_records_are_told(fails_at):
             return Source()
 
     with pytest.raises(ValueError, match=r'/d/\*-train.array_record\* .*hash mismatch.*prepare'):
-        tfds_source._decode_split('toy', Path('/d'), Builder(), 'train', 10)
+        tfds_source._decode_split('toy', Path('/d'), Builder(), 'train', cache._to_memory)
 
 
 real = pytest.mark.skipif('JAXFED_DATA_DIR' not in os.environ, reason='JAXFED_DATA_DIR is not set')
@@ -204,14 +218,372 @@ def test_real_mnist_and_its_cache(tmp_path, monkeypatch, caplog):
     again = load_dataset('mnist', data_dir=data_dir)
     np.testing.assert_array_equal(again.x_train, first.x_train)
     assert again.num_classes == 10
-    # A cache file that was cut short is made again.
+    # A cached dataset that was cut short is made again.
     (cached,) = Path(tmp_path).iterdir()
-    cached.write_bytes(cached.read_bytes()[:100_000])
+    images = cached / 'x_train.npy'
+    images.write_bytes(images.read_bytes()[:100_000])
     monkeypatch.setattr(tfds_source, '_decode', decode)
     with caplog.at_level(logging.WARNING):
         repaired = load_dataset('mnist', data_dir=data_dir)
     assert 'is damaged and made again' in caplog.text
     np.testing.assert_array_equal(repaired.y_test, first.y_test)
+
+
+def write_tfds(folder, features, splits):
+    """Writes {split: examples} in the layout of TFDS, images as PNG."""
+    folder.mkdir(parents=True)
+    identity = tfds.core.DatasetIdentity(
+        name=folder.relative_to(folder.parents[1]).parts[0],
+        version=tfds.core.Version(folder.name),
+        data_dir=str(folder),
+        module_name='',
+    )
+    info = tfds.core.DatasetInfo(builder=identity, features=tfds.features.FeaturesDict(features))
+    writer = tfds.core.SequentialWriter(info, 1000, file_format='array_record')
+    writer.initialize_splits(list(splits))
+    for split, examples in splits.items():
+        coded = [{**e, 'image': images.png(e['image'].squeeze())} for e in examples]
+        writer.add_examples({split: coded})
+    writer.close_all()
+
+
+def labelled(image_shape, labels, **features):
+    """Examples with random images, and the images."""
+    x = np.random.default_rng(len(labels)).integers(0, 256, (len(labels), *image_shape))
+    x = x.astype(np.uint8)
+    columns = {'label': labels, **features}
+    return [
+        {'image': image, **{name: column[i] for name, column in columns.items()}}
+        for i, image in enumerate(x)
+    ], x
+
+
+@pytest.fixture
+def cached(tmp_path, monkeypatch):
+    monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path / 'cache'))
+    return tmp_path / 'cache'
+
+
+def test_cifar100(tmp_path, cached):
+    features = {
+        'coarse_label': tfds.features.ClassLabel(num_classes=20),
+        'id': tfds.features.Text(),
+        'image': tfds.features.Image(shape=(32, 32, 3)),
+        'label': tfds.features.ClassLabel(num_classes=100),
+    }
+    train, x_train = labelled(
+        (32, 32, 3), [99, 0, 7], coarse_label=[19, 0, 3], id=['train_0', 'train_1', 'train_2']
+    )
+    test, x_test = labelled((32, 32, 3), [5, 6], coarse_label=[1, 1], id=['test_0', 'test_1'])
+    write_tfds(tmp_path / 'cifar100' / '3.0.2', features, {'train': train, 'test': test})
+    for _ in 'decoded', 'cached':
+        dataset = load_dataset('cifar100', data_dir=tmp_path)
+        assert (dataset.name, dataset.num_classes, dataset.users) == ('cifar100', 100, None)
+        np.testing.assert_array_equal(dataset.x_train, x_train)
+        np.testing.assert_array_equal(dataset.x_test, x_test)
+        assert dataset.y_train.tolist() == [99, 0, 7]
+        assert dataset.y_train.dtype == dataset.y_test.dtype == np.int32
+
+
+GREY = {'image': tfds.features.Image(shape=(28, 28, 1))}
+
+
+@pytest.mark.parametrize(
+    'name, stored_classes, stored, classes, labels, turned',
+    [
+        ('fashion_mnist', 10, [9, 0, 3], 10, [9, 0, 3], False),
+        ('emnist/balanced', 47, [46, 0, 3], 47, [46, 0, 3], True),
+        ('emnist/letters', 37, [26, 1, 3], 26, [25, 0, 2], True),
+    ],
+)
+def test_grey_sets(tmp_path, cached, name, stored_classes, stored, classes, labels, turned):
+    features = {**GREY, 'label': tfds.features.ClassLabel(num_classes=stored_classes)}
+    train, x = labelled((28, 28, 1), stored)
+    test, _ = labelled((28, 28, 1), stored[:2])
+    write_tfds(tmp_path / name / '3.1.0', features, {'train': train, 'test': test})
+    dataset = load_dataset(name, data_dir=tmp_path)
+    assert dataset.num_classes == classes
+    assert dataset.y_train.tolist() == labels
+    assert dataset.y_test.tolist() == labels[:2]
+    np.testing.assert_array_equal(dataset.x_train, x.swapaxes(1, 2) if turned else x)
+
+
+def test_labels_outside_of_the_classes(tmp_path, cached):
+    features = {**GREY, 'label': tfds.features.ClassLabel(num_classes=37)}
+    train, _ = labelled((28, 28, 1), [27, 1])
+    write_tfds(tmp_path / 'emnist/letters/3.1.0', features, {'train': train, 'test': train})
+    with pytest.raises(ValueError, match=r'labels from 0 to 26 in the split .train.*26 classes'):
+        load_dataset('emnist/letters', data_dir=tmp_path)
+    assert not list(cached.glob('*'))
+
+
+@pytest.mark.parametrize(
+    'feature, users, want',
+    [
+        (tfds.features.ClassLabel(num_classes=9), [8, 2, 8, 4], [2, 0, 2, 1]),
+        (tfds.features.Scalar(np.int64), [500, -3, 500, 7], [2, 0, 2, 1]),
+        (tfds.features.Text(), ['f10', 'f2', 'é', 'f10'], [0, 1, 2, 0]),
+        (tfds.features.Scalar(np.float32), [0.5, 0.5, 1, 2], None),
+    ],
+)
+def test_users(tmp_path, cached, caplog, feature, users, want):
+    features = {**GREY, 'label': tfds.features.ClassLabel(num_classes=2), 'user': feature}
+    train, _ = labelled((28, 28, 1), [0, 1, 1, 0], user=users)
+    test, _ = labelled((28, 28, 1), [0], user=[users[1]])
+    write_tfds(tmp_path / 'mine' / '1.0.0', features, {'train': train, 'test': test})
+    for _ in 'decoded', 'cached':
+        dataset = load_dataset('mine', data_dir=tmp_path)
+        if want is None:
+            assert dataset.users is None
+            assert "feature 'user' of type Scalar" in caplog.text
+        else:
+            assert dataset.users.dtype == np.int32
+            assert dataset.users.tolist() == want
+
+
+def stored(store, **changes):
+    """A dataset as a decoder makes it, in blocks of 5 images."""
+    made = {**arrays(), **changes}
+    x = [
+        store(name, iter(np.array_split(made[name], 3)), len(made[name]))
+        for name in ('x_train', 'x_test')
+    ]
+    labels = [made[name].astype(np.int32) for name in ('y_train', 'y_test')]
+    users = made.get('users')
+    return Dataset('toy', x[0], labels[0], x[1], labels[1], 3, users)
+
+
+def not_again(store):
+    raise AssertionError('decoded again')
+
+
+@pytest.mark.parametrize('dtype', [np.uint8, np.float32])
+def test_cache(cached, dtype):
+    x = {name: arrays()[name].astype(dtype) for name in ('x_train', 'x_test')}
+    users = np.arange(12, dtype=np.int32) % 4
+    cache.decoded('toy', lambda store: stored(store, **x, users=users))
+    dataset = cache.decoded('toy', not_again)
+    for name, array in {**arrays(), **x, 'users': users}.items():
+        np.testing.assert_array_equal(getattr(dataset, name), array)
+    assert (dataset.name, dataset.num_classes) == ('toy', 3)
+    assert dataset.x_train.dtype == dtype
+    assert isinstance(dataset.x_train.base, np.memmap)
+    assert [path.name for path in cached.iterdir()] == ['toy']
+    assert sorted(path.name for path in (cached / 'toy').iterdir()) == [
+        'dataset.json', 'users.npy', 'x_test.npy', 'x_train.npy', 'y_test.npy', 'y_train.npy',
+    ]  # fmt: skip
+    # What training does with the images works on those of a file, too.
+    with pytest.raises(ValueError, match='read-only'):
+        dataset.x_train[0] = 0
+    np.testing.assert_array_equal(dataset.x_train[users == 1], x['x_train'][users == 1])
+    for got, want in zip(channel_statistics(dataset.x_train), channel_statistics(x['x_train'])):
+        np.testing.assert_array_equal(got, want)
+    mesh = make_mesh('all', most=4)
+    (placed,) = replicate((dataset.x_train,), mesh)
+    np.testing.assert_array_equal(placed, x['x_train'])
+    np.testing.assert_array_equal(jax.device_put(dataset.x_train), x['x_train'])
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def rewrite(**changes):
+    def damage(path):
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    'file, damage',
+    [
+        ('x_train.npy', cut),
+        ('x_test.npy', cut),
+        ('y_train.npy', cut),
+        ('y_test.npy', Path.unlink),
+        ('x_train.npy', Path.unlink),
+        ('dataset.json', Path.unlink),
+        ('dataset.json', cut),
+        ('dataset.json', lambda path: path.write_text('[]')),
+        ('dataset.json', rewrite(num_classes=2)),
+        ('dataset.json', rewrite(num_classes='3')),
+        ('dataset.json', rewrite(arrays={})),
+        ('x_test.npy', lambda path: np.save(path, np.zeros((6, 4, 5, 1), np.uint8))),
+        ('y_test.npy', lambda path: np.save(path, np.arange(5, dtype=np.int32))),
+        ('y_test.npy', lambda path: np.save(path, np.zeros(6))),
+    ],
+)
+def test_damaged_cache_is_made_again(cached, caplog, file, damage):
+    cache.decoded('toy', stored)
+    damage(cached / 'toy' / file)
+    dataset = cache.decoded('toy', stored)
+    assert 'is damaged and made again' in caplog.text
+    np.testing.assert_array_equal(dataset.x_train, arrays()['x_train'])
+    np.testing.assert_array_equal(cache.decoded('toy', not_again).y_test, arrays()['y_test'])
+    assert [path.name for path in cached.iterdir()] == ['toy']
+
+
+def test_failed_decoding_leaves_no_cache(cached):
+    def fail(store):
+        stored(store)
+        raise ValueError('truncated image')
+
+    with pytest.raises(ValueError, match='truncated image'):
+        cache.decoded('toy', fail)
+    assert list(cached.iterdir()) == []
+
+
+def test_cache_that_cannot_be_written(tmp_path, monkeypatch, caplog):
+    (tmp_path / 'file').write_text('no folder')
+    monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path / 'file'))
+    dataset = cache.decoded('toy', stored)
+    assert 'cannot be written' in caplog.text
+    np.testing.assert_array_equal(dataset.x_train, arrays()['x_train'])
+
+
+def test_full_disk(cached, caplog, monkeypatch):
+    def write(file, *_):
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr(cache, '_write_header', write)
+    dataset = cache.decoded('toy', stored)
+    assert 'No space left on device' in caplog.text
+    np.testing.assert_array_equal(dataset.x_test, arrays()['x_test'])
+    assert list(cached.iterdir()) == []
+
+
+def test_folders_are_replaced_as_a_whole(tmp_path):
+    path = tmp_path / 'made'
+    for text in 'first', 'second':
+        with replacing(path) as folder:
+            (folder / 'file').write_text(text)
+            assert folder.parent == tmp_path
+        assert (path / 'file').read_text() == text
+    with pytest.raises(KeyboardInterrupt), replacing(path) as folder:
+        (folder / 'other').write_text('third')
+        raise KeyboardInterrupt
+    assert [p.name for p in path.iterdir()] == ['file']
+    # Two at once: the one that ends last stays, and nothing else does.
+    with replacing(path) as slow:
+        (slow / 'file').write_text('slow')
+        with replacing(path) as fast:
+            (fast / 'file').write_text('fast')
+    assert (path / 'file').read_text() == 'slow'
+    assert [p.name for p in tmp_path.iterdir()] == ['made']
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    for name, age in ('old', 3 * 24 * 3600), ('new', 60):
+        left = tmp_path / f'.made.{name}.incomplete'
+        left.mkdir()
+        (left / 'file').write_text('half')
+        for path in left / 'file', left:
+            os.utime(path, (time.time() - age,) * 2)
+    with replacing(tmp_path / 'made'):
+        pass
+    assert sorted(p.name for p in tmp_path.iterdir()) == ['.made.new.incomplete', 'made']
+
+
+def write_images(root, files, mode='RGB', size=(5, 4)):
+    rng = np.random.default_rng(0)
+    for name in files:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shape = (size[1], size[0]) if mode == 'L' else (size[1], size[0], len(mode))
+        Image.fromarray(rng.integers(0, 256, shape).astype(np.uint8)).save(root / name)
+    return root
+
+
+FILES = ('train/b/1.png', 'train/b/2.bmp', 'train/a/x.webp', 'train/c/y.jpeg', 'test/b/3.png')
+
+
+@pytest.mark.parametrize('test', ['test', 'val'])
+def test_image_folder(tmp_path, cached, test):
+    root = write_images(tmp_path / 'my images', [name.replace('test', test) for name in FILES])
+    (root / 'train/a/.DS_Store').write_text('hidden')
+    dataset = load_dataset('image_folder', path=root)
+    assert (dataset.name, dataset.num_classes) == ('my images', 3)
+    assert dataset.x_train.shape == (4, 4, 5, 3)
+    assert dataset.y_train.tolist() == [0, 1, 1, 2]
+    assert dataset.y_test.tolist() == [1]
+    for i, name in enumerate(['a/x.webp', 'b/1.png', 'b/2.bmp', 'c/y.jpeg']):
+        with Image.open(root / 'train' / name) as image:
+            np.testing.assert_array_equal(dataset.x_train[i], np.asarray(image))
+    assert isinstance(dataset.x_train.base, np.memmap)
+
+
+def test_image_folder_of_grey_images(tmp_path, cached):
+    root = write_images(tmp_path / 'grey', FILES[:2] + FILES[4:], mode='L')
+    assert load_dataset('image_folder', path=root).x_train.shape == (2, 4, 5, 1)
+    write_images(root, ['train/b/coloured.png'], mode='RGBA')
+    dataset = load_dataset('image_folder', path=root)
+    assert dataset.x_train.shape == (3, 4, 5, 3)
+    assert (dataset.x_train[0] == dataset.x_train[0, ..., :1]).all()
+
+
+def test_image_folder_is_decoded_once_until_it_changes(tmp_path, cached, monkeypatch, caplog):
+    root = write_images(tmp_path / 'x', FILES)
+    first = load_dataset('image_folder', path=root)
+    blocks = image_folder._blocks
+    monkeypatch.setattr(image_folder, '_blocks', not_again)
+    np.testing.assert_array_equal(load_dataset('image_folder', path=root).x_train, first.x_train)
+    monkeypatch.setattr(image_folder, '_blocks', blocks)
+    os.utime(root / FILES[0], (1, 1))
+    load_dataset('image_folder', path=root)
+    (root / FILES[0]).rename(root / 'train/b/0.png')
+    (root / 'train/a/notes.txt').write_text('no image')
+    load_dataset('image_folder', path=root)
+    assert len(list(cached.iterdir())) == 3
+    assert '1 files are no images and left out, such as' in caplog.text
+
+
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        (lambda root: shutil.rmtree(root), 'there is no .*train'),
+        (lambda root: shutil.rmtree(root / 'test'), 'there is no .*test'),
+        (
+            lambda root: write_images(root, ['test/d/1.png']),
+            "class 'd' in .*test but not in",
+        ),
+        (lambda root: (root / 'train/d').mkdir(), 'train/d has no images .* class .d. there'),
+        (lambda root: (root / 'test/c').mkdir(), 'test/c has no images'),
+        (lambda root: shutil.rmtree(root / 'test/b'), 'test has no folders in it'),
+        (
+            lambda root: cut_half(root / 'train/b/1.png'),
+            r'train/b/1\.png cannot be read as an',
+        ),
+        (lambda root: cut_half(root / 'train/c/y.jpeg'), r'train/c/y\.jpeg cannot be read as an'),
+        (lambda root: (root / 'test/b/3.png').write_text('no'), r'test/b/3\.png cannot be read as'),
+        (
+            lambda root: write_images(root, ['test/b/4.png'], size=(4, 5)),
+            r'test/b/4\.png has 4 x 5 pixels, but .*train/a/x\.webp has 5 x 4',
+        ),
+        (
+            lambda root: Image.new('I;16', (5, 4)).save(root / 'train/b/4.png'),
+            r'train/b/4\.png has more than 8 bits a channel',
+        ),
+    ],
+)
+def test_malformed_image_folder(tmp_path, cached, change, message):
+    root = write_images(tmp_path / 'bad', FILES, size=(5, 4))
+    change(root)
+    with pytest.raises(ValueError, match=message):
+        load_dataset('image_folder', path=root)
+    assert not cached.exists() or not list(cached.iterdir())
+
+
+def cut_half(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def test_path_and_image_folder_go_together(tmp_path):
+    for name, path in ('image_folder', None), ('digits', tmp_path):
+        with pytest.raises(ValueError, match='--dataset=image_folder and --path=DIR go together'):
+            load_dataset(name, path=path)
+        with pytest.raises(ValueError, match=rf'--dataset={name} and --path=.*both'):
+            check(Config(dataset=name, path=None if path is None else str(path)))
+    check(Config(dataset='image_folder', path=str(tmp_path)))
 
 
 def test_auxiliary_split():

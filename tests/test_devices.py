@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import jaxfed
-from jaxfed import simulation
+from jaxfed import preparation, simulation
 from jaxfed.devices import check_devices, make_mesh, replicate, split
-from jaxfed.execution import peak_memory
 from jaxfed.metrics import evaluate, local_accuracy
 from jaxfed.types import Outputs
 
@@ -99,19 +98,27 @@ def test_local_accuracies_are_those_of_each_model(lanes):
 def test_lanes_are_as_many_as_memory_allows(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     settings = {'devices': '1', 'rounds': 1, 'partition': 'iid', 'model': 'mlp'}
-    taken = []
+    whole = jaxfed.simulate(jaxfed.Config(**settings)).summary
+    assert whole['lanes'] == 5
+    have = 0.8 * whole['memory_bytes']
+    monkeypatch.setattr(preparation, 'memory', lambda mesh: have)
+    fewer = jaxfed.simulate(jaxfed.Config(**settings)).summary
+    assert 1 <= fewer['lanes'] < 5
+    assert fewer['memory_bytes'] <= have
+    with pytest.raises(jaxfed.TooLarge, match=r'lower --batch_size=50, or lower --lanes=5, or'):
+        jaxfed.simulate(jaxfed.Config(**settings, lanes=5))
+    monkeypatch.setattr(preparation, 'memory', lambda mesh: 1000.0)
+    with pytest.raises(jaxfed.TooLarge, match=r'about \d+ MiB of memory on each of 1 device'):
+        jaxfed.simulate(jaxfed.Config(**settings))
 
-    def note(programs):
-        taken.append(peak_memory(programs))
-        return taken[-1]
 
-    monkeypatch.setattr(simulation, 'peak_memory', note)
-    assert jaxfed.simulate(jaxfed.Config(**settings)).summary['lanes'] == 5
-    monkeypatch.setattr(simulation, 'memory', lambda mesh: 0.7 * taken[0])
-    fewer = jaxfed.simulate(jaxfed.Config(**settings)).summary['lanes']
-    assert 1 <= fewer <= 3
-    assert fewer == 1 or taken[-1] <= 0.7 * taken[0]
-    monkeypatch.setattr(simulation, 'memory', lambda mesh: 1.0)
-    assert jaxfed.simulate(jaxfed.Config(**settings)).summary['lanes'] == 1
-    asked = jaxfed.Config(**settings, lanes=4)
-    assert jaxfed.simulate(asked).summary['lanes'] == 4
+def test_exhausted_memory_is_told_in_words(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def exhausted(*arguments):
+        raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.')
+
+    monkeypatch.setattr(simulation, 'run_waves', exhausted)
+    settings = jaxfed.Config(rounds=1, partition='iid', model='mlp', devices='2')
+    with pytest.raises(jaxfed.TooLarge, match=r'9 bytes.*lower --devices=2, because'):
+        jaxfed.simulate(settings)

@@ -77,7 +77,8 @@ def test_run_leaves_its_records(command, tmp_path, capsys):
     assert [line['learning_rate'] for line in lines] == [0.01, 0.005, 0.0025]
     keys = {'round', 'test_accuracy', 'test_loss', 'class_accuracy', 'train_loss', 'seconds'}
     times = {'evaluation_seconds', 'local_evaluation_seconds'}
-    assert set(lines[0]) == keys | times | {'learning_rate', 'local_accuracy'}
+    local = {'local_accuracy', 'personal_accuracy', 'personal_global_accuracy'}
+    assert set(lines[0]) == keys | times | local | {'learning_rate'}
     assert len(lines[0]['class_accuracy']) == 3
     assert np.isclose(np.mean(lines[0]['class_accuracy']), lines[0]['test_accuracy'], atol=1e-5)
     summary = json.loads((out / 'summary.json').read_text())
@@ -172,14 +173,14 @@ def test_compiled_programs_are_kept(tmp_path):
 
 def test_auxiliary_data_is_taken_from_nobody(tmp_path):
     import jaxfed
-    from jaxfed import simulation
+    from jaxfed.experiment import set_up
 
     path = str(make_npz(tmp_path / 'tiny.npz'))
     settings = jaxfed.Config(
         method='fedcad', dataset='npz', npz=path, model='mlp', num_clients=4, clients_per_round=2,
         alpha=1.0, auxiliary_per_class=5, workdir=str(tmp_path / 'out'),
     )  # fmt: skip
-    experiment = simulation.set_up(settings).dealt
+    experiment = set_up(settings).dealt
     held = np.concatenate([*experiment.partition, experiment.auxiliary])
     assert np.array_equal(np.sort(held), np.arange(120))
     labels = experiment.dataset.y_train[experiment.auxiliary]
@@ -328,8 +329,9 @@ def test_help_shows_the_flags_of_jaxfed():
     module = flags.FLAGS.find_module_defining_flag('method')
     assert module != 'jaxfed.config'
     shown = flags.FLAGS.module_help(module)
+    mappings = ('hyperparameters', 'partition_settings')
     for field in dataclasses.fields(Config):
-        assert re.search(rf'--(\[no\])?{field.name}:', shown) or field.name == 'hyperparameters'
+        assert re.search(rf'--(\[no\])?{field.name}:', shown) or field.name in mappings
     assert '--fedlsd.alpha' in shown
     assert 'verbosity' not in shown
     assert max(map(len, shown.splitlines())) <= 80

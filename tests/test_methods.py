@@ -120,12 +120,12 @@ def test_every_method_documents_itself(name):
 def test_chain_threads_the_update_and_keeps_states_apart():
     def scale(factor):
         return Method(
-            init=lambda params: (jnp.float32(factor), ()),
+            init=lambda params, stats: (jnp.float32(factor), ()),
             merge=lambda m: (m.update * m.state + m.uploads, m.state + 1),
         )
 
     both = chain(scale(2), scale(3))
-    server, client = both.init(jnp.zeros(()))
+    server, client = both.init(jnp.zeros(()), ())
     assert client == ((), ())
     view = MergeView(jnp.float32(1), jnp.zeros(()), server, (jnp.float32(10), jnp.float32(20)), ())
     update, state = both.merge(view)

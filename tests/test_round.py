@@ -7,13 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from jaxfed import methods
 from jaxfed.devices import make_mesh, replicate
 from jaxfed.execution import compile_round, run_round
 from jaxfed.lanes import schedule
 from jaxfed.method import Method, chain
-from jaxfed.models import make_model
+from jaxfed.models import DEFAULT_CONVOLUTION, as_model, make_model
+from jaxfed.models.blocks import ConvNorm
+from jaxfed.models.layers import linear
 from jaxfed.round import LocalSettings, Round, ServerState, TrainingData, make_round
 from jaxfed.stacking import STACKED, UNROLLED
 from jaxfed.types import Batch, Model, Outputs
@@ -50,6 +53,18 @@ def network():
     return Model(init, apply)
 
 
+class Normalised(nnx.Module):
+    """A convolution with batch normalisation, in training by the batch's own statistics."""
+
+    def __init__(self, rngs):
+        self.body = ConvNorm(1, 6, 2, 2, norm='batch', convolution=DEFAULT_CONVOLUTION, rngs=rngs)
+        self.classifier = linear(6, CLASSES, rngs=rngs)
+
+    def __call__(self, x, mask=None):
+        features = jnp.tanh(self.body(x, mask)).mean((1, 2))
+        return Outputs(self.classifier(features), features)
+
+
 def training_data(shape=SHAPE):
     rng = np.random.default_rng(0)
     total = sum(SIZES) + 3  # three examples belong to nobody
@@ -68,7 +83,7 @@ def training_data(shape=SHAPE):
 def drifting():
     """A made-up method that uses every hook and every kind of state."""
 
-    def init(params):
+    def init(params, stats):
         zeros = jax.tree.map(jnp.zeros_like, params)
         return {'mean': zeros, 'rounds': jnp.zeros(())}, {'h': zeros, 'seen': jnp.zeros(())}
 
@@ -133,8 +148,8 @@ def set_up(method, model=None, *, devices=1, stack=None, **changes):
         longest=max(SIZES),
     )._replace(**changes)
     params = model.init(jax.random.key(1))
-    server_state, client_state = method.init(params)
-    server = ServerState(params, server_state, jnp.zeros((), jnp.int32))
+    server_state, client_state = method.init(params, model.stats)
+    server = ServerState(params, server_state, jnp.zeros((), jnp.int32), model.stats)
     states = jax.tree.map(lambda s: np.stack([s] * len(SIZES)), client_state)
     run = jitted(model, method, settings, lambda key, x: normalise(x), devices=devices, stack=stack)
     return model, settings, server, states, run
@@ -173,10 +188,10 @@ def rounds_by_oracle(model, method, settings, server, states, cohorts, data):
         cohort = np.asarray(cohort, np.int32)
         rows = jax.tree.map(lambda s, c=cohort: jnp.asarray(s[c]), states)
         rate = jnp.float32(0.03 * 0.9**i)
-        params, state, rows, loss = oracle.run_round(
+        params, stats, state, rows, loss = oracle.run_round(
             model, method, settings, normalise, server, cohort, rows, rate, jax.random.key(5), data
         )
-        server = ServerState(params, state, server.round + 1)
+        server = ServerState(params, state, server.round + 1, stats)
         states = jax.tree.map(lambda s, r, c=cohort: jnp.asarray(s).at[c].set(r), states, rows)
         losses.append(loss)
     return server, states, losses
@@ -192,6 +207,24 @@ def test_round_equals_plain_loop(name):
     chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-5)
     moved = jnp.abs(got[0].params['hidden'] - server.params['hidden']).max()
     assert moved > 1e-2  # it did train
+
+
+WITH_STATISTICS = ['fedavg', 'fedlmd+fednova', 'moon', 'fedgkd', 'fedcurv', 'fedcad source=client']
+
+
+@pytest.mark.parametrize('name', WITH_STATISTICS)
+def test_round_with_batch_statistics_equals_plain_loop(name):
+    method, data = make(name), training_data()
+    model, settings, server, states, run = set_up(
+        method, as_model(lambda rngs: Normalised(rngs)), devices=2
+    )
+    cohorts = [[0, 1, 2, 3], [1, 2, 4, 5]]
+    got = rounds(run, settings, server, states, cohorts, 1, data)
+    want = rounds_by_oracle(model, method, settings, server, states, cohorts, data)
+    chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-4)
+    for before, after in zip(jax.tree.leaves(server.stats), jax.tree.leaves(got[0].stats)):
+        assert np.abs(before - after).min() > 1e-3
+    assert min(leaf.min() for leaf in jax.tree.leaves(got[0].stats['body']['norm']['var'])) > 0
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def set_up(name, hyper, *, momentum=0.0, aggregation='size'):
     """A function that runs one round, the first server state, and all clients' states."""
     made = compiled(name, tuple(hyper.items()), momentum, aggregation)
     method, params, programs, mesh = made
-    server_state, client_state = method.init(params)
+    server_state, client_state = method.init(params, ())
     states = jax.tree.map(lambda s: np.stack([s] * len(SIZES)), client_state)
     server = ServerState(params, server_state, jnp.zeros((), jnp.int32))
     server, data, key = replicate((server, training_data(), KEY), mesh)

@@ -291,8 +291,8 @@ def round_program(
     to_input = functools.partial(normalise, mean=mean, std=std)
     parts = make_round(model, built, settings, augment, to_input, mesh=mesh)
     params = model.init(jax.random.key(0))
-    server_state, client_state = built.init(params)
-    server = ServerState(params, server_state, jnp.zeros((), jnp.int32))
+    server_state, client_state = built.init(params, model.stats)
+    server = ServerState(params, server_state, jnp.zeros((), jnp.int32), model.stats)
     server, data, key = replicate((server, data, jax.random.key(1)), mesh)
     arguments = (
         mesh,
@@ -346,7 +346,8 @@ def operations(size: Size) -> float:
     x = jax.ShapeDtypeStruct((size.batch_size, *SHAPE), jnp.float32)
 
     def loss(params: PyTree, x: Array) -> Array:
-        return jnp.sum(model.apply(params, x).logits)
+        real = jnp.ones(size.batch_size, bool)
+        return jnp.sum(model.train(params, x, model.stats, real).logits)
 
     analysis = jax.jit(jax.grad(loss)).lower(params, x).cost_analysis()
     assert analysis is not None

@@ -283,9 +283,6 @@ def partition_sizes(alpha: float) -> np.ndarray:
         seed=_SEED.value,
         alpha=alpha,
         min_size=10,
-        balanced=False,
-        shards_per_client=2,
-        labels_per_client=2,
     )
     return np.array([len(part) for part in parts])
 

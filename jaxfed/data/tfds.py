@@ -10,7 +10,7 @@ import os
 import pathlib
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,16 @@ from jaxfed.types import Dataset
 
 _log = logging.getLogger(__name__)
 _BLOCK = 1000  # examples decoded at once; one by one takes half as long again
-_CACHE_FORMAT = 1  # raise it when the same records are decoded to something else
+_CACHE_FORMAT = 2  # raise it when the same records are decoded to something else
 _NAME = re.compile(r'\w[\w.+-]*(/\w[\w.+-]*)?(:\d+\.\d+\.\d+)?')
+
+
+class _Split(NamedTuple):
+    """What is read of a split."""
+
+    images: np.ndarray  # [n, H, W, channels] uint8
+    labels: np.ndarray  # [n] int32
+    users: list[Any]  # n numbers or texts, None where the dataset has no users
 
 
 def load_tfds(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
@@ -29,6 +37,12 @@ def load_tfds(name: str, data_dir: str | os.PathLike[str] | None = None) -> Data
     The test examples are the split 'test' or, where there is none, 'validation' (the dataset's
     name then says so). A dataset that is not prepared is downloaded and prepared if TensorFlow is
     installed.
+
+    A feature 'user' (class label, integer or text) tells who made each example. The users of the
+    training examples are numbered from 0, in the order of their labels, numbers or texts.
+
+    The images of EMNIST, which TFDS keeps as EMNIST does, columns for rows, are turned upright, as
+    those of MNIST are. The labels of 'emnist/letters', 1 to 26 of 37 classes there, become 0 to 25.
 
     Args:
       name: of the dataset, 'name', 'name/config' or either with ':version'.
@@ -49,17 +63,24 @@ def load_tfds(name: str, data_dir: str | os.PathLike[str] | None = None) -> Data
             f"dataset={name!r} is no name of a dataset: write 'name' or 'name/config', either "
             "with or without ':1.2.3' for its version."
         )
-    root = pathlib.Path(data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets')
-    root = root.expanduser()
+    root = data_folder(data_dir)
     directory = _find(name, root) or _prepare(name, root)
     base = name.partition(':')[0]
-    path = cache.cache_file(f'{base.replace("/", "_")}-{directory.name}-{_fingerprint(directory)}')
-    dataset = cache.read(path)
-    if dataset is None:
-        _log.info('Decoding %s from %s, once.', name, directory)
-        dataset = _decode(base, directory)
-        cache.write(path, dataset)
-    return dataset
+    key = f'{base.replace("/", "_")}-{directory.name}-{_fingerprint(directory)}'
+    return cache.decoded(key, lambda store: _decode(base, directory, store))
+
+
+def data_folder(data_dir: str | os.PathLike[str] | None) -> pathlib.Path:
+    """Returns the folder of prepared datasets.
+
+    Args:
+      data_dir: the folder; None for $TFDS_DATA_DIR or ~/tensorflow_datasets.
+
+    Returns:
+      The folder, whether it exists or not.
+    """
+    root = pathlib.Path(data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets')
+    return root.expanduser()
 
 
 def _find(name: str, root: pathlib.Path) -> pathlib.Path | None:
@@ -84,10 +105,19 @@ def _prepare(name: str, root: pathlib.Path) -> pathlib.Path:
     """Downloads and prepares a dataset, which needs TensorFlow, and returns its folder."""
     import tensorflow_datasets as tfds
 
-    known = tfds.list_builders(with_community_datasets=False)
+    # Here, because it imports this module.
+    from jaxfed.data.prepare import RECIPES
+
     base = name.partition(':')[0].partition('/')[0]
+    if base in RECIPES:
+        raise ValueError(
+            f'dataset={name!r} is not prepared in {root}: give its --data_dir, or prepare it from '
+            f'its official archive, which is at {RECIPES[base].homepage}:\n  '
+            f"python -m jaxfed.data.prepare {base} --archive=FILE --data_dir='{root}'"
+        )
+    known = tfds.list_builders(with_community_datasets=False)
     if base not in known:
-        near = difflib.get_close_matches(base, ['digits', 'npz', *known])
+        near = difflib.get_close_matches(base, ['digits', 'npz', 'image_folder', *RECIPES, *known])
         raise ValueError(
             f'dataset={name!r} is not prepared in {root} and no name that TensorFlow Datasets '
             f'knows: {"did you mean " + " or ".join(near) + "?" if near else "check it, or"} '
@@ -121,8 +151,9 @@ def _fingerprint(directory: pathlib.Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _decode(name: str, directory: pathlib.Path) -> Dataset:
-    """Returns the decoded dataset."""
+def _decode(name: str, directory: pathlib.Path, store: cache.Store) -> Dataset:
+    """Returns the decoded dataset, its images where `store` puts them."""
+    _log.info('Decoding %s from %s, once.', name, directory)
     with _reading(name, directory, 'dataset_info.json'):
         file_format = json.loads((directory / 'dataset_info.json').read_text()).get('fileFormat')
     if file_format != 'array_record':
@@ -148,47 +179,78 @@ def _decode(name: str, directory: pathlib.Path) -> Dataset:
             f"dataset={name!r} has the splits {', '.join(splits)}: 'train' is needed, and 'test' "
             "or 'validation'."
         )
-    num_classes = features['label'].num_classes
-    x_train, y_train = _decode_split(name, directory, builder, 'train', num_classes)
-    x_test, y_test = _decode_split(name, directory, builder, test, num_classes)
+    train = _decode_split(name, directory, builder, 'train', store)
+    tested = _decode_split(name, directory, builder, test, store)
+    x_train, x_test = train.images, tested.images
     if x_train.shape[1:] != x_test.shape[1:]:
         raise ValueError(_unequal(name, {x_train.shape[1:], x_test.shape[1:]}))
+    num_classes = features['label'].num_classes
+    y_train, y_test = train.labels, tested.labels
+    if name == 'emnist/letters':
+        num_classes, y_train, y_test = 26, y_train - 1, y_test - 1
+    for split, y in ('train', y_train), (test, y_test):
+        if not 0 <= y.min() <= y.max() < num_classes:
+            raise ValueError(
+                f'dataset={name!r} has labels from {y.min()} to {y.max()} in the split {split!r}, '
+                f'outside of its {num_classes} classes: choose a dataset with all labels.'
+            )
+    users = None
+    if 'user' in features:
+        users = _numbered(name, features['user'], train.users)
     if test == 'validation':
         _log.warning("%s has no split 'test': its 'validation' is tested on.", name)
         name = f'{name} (validation)'
-    return Dataset(name, x_train, y_train, x_test, y_test, num_classes)
+    return Dataset(name, x_train, y_train, x_test, y_test, num_classes, users)
 
 
 def _decode_split(
-    name: str, directory: pathlib.Path, builder: Any, split: str, num_classes: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns images [n, H, W, channels] uint8 and labels [n] int32 of a split."""
+    name: str, directory: pathlib.Path, builder: Any, split: str, store: cache.Store
+) -> _Split:
+    """Returns what a split holds, its images uint8 where `store` puts them."""
     files = f'*-{split}.array_record*'
     with _reading(name, directory, files):
         source = builder.as_data_source(split)
-    images: list[np.ndarray] = []
-    labels: list[np.ndarray] = []
-    for start in range(0, len(source), _BLOCK):
-        with _reading(name, directory, files):
-            block = source.__getitems__(range(start, min(start + _BLOCK, len(source))))
-        shapes = {example['image'].shape for example in block}
-        if start:
-            shapes.add(images[0].shape[1:])
-        if len(shapes) > 1:
-            raise ValueError(_unequal(name, shapes))
-        images.append(np.stack([example['image'] for example in block]))
-        labels.append(np.array([example['label'] for example in block], np.int32))
-    if not images:
+    if not len(source):
         raise ValueError(f'dataset={name!r} has no examples in the split {split!r}.')
-    x, y = np.concatenate(images), np.concatenate(labels)
-    if x.dtype != np.uint8:
-        raise ValueError(f'dataset={name!r} has {x.dtype} images: only uint8 is supported.')
-    if not 0 <= y.min() <= y.max() < num_classes:
-        raise ValueError(
-            f'dataset={name!r} has labels from {y.min()} to {y.max()} in the split {split!r}, '
-            f'outside of its {num_classes} classes: choose a dataset with all labels.'
+    labels: list[int] = []
+    users: list[Any] = []
+
+    def blocks() -> Iterator[np.ndarray]:
+        known: set[tuple[int, ...]] = set()
+        for start in range(0, len(source), _BLOCK):
+            with _reading(name, directory, files):
+                block = source.__getitems__(range(start, min(start + _BLOCK, len(source))))
+            known |= {example['image'].shape for example in block}
+            if len(known) > 1:
+                raise ValueError(_unequal(name, known))
+            images = np.stack([example['image'] for example in block])
+            if images.dtype != np.uint8:
+                raise ValueError(
+                    f'dataset={name!r} has {images.dtype} images: only uint8 is supported.'
+                )
+            labels.extend(example['label'] for example in block)
+            users.extend(example.get('user') for example in block)
+            yield images.swapaxes(1, 2) if name.split('/')[0] == 'emnist' else images
+
+    images = store('x_train' if split == 'train' else 'x_test', blocks(), len(source))
+    return _Split(images, np.array(labels, np.int32), users)
+
+
+def _numbered(name: str, feature: Any, users: list[Any]) -> np.ndarray | None:
+    """Returns the users of the training examples as numbers from 0 on, [n] int32."""
+    import tensorflow_datasets as tfds
+
+    integer = feature.shape == () and np.issubdtype(feature.np_dtype, np.integer)
+    if not integer and not isinstance(feature, tfds.features.Text):
+        _log.warning(
+            "%s has a feature 'user' of type %s, which tells nobody's number or name, and is not "
+            'used.',
+            name,
+            type(feature).__name__,
         )
-    return x, y
+        return None
+    # Bytes in UTF-8 have the order of the text.
+    return np.unique(np.array(users), return_inverse=True)[1].astype(np.int32)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ def server_optimizer(optimizer: optax.GradientTransformation) -> Method:
       Reddi et al., Adaptive Federated Optimization, ICLR 2021, algorithm 1.
     """
 
-    def init(params: PyTree) -> tuple[PyTree, PyTree]:
+    def init(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
         return optimizer.init(params), ()
 
     def merge(view: MergeView) -> tuple[PyTree, PyTree]:

@@ -34,7 +34,7 @@ def fedcurv(*, lam: float = 1e-3) -> Method:
     """
     check(lam >= 0, 'lam', lam, 'at least 0')
 
-    def init(params: PyTree) -> tuple[PyTree, PyTree]:
+    def init(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
         zeros = optax.tree.zeros_like(params)
         sums = {'fisher': zeros, 'fisher_params': zeros}
         return sums, {**sums, 'round': jnp.zeros((), jnp.int32)}
@@ -56,7 +56,8 @@ def fedcurv(*, lam: float = 1e-3) -> Method:
 
     def fisher(client: ClientView) -> PyTree:
         def loss(params: PyTree, x: Array, y: Array) -> Array:
-            return losses.cross_entropy(client.apply(params, x[None]).logits, y[None])[0]
+            logits = client.apply(params, x[None], client.stats).logits
+            return losses.cross_entropy(logits, y[None])[0]
 
         def add(total: PyTree, example: Batch) -> tuple[PyTree, None]:
             gradient = jax.grad(loss)(client.params, example.x, example.y)

@@ -33,7 +33,7 @@ def feddyn(*, alpha: float = 0.1) -> Method:
     """
     check(alpha >= 0, 'alpha', alpha, 'at least 0')
 
-    def init(params: PyTree) -> tuple[PyTree, PyTree]:
+    def init(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
         zeros = optax.tree.zeros_like(params)
         return zeros, zeros
 

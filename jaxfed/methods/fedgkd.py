@@ -34,16 +34,19 @@ def fedgkd(*, beta: float = 1.0, tau: float = 1.0, models: int = 5) -> Method:
     check_temperature(tau)
     check(models >= 1, 'models', models, 'at least 1')
 
-    def init(params: PyTree) -> tuple[PyTree, PyTree]:
+    def init(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
         # The models before the present one; those that were not yet are zero.
-        return jax.tree.map(lambda w: jnp.zeros((models - 1, *w.shape), w.dtype), params), ()
+        model = params, stats
+        return jax.tree.map(lambda w: jnp.zeros((models - 1, *w.shape), w.dtype), model), ()
 
     def share(server: ServerView) -> PyTree:
         known = jnp.minimum(server.round.number, models)
-        return jax.tree.map(lambda w, old: (w + old.sum(0)) / known, server.params, server.state)
+        model = server.params, server.stats
+        return jax.tree.map(lambda w, old: (w + old.sum(0)) / known, model, server.state)
 
     def penalty(view: LocalView) -> Array:
-        teacher = jax.lax.stop_gradient(view.apply(view.shared, view.batch.x).logits)
+        params, stats = view.shared
+        teacher = jax.lax.stop_gradient(view.apply(params, view.batch.x, stats).logits)
         distillation = losses.kl_distillation(view.outputs.logits, teacher, temperature=tau)
         return beta * view.mean(distillation)
 
@@ -51,6 +54,6 @@ def fedgkd(*, beta: float = 1.0, tau: float = 1.0, models: int = 5) -> Method:
         def push(old: Array, w: Array) -> Array:
             return jnp.concatenate([w[None], old])[: models - 1]
 
-        return view.update, jax.tree.map(push, view.state, view.params)
+        return view.update, jax.tree.map(push, view.state, (view.params, view.stats))
 
     return Method(init=init, share=share, penalty=penalty, merge=merge)

@@ -38,18 +38,20 @@ def moon(*, mu: float = 1.0, tau: float = 0.5, projection: bool = False) -> Meth
     check(mu >= 0, 'mu', mu, 'at least 0')
     check_temperature(tau)
 
-    def init(params: PyTree) -> tuple[PyTree, PyTree]:
-        return (), {'params': optax.tree.zeros_like(params), 'trained': jnp.zeros((), bool)}
+    def init(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
+        previous = optax.tree.zeros_like((params, stats))
+        return (), {'model': previous, 'trained': jnp.zeros((), bool)}
 
     def penalty(view: LocalView) -> Array:
-        previous = jax.lax.stop_gradient(view.apply(view.state['params'], view.batch.x))
+        params, stats = view.state['model']
+        previous = jax.lax.stop_gradient(view.apply(params, view.batch.x, stats))
         contrast = losses.model_contrastive(
             view.outputs.features, view.teacher.features, previous.features, temperature=tau
         )
         return jnp.where(view.state['trained'], mu * view.mean(contrast), 0.0)
 
     def finish(client: ClientView) -> tuple[PyTree, PyTree]:
-        return {'params': client.params, 'trained': jnp.ones((), bool)}, ()
+        return {'model': (client.params, client.stats), 'trained': jnp.ones((), bool)}, ()
 
     adapt = with_projection if projection else Method().adapt
     return Method(init=init, penalty=penalty, finish=finish, adapt=adapt)

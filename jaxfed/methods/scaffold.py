@@ -26,7 +26,7 @@ def scaffold() -> Method:
       2020, algorithm 1, option II.
     """
 
-    def init(params: PyTree) -> tuple[PyTree, PyTree]:
+    def init(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
         zeros = optax.tree.zeros_like(params)
         return zeros, zeros
 

@@ -49,8 +49,8 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
         branches = [lambda i=i: getattr(parts[i], hook)(part_of(view, i)) for i in range(2)]
         return lax.switch(active(info), branches)
 
-    def init(params: PyTree) -> tuple[PyTree, PyTree]:
-        states = [part.init(params) for part in parts]
+    def init(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
+        states = [part.init(params, stats) for part in parts]
         return tuple(server for server, _ in states), tuple(client for _, client in states)
 
     def begin(client: ClientView) -> PyTree:

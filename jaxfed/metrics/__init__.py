@@ -1,5 +1,6 @@
 """Measures of a model, as pure functions."""
 
-from jaxfed.metrics.accuracy import Evaluation, evaluate, local_accuracy, predict
+from jaxfed.metrics.accuracy import Evaluation, evaluate, predict
+from jaxfed.metrics.local import Own, local_accuracy, personal_accuracy
 
-__all__ = ['Evaluation', 'evaluate', 'local_accuracy', 'predict']
+__all__ = ['Evaluation', 'Own', 'evaluate', 'local_accuracy', 'personal_accuracy', 'predict']

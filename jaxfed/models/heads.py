@@ -40,11 +40,11 @@ def without_bias(model: Model) -> Model:
         params = model.init(key)
         return {**params, 'classifier': {'kernel': params['classifier']['kernel']}}
 
-    def apply(params: PyTree, x: Array) -> Outputs:
+    def apply(params: PyTree, x: Array, *mode: PyTree) -> Outputs:
         classifier = {**params['classifier'], 'bias': jnp.zeros(classes)}
-        return model.apply({**params, 'classifier': classifier}, x)
+        return model.apply({**params, 'classifier': classifier}, x, *mode)
 
-    return Model(init, apply)
+    return model._replace(init=init, apply=apply)
 
 
 def with_projection(model: Model, *, width: int = 256) -> Model:
@@ -83,16 +83,17 @@ def with_projection(model: Model, *, width: int = 256) -> Model:
                 head[name]['bias'] = draw(bias_key, (outputs,), jnp.float32)
         return {**model.init(body_key), **head}
 
-    def apply(params: PyTree, x: Array) -> Outputs:
+    def apply(params: PyTree, x: Array, *mode: PyTree) -> Outputs:
         body = {name: layer for name, layer in params.items() if not name.startswith('project')}
         # The network's own classifier is gone; what it would compute is not used.
         unused = {'kernel': jnp.zeros((features, classes)), 'bias': jnp.zeros(classes)}
-        hidden = model.apply({**body, 'classifier': unused}, x).features
+        outputs = model.apply({**body, 'classifier': unused}, x, *mode)
+        hidden = outputs.features
         for name in sizes:
             layer = params[name]
             given = hidden
             hidden = given @ layer['kernel'] + layer.get('bias', 0.0)
             hidden = jax.nn.relu(hidden) if name == 'project1' else hidden
-        return Outputs(logits=hidden, features=given)
+        return outputs._replace(logits=hidden, features=given)
 
-    return Model(init, apply)
+    return model._replace(init=init, apply=apply)

@@ -1,6 +1,6 @@
 """Layers initialised as PyTorch initialises them, because the papers' numbers were made with it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod, sqrt
 from typing import Any
 
@@ -36,10 +36,11 @@ def conv(
     out_channels: int,
     *,
     kernel_size: tuple[int, int],
-    padding: str,
+    padding: str | Sequence[tuple[int, int]],
     convolution: Convolution,
     rngs: nnx.Rngs,
     strides: int = 1,
+    groups: int = 1,
     use_bias: bool = True,
 ) -> nnx.Conv:
     """Makes a convolution [B, H, W, in_channels] -> [B, H', W', out_channels].
@@ -48,22 +49,24 @@ def conv(
       in_channels: channels of the input.
       out_channels: channels of the output.
       kernel_size: height and width of the kernel.
-      padding: 'SAME' or 'VALID'.
+      padding: 'SAME', 'VALID' or the zeros (low, high) along height and width.
       convolution: the operations to compute with.
       rngs: random streams of the initialisation.
       strides: step of the kernel along both sides.
+      groups: of channels that do not see each other.
       use_bias: whether a bias is added.
 
     Returns:
       The layer.
     """
-    init = uniform_fan_in(in_channels * prod(kernel_size))
+    init = uniform_fan_in(in_channels // groups * prod(kernel_size))
     return nnx.Conv(
         in_channels,
         out_channels,
         kernel_size,
         strides,
         padding=padding,
+        feature_group_count=groups,
         use_bias=use_bias,
         conv_general_dilated=convolution.conv_general_dilated,
         kernel_init=init,

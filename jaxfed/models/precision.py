@@ -26,11 +26,11 @@ def with_precision(model: Model, precision: Precision) -> Model:
     """
     products = {'float32': 'float32', 'tf32': 'tensorfloat32', 'bfloat16': 'default'}[precision]
 
-    def apply(params: PyTree, x: Array) -> Outputs:
+    def apply(params: PyTree, x: Array, *mode: PyTree) -> Outputs:
         if precision == 'bfloat16':
             params, x = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (params, x))
         with jax.default_matmul_precision(products):
-            outputs = model.apply(params, x)
+            outputs = model.apply(params, x, *mode)
         return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), outputs)
 
     return model._replace(apply=apply)

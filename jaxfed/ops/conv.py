@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxfed.ops.depthwise import depthwise_conv
 from jaxfed.ops.fourier import Pads, fourier_conv
 from jaxfed.ops.lowering import check, lowering
 from jaxfed.types import Array
@@ -43,9 +44,10 @@ def conv_general_dilated(
     """Convolves as `jax.lax.conv_general_dilated`, fast also where the kernels are mapped over.
 
     The fast paths cover two-dimensional convolutions in the layout NHWC, HWIO, NHWC with any
-    stride and padding. Dilation, groups, other layouts and numbers of dimensions,
-    `preferred_element_type` and `out_sharding` go to `jax.lax.conv_general_dilated`. They have
-    reverse-mode derivatives of every order; 'unrolled' has no forward mode.
+    stride and padding, of all channels together or of each on its own. Dilation, other groups,
+    layouts and numbers of dimensions, `preferred_element_type` and `out_sharding` go to
+    `jax.lax.conv_general_dilated`. They have reverse-mode derivatives of every order; 'unrolled'
+    has no forward mode.
 
     Args:
       lhs: inputs, [B, H, W, in] on the fast path.
@@ -69,15 +71,17 @@ def conv_general_dilated(
       ValueError: unknown `use`.
     """
     check(use)
+    depthwise = feature_group_count == lhs.shape[-1] == rhs.shape[-1] > 1
     fast = (
         use != 'grouped'
         and lhs.ndim == rhs.ndim == 4
         and _all_ones(lhs_dilation)
         and _all_ones(rhs_dilation)
-        and feature_group_count == batch_group_count == 1
+        and batch_group_count == 1
+        and (feature_group_count == 1 or depthwise)
         and lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
         == lax.conv_dimension_numbers(lhs.shape, rhs.shape, LAYOUT)
-        and lhs.shape[3] == rhs.shape[2]
+        and lhs.shape[3] == rhs.shape[2] * feature_group_count
         and preferred_element_type is None
         and out_sharding is None
     )
@@ -101,6 +105,8 @@ def conv_general_dilated(
         )
     image, kernel = lhs.shape[1:3], rhs.shape[:2]
     pads = explicit_padding(image, kernel, strides, padding)
+    if depthwise:
+        return depthwise_conv(lhs, rhs, strides, pads)
     if use == 'patches':
         return _patches(lhs, rhs, strides, pads, precision)
     if use == 'fourier':

@@ -8,7 +8,7 @@ import numpy as np
 from absl import app, flags
 from rich.console import Console
 
-from jaxfed import config, methods, simulation
+from jaxfed import config, experiment, methods
 from jaxfed.main import list_methods
 from jaxfed.partition.heatmap import draw_heatmap, print_heatmap
 from jaxfed.recording import console
@@ -32,7 +32,7 @@ def training_counts(settings: config.Config) -> np.ndarray:
     settings = dataclasses.replace(settings, clients_per_round=sampled)
     parts = methods.resolve(settings.method, settings.hyperparameters)
     method = methods.build(parts, switch_round=settings.switch_round)
-    return simulation.deal(settings, auxiliary_per_class=method.auxiliary).label_counts
+    return experiment.deal(settings, auxiliary_per_class=method.auxiliary).label_counts
 
 
 def main(arguments: Sequence[str]) -> int:

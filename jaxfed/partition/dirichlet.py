@@ -2,15 +2,14 @@
 
 import numpy as np
 
-from jaxfed.partition.checks import Seed, checked_labels, generator
-
-# Work before a request counts as hopeless, about a quarter of a minute, in random numbers drawn; a
-# step over arrays costs as much as _STEP_WORK of them, however short they are. 100 clients with 10
-# of CIFAR-10's examples each at alpha 0.05, the most skewed setting in use, take 15 million random
-# numbers on average and 30 million when balanced.
-_MAX_WORK = 250_000_000
-_STEP_WORK = 300
-_DRAWS_AT_ONCE = 1_000_000
+from jaxfed.partition.checks import (
+    Seed,
+    check_concentration,
+    check_min_size,
+    checked_labels,
+    generator,
+)
+from jaxfed.partition.proportions import deal_counts, draw_counts, draw_in_turn, log_gammas
 
 
 def dirichlet(
@@ -52,102 +51,41 @@ def dirichlet(
       and FedLMD.
     """
     labels = checked_labels(labels, num_clients)
-    # The limits keep 1 / alpha and num_clients * alpha finite.
-    if not 1e-100 < alpha < 1e100:
-        raise ValueError(
-            f'alpha={alpha} must be a positive, finite number: choose --alpha from about 0.05 '
-            '(one or two classes a client) to 100 (nearly the same for all).'
-        )
-    if min_size < 1:
-        raise ValueError(f'min_size={min_size}: every client needs at least 1 example.')
-    if min_size * num_clients > labels.size:
-        raise ValueError(
-            f'min_size={min_size} examples for each of num_clients={num_clients} are more than '
-            f'the {labels.size} there are: lower --min_size to at most '
-            f'{labels.size // num_clients} or lower --num_clients.'
-        )
+    check_concentration('alpha', alpha)
+    check_min_size(min_size, num_clients, labels.size)
     rng = generator(seed)
     _, class_sizes = np.unique(labels, return_counts=True)
-    draw = _draw_balanced if balanced else _draw
-    attempts = max(1, _DRAWS_AT_ONCE // (class_sizes.size * num_clients))
-    done = 0
-    accepted = None
-    while accepted is None:
-        accepted, work = draw(rng, class_sizes, num_clients, alpha, min_size, attempts)
-        done += work
-        if accepted is None and done > _MAX_WORK:
-            raise ValueError(
-                f'no draw with alpha={alpha} gave each of num_clients={num_clients} at least '
-                f'min_size={min_size} of the {labels.size} examples: raise --alpha, lower '
-                '--num_clients or lower --min_size (with little to go, another --seed may do).'
-            )
-    return _deal(rng, labels, accepted)
-
-
-def _draw(
-    rng: np.random.Generator,
-    class_sizes: np.ndarray,
-    num_clients: int,
-    alpha: float,
-    min_size: int,
-    attempts: int,
-) -> tuple[np.ndarray | None, int]:
-    """Returns the counts [N, C] of the first acceptable attempt, and the work done."""
-    # Client after client takes a Beta(alpha, (clients left) * alpha) share of what is left of
-    # each class, which is the Dirichlet distribution, and an attempt ends with the first client
-    # that gets too little. That is ten times less work than drawing all clients of an attempt.
-    alive = np.arange(attempts)
-    left = np.ones((attempts, class_sizes.size))
-    edge = np.zeros(left.shape, np.int64)
-    given: list[tuple[np.ndarray, np.ndarray]] = []
-    work = 0
-    for i in range(num_clients):
-        others = num_clients - 1 - i
-        share = rng.beta(alpha, others * alpha, left.shape) if others else 1.0
-        work += left.size + _STEP_WORK
-        left = left * (1 - share)
-        before, edge = edge, np.rint((1 - left) * class_sizes).astype(np.int64)
-        given.append((alive, edge - before))
-        large = given[-1][1].sum(axis=1) >= min_size
-        alive, left, edge = alive[large], left[large], edge[large]
-        if not alive.size:
-            return None, work
-    return np.stack([counts[np.searchsorted(ids, alive[0])] for ids, counts in given]), work
+    counts = draw_counts(
+        rng,
+        class_sizes,
+        np.ones((num_clients, class_sizes.size), bool),
+        alpha=alpha,
+        min_size=min_size,
+        draw=_draw_balanced if balanced else draw_in_turn,
+    )
+    return deal_counts(rng, labels, counts)
 
 
 def _draw_balanced(
     rng: np.random.Generator,
     class_sizes: np.ndarray,
-    num_clients: int,
+    holds: np.ndarray,
     alpha: float,
-    min_size: int,
+    least: np.ndarray,
     attempts: int,
 ) -> tuple[np.ndarray | None, int]:
-    """Returns the counts [N, C] of the first acceptable attempt, and the work done."""
+    """Draws as `draw_in_turn` does, class after class, where every client holds every class."""
+    num_clients = len(holds)
     cap = class_sizes.sum() / num_clients
     shape = (attempts, num_clients)
     counts = np.zeros((class_sizes.size, *shape), np.int64)
     sizes = np.zeros(shape, np.int64)
     for c, class_size in enumerate(class_sizes):
-        # Dirichlet from normalised gammas, as logarithms because gammas of a small alpha
-        # underflow: Gamma(alpha) = Gamma(alpha + 1) * uniform^(1 / alpha).
-        log_gamma = np.log(rng.standard_gamma(alpha + 1, shape))
-        log_gamma -= rng.standard_exponential(shape) / alpha
+        log_gamma = log_gammas(rng, alpha, shape)
         log_gamma[sizes >= cap] = -np.inf
         share = np.exp(log_gamma - log_gamma.max(axis=1, keepdims=True)).cumsum(axis=1)
         edge = np.rint(share / share[:, -1:] * class_size).astype(np.int64)
         counts[c] = np.diff(edge, axis=1, prepend=0)
         sizes += counts[c]
-    large = np.flatnonzero(sizes.min(axis=1) >= min_size)
+    large = np.flatnonzero((sizes >= least).all(axis=1))
     return (counts[:, large[0]].T if large.size else None), counts.size
-
-
-def _deal(rng: np.random.Generator, labels: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
-    """Returns the examples of each client, counts [N, C] of them chosen at random."""
-    parts: list[list[np.ndarray]] = [[] for _ in counts]
-    for c, label in enumerate(np.unique(labels)):
-        members = rng.permutation(np.flatnonzero(labels == label))
-        pieces = np.split(members, np.cumsum(counts[:-1, c]))
-        for part, piece in zip(parts, pieces, strict=True):
-            part.append(piece)
-    return [np.sort(np.concatenate(part)) for part in parts]

@@ -15,7 +15,7 @@ _SHADES = ' ░▒▓█'
 
 
 def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str) -> None:
-    """Draws how many examples of each class each client holds to a PNG file.
+    """Draws how many examples of each class each client holds to a PNG file, none as white.
 
     Args:
       counts: [N, C] integers, examples of class c at client i.
@@ -28,6 +28,7 @@ def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str
     Reference:
       FedCAD, figure 3; FedSSD, figure 6.
     """
+    from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -38,8 +39,11 @@ def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str
     height = 1.5 + (0.35 if numbered else 0.06) * min(num_clients, 150)
     figure = Figure(figsize=(max(width, 5), max(height, 3.5)), layout='constrained')
     axes = figure.add_subplot()
-    # cividis is perceptually uniform and reads the same with colour blindness.
-    image = axes.imshow(counts, cmap='cividis', vmin=0, aspect='auto', interpolation='nearest')
+    # cividis is perceptually uniform and reads the same with colour blindness. Classes that a
+    # client lacks stay white, and the root keeps a few examples apart from none and from many.
+    held = np.ma.masked_equal(counts, 0)
+    norm = PowerNorm(0.5, vmin=1, vmax=max(counts.max(), 2))
+    image = axes.imshow(held, cmap='cividis_r', norm=norm, aspect='auto', interpolation='nearest')
     axes.set(title=title, xlabel='class', ylabel='client')
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -47,8 +51,9 @@ def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str
         axes.set_xticks(range(num_classes))
         axes.set_yticks(range(num_clients))
         for (i, c), count in np.ndenumerate(counts):
-            colour = 'black' if count > counts.max() / 2 else 'white'
-            axes.text(c, i, str(count), ha='center', va='center', color=colour, fontsize=7)
+            colour = 'white' if norm(count) > 0.5 else 'black'
+            shown = str(count) if count else ''
+            axes.text(c, i, shown, ha='center', va='center', color=colour, fontsize=7)
     figure.colorbar(image, label='examples')
     figure.savefig(path, dpi=150, format='png')
 

@@ -2,7 +2,13 @@
 
 import numpy as np
 
-from jaxfed.partition.checks import Seed, checked_labels, generator
+from jaxfed.partition.checks import (
+    Seed,
+    check_holders,
+    check_labels_per_client,
+    checked_labels,
+    generator,
+)
 
 
 def label_quantity(
@@ -33,30 +39,14 @@ def label_quantity(
     labels = checked_labels(labels, num_clients)
     classes, class_sizes = np.unique(labels, return_counts=True)
     num_classes = classes.size
-    if not 1 <= labels_per_client <= num_classes:
-        raise ValueError(
-            f'labels_per_client={labels_per_client} with {num_classes} classes: choose '
-            f'--labels_per_client from 1 to {num_classes}.'
-        )
-    if num_clients * labels_per_client < num_classes:
-        raise ValueError(
-            f'num_clients={num_clients} with labels_per_client={labels_per_client} cannot hold '
-            f'all {num_classes} classes: raise --labels_per_client to at least '
-            f'{-(-num_classes // num_clients)}.'
-        )
+    check_labels_per_client(labels_per_client, num_clients, num_classes)
     rng = generator(seed)
     holds = np.zeros((num_clients, num_classes), bool)
     turn = np.arange(max(num_clients, num_classes))
     holds[turn % num_clients, rng.permutation(num_classes)[turn % num_classes]] = True
     for row in holds:
         row[rng.choice(np.flatnonzero(~row), labels_per_client - row.sum(), replace=False)] = True
-    if (holds.sum(axis=0) > class_sizes).any():
-        c = np.argmax(holds.sum(axis=0) - class_sizes)
-        raise ValueError(
-            f'class {classes[c]} has {class_sizes[c]} examples for the {holds[:, c].sum()} of '
-            f'num_clients={num_clients} that hold it with labels_per_client={labels_per_client}: '
-            'lower --num_clients or --labels_per_client.'
-        )
+    check_holders(holds, classes, class_sizes)
     parts: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
     for column, label in enumerate(classes):
         holders = np.flatnonzero(holds[:, column])

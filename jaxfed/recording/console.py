@@ -33,6 +33,17 @@ def status(text: str, *, quiet: bool) -> Iterator[None]:
     _console.print(f'{text}: {time.perf_counter() - began:.1f} s')
 
 
+def say(text: str, *, quiet: bool) -> None:
+    """Print a line.
+
+    Args:
+      text: the line.
+      quiet: print nothing.
+    """
+    if not quiet:
+        _console.print(text, soft_wrap=True)
+
+
 @contextlib.contextmanager
 def progress(rounds: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Show the progress over rounds.
@@ -100,6 +111,11 @@ def show_summary(summary: dict[str, Any], workdir: Path) -> None:
     if summary['local_accuracy'] is not None:
         rows['average local accuracy'] = f'{summary["local_accuracy"]:.2%} when last evaluated'
         shares.append(f'local models {summary["local_evaluation_share"]:.0%}')
+    if summary['personal_accuracy'] is not None:
+        rows['on own held-out examples'] = (
+            f'local models {summary["personal_accuracy"]:.2%}, '
+            f'the global one {summary["personal_global_accuracy"]:.2%}'
+        )
     rows['evaluation'] = ', '.join(shares)
     if summary['target_accuracy'] is not None:
         reached = summary['rounds_to_target']

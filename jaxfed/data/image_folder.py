@@ -1,0 +1,156 @@
+"""A dataset from folders of image files, one folder a class."""
+
+import hashlib
+import logging
+import os
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from jaxfed.data import cache
+from jaxfed.data.images import reading_image
+from jaxfed.types import Dataset
+
+_log = logging.getLogger(__name__)
+_BLOCK = 1000  # images decoded at once
+_CACHE_FORMAT = 1  # raise it when the same files are decoded to something else
+_GREY = ('1', 'L', 'LA')  # Pillow's modes of grey that fit into 8 bits
+_WIDE = ('I', 'F')  # beginnings of its modes of more than 8 bits a channel
+
+
+class _File(NamedTuple):
+    """An image file and its class."""
+
+    path: pathlib.Path
+    label: int
+
+
+def load_image_folder(path: str | os.PathLike[str]) -> Dataset:
+    """Loads images from `path/train/CLASS/*` and `path/test/CLASS/*`, or `val` for `test`.
+
+    Classes are the folders of `train` in sorted order. Files may be of any kind that Pillow reads
+    (PNG, JPEG, WebP, BMP and more) and must have one size. If all of them are grey the dataset has
+    one channel, else three; transparency is dropped. Hidden files are passed over.
+
+    Args:
+      path: of the folder that has `train` and `test`.
+
+    Returns:
+      The dataset, images uint8, named by the folder's name.
+
+    Raises:
+      ValueError: if a folder is missing or empty, a class is tested but not trained, or an image
+        cannot be read or differs from the others in size.
+    """
+    root = pathlib.Path(path).expanduser()
+    train = root / 'train'
+    test = next((root / name for name in ('test', 'val') if (root / name).is_dir()), None)
+    if not train.is_dir() or test is None:
+        raise ValueError(
+            f'path={path} must be a folder with train/CLASS/ and test/CLASS/, or val/CLASS/, in '
+            f'it: there is no {train if not train.is_dir() else root / "test"}.'
+        )
+    try:
+        classes = {name: label for label, name in enumerate(_folders(train))}
+        unknown = [name for name in _folders(test) if name not in classes]
+        if unknown:
+            raise ValueError(
+                f'path={path} has the class {unknown[0]!r} in {test} but not in {train}: leave out '
+                'test images of classes that are not trained.'
+            )
+        files = {'x_train': _files(train, classes), 'x_test': _files(test, classes)}
+        fingerprint = _fingerprint(root.resolve(), files)
+    except OSError as error:
+        raise ValueError(f'path={path} cannot be read ({error}): check permissions.') from error
+
+    name = root.resolve().name
+
+    def decode(store: cache.Store) -> Dataset:
+        _log.info('Decoding the images of %s, once.', root)
+        channels = _check_headers([*files['x_train'], *files['x_test']])
+        images = [store(x, _blocks(found, channels), len(found)) for x, found in files.items()]
+        labels = [np.array([file.label for file in found], np.int32) for found in files.values()]
+        return Dataset(name, images[0], labels[0], images[1], labels[1], len(classes))
+
+    key = re.sub(r'[^\w.-]', '_', name)
+    return cache.decoded(f'image_folder-{key}-{fingerprint}', decode)
+
+
+def _folders(folder: pathlib.Path) -> list[str]:
+    """Returns the sorted names of the classes in train or test."""
+    names = sorted(e.name for e in folder.iterdir() if e.is_dir() and not e.name.startswith('.'))
+    if not names:
+        raise ValueError(f'{folder} has no folders in it: make one for each class.')
+    return names
+
+
+def _files(folder: pathlib.Path, classes: dict[str, int]) -> list[_File]:
+    """Returns the image files of train or test, sorted by class and name."""
+    endings = {e for e, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    files: list[_File] = []
+    others: list[pathlib.Path] = []
+    for name in _folders(folder):
+        before = len(files)
+        for entry in sorted((folder / name).iterdir()):
+            if entry.name.startswith('.'):
+                continue
+            if entry.suffix.lower() in endings and entry.is_file():
+                files.append(_File(entry, classes[name]))
+            else:
+                others.append(entry)
+        if len(files) == before:
+            raise ValueError(
+                f'{folder / name} has no images in it: put those of the class {name!r} '
+                'there, or remove the folder.'
+            )
+    if others:
+        _log.warning('%d files are no images and left out, such as %s.', len(others), others[0])
+    return files
+
+
+def _fingerprint(root: pathlib.Path, files: dict[str, list[_File]]) -> str:
+    """Returns a digest of the folder's place and its files' names, sizes and last changes."""
+    digest = hashlib.sha256(f'{_CACHE_FORMAT} {root}'.encode())
+    for found in files.values():
+        for path, _ in found:
+            stat = path.stat()
+            digest.update(f'{path} {stat.st_size} {stat.st_mtime_ns}\n'.encode())
+    return digest.hexdigest()[:16]
+
+
+def _check_headers(files: list[_File]) -> int:
+    """Returns the number of channels, after a look at every image's size and kind."""
+    grey = True
+    first = None
+    for path, _ in files:
+        with reading_image(str(path)), Image.open(path) as image:
+            size, mode = image.size, image.mode
+        first = first or size
+        if size != first:
+            raise ValueError(
+                f'{path} has {size[0]} x {size[1]} pixels, but {files[0].path} has '
+                f'{first[0]} x {first[1]}: resize them to one size.'
+            )
+        if mode.startswith(_WIDE):
+            raise ValueError(
+                f'{path} has more than 8 bits a channel (mode {mode}): convert it to 8 bits.'
+            )
+        grey &= mode in _GREY
+    return 1 if grey else 3
+
+
+def _blocks(files: list[_File], channels: int) -> Iterator[np.ndarray]:
+    """Yields the images as [b, H, W, channels] uint8, in order."""
+    for start in range(0, len(files), _BLOCK):
+        yield np.stack([_pixels(path, channels) for path, _ in files[start : start + _BLOCK]])
+
+
+def _pixels(path: pathlib.Path, channels: int) -> np.ndarray:
+    """Returns an image as [H, W, channels] uint8."""
+    with reading_image(str(path)), Image.open(path) as image:
+        pixels = np.asarray(image.convert('L' if channels == 1 else 'RGB'))
+    return pixels.reshape(*pixels.shape[:2], channels)

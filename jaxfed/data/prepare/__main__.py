@@ -1,0 +1,70 @@
+"""Prepare a dataset: python -m jaxfed.data.prepare cinic10 --archive=CINIC-10.tar.gz."""
+
+from collections.abc import Sequence
+
+from absl import app, flags, logging
+
+from jaxfed.data.prepare import RECIPES, prepare
+from jaxfed.data.prepare.progress import say
+from jaxfed.recording import console
+
+
+def define_flags() -> None:
+    """Define the flags of this command."""
+    flags.DEFINE_string(
+        'archive', None, 'the official archive, or the folder that it was unpacked to'
+    )
+    flags.DEFINE_string(
+        'data_dir', None, 'directory of the datasets [$TFDS_DATA_DIR or ~/tensorflow_datasets]'
+    )
+    flags.DEFINE_bool('checksum', True, "compare the archive's checksum with the published one")
+    flags.DEFINE_bool('counts', True, 'compare numbers of examples with the published ones')
+    flags.DEFINE_bool('overwrite', False, 'make a dataset again that is prepared already')
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prepare the dataset that is named on the command line.
+
+    Args:
+      arguments: what the flags left over: the name of the dataset.
+
+    Returns:
+      The exit status: 0, or 2 for bad input.
+    """
+    values = flags.FLAGS
+    if not values['verbosity'].present:
+        # absl shows what TFDS logs, of which nothing concerns the user.
+        logging.set_verbosity(logging.ERROR)
+    try:
+        if len(arguments) != 2:
+            raise ValueError(
+                f'{len(arguments) - 1} datasets are named, {" ".join(arguments[1:]) or "none"}: '
+                f'name one of {", ".join(RECIPES)}.'
+            )
+        name = arguments[1]
+        official = RECIPES[name].official if name in RECIPES else None
+        if official and not values.checksum:
+            official = official._replace(checksum=None)
+        if official and not values.counts:
+            official = official._replace(counts=None, users=None)
+        folder, made = prepare(
+            name,
+            values.archive,
+            values.data_dir,
+            official=official,
+            overwrite=values.overwrite,
+            quiet=False,
+        )
+        if made:
+            say(f'{folder} is prepared: --dataset={name} --data_dir={folder.parent.parent}')
+        else:
+            say(f'{folder} is prepared already; --overwrite makes it again.')
+    except (ValueError, OSError) as error:
+        console.show_error(str(error))
+        return 2
+    return 0
+
+
+if __name__ == '__main__':
+    define_flags()
+    app.run(main)

@@ -1,0 +1,88 @@
+"""CINIC-10: 270 000 images of CIFAR-10's classes, most of them from ImageNet."""
+
+import pathlib
+
+from jaxfed.data.images import checked_rgb
+from jaxfed.data.prepare.archive import check_checksum, list_files, read_files
+from jaxfed.data.prepare.recipe import (
+    Contents,
+    Example,
+    Official,
+    Recipe,
+    Track,
+    check_counts,
+)
+
+CLASSES = (
+    'airplane',
+    'automobile',
+    'bird',
+    'cat',
+    'deer',
+    'dog',
+    'frog',
+    'horse',
+    'ship',
+    'truck',
+)
+_SIDE = 32  # pixels
+_SPLITS = {'train': 'train', 'valid': 'validation', 'test': 'test'}
+
+
+def read_cinic10(
+    archive: pathlib.Path, official: Official, scratch: pathlib.Path, track: Track
+) -> Contents:
+    """Reads train, valid and test/CLASS/*.png of CINIC-10.
+
+    The split 'validation' is stored too, but neither trained nor tested on, as in FedNTD's
+    released code, whose experiments those of FedLMD follow. Grey images become RGB.
+
+    Args:
+      archive: CINIC-10.tar.gz or its folder.
+      official: what to check.
+      scratch: not used.
+      track: shows progress.
+
+    Returns:
+      What is stored.
+
+    Raises:
+      ValueError: if the archive or an image is damaged or not as published.
+
+    Reference:
+      Darlow, Crowley, Antoniou and Storkey, CINIC-10 Is Not ImageNet or CIFAR-10, 2018.
+    """
+    check_checksum(archive, official.checksum)
+    found: dict[str, tuple[str, int]] = {}
+    for name in list_files(archive):
+        split, folder, file = ('', '', *name.split('/'))[-3:]
+        if split not in _SPLITS or not file.endswith('.png'):
+            continue
+        if folder not in CLASSES:
+            raise ValueError(
+                f'archive={archive} has {name} of a class {folder!r}, which is none of '
+                f'{", ".join(CLASSES)}: remove it.'
+            )
+        found[name] = (_SPLITS[split], CLASSES.index(folder))
+    splits: dict[str, list[Example]] = {split: [] for split in _SPLITS.values()}
+    labels = {split: [y for s, y in found.values() if s == split] for split in splits}
+    check_counts(archive, labels, list(CLASSES), official)
+    for name, data in track(read_files(archive, found), 'reading images', len(found)):
+        split, label = found[name]
+        image = checked_rgb(data, (_SIDE, _SIDE), f'archive={archive}: {name}')
+        # Where the archive is unpacked to does not matter to the order of the examples.
+        splits[split].append(Example('/'.join(name.split('/')[-2:]), image, label))
+    return Contents(list(CLASSES), (_SIDE, _SIDE, 3), splits)
+
+
+CINIC10 = Recipe(
+    read=read_cinic10,
+    official=Official(
+        checksum='md5:6ee4d0c996905fe93221de577967a372',
+        counts={'train': 90_000, 'validation': 90_000, 'test': 90_000},
+        balanced=True,
+    ),
+    description='CIFAR-10 extended by downsampled images of ImageNet, 32 x 32 pixels, 10 classes.',
+    homepage='https://datashare.ed.ac.uk/handle/10283/3192',
+    citation='Darlow et al., CINIC-10 Is Not ImageNet or CIFAR-10, arXiv:1810.03505, 2018.',
+)

@@ -1,0 +1,246 @@
+"""FEMNIST: handwritten digits and letters of about 3500 writers, as LEAF or TFF keep them."""
+
+import contextlib
+import functools
+import hashlib
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxfed.data.images import png
+from jaxfed.data.prepare.archive import check_checksum, list_files, read_files, unpacked
+from jaxfed.data.prepare.recipe import (
+    Contents,
+    Example,
+    Official,
+    Recipe,
+    Track,
+    check_counts,
+)
+
+CLASSES = tuple('0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz')
+_SIDE = 28  # pixels
+_TFF_FILES = {'train': 'fed_emnist_train.h5', 'test': 'fed_emnist_test.h5'}
+_TEST_SHARE = 10  # one of so many examples of a writer, where the archive has no test part
+
+
+class _Writing(NamedTuple):
+    """What one writer wrote."""
+
+    where: str  # names the file and the writer
+    user: str
+    paper: np.ndarray  # [n, 28, 28] floats, 1 for paper, 0 for ink
+    labels: np.ndarray  # [n] in 0..61
+
+
+def read_femnist(
+    archive: pathlib.Path, official: Official, scratch: pathlib.Path, track: Track
+) -> Contents:
+    """Reads FEMNIST from LEAF's JSON files or from the HDF5 files of TensorFlow Federated.
+
+    LEAF's files lie in folders `train` and `test`; where there are none, a tenth of each writer's
+    examples in `all_data`, always the same, becomes the split 'test'. Both keep 1 for paper and 0
+    for ink; here ink is bright on dark, 255 on 0, as in MNIST and EMNIST. `official` is what
+    TensorFlow Federated publishes and is not applied to LEAF's files, whose number depends on the
+    options that they were made with; those must agree with themselves.
+
+    Args:
+      archive: fed_emnist.tar.bz2, an archive of LEAF's data/femnist/data, or the folder of either.
+      official: what to check.
+      scratch: an existing folder for the unpacked HDF5 files.
+      track: shows progress.
+
+    Returns:
+      What is stored, with the writers' names as users.
+
+    Raises:
+      ValueError: if the archive is damaged, is not as published, or contradicts itself.
+
+    Reference:
+      Caldas et al., LEAF: A Benchmark for Federated Settings, 2018.
+    """
+    names = list_files(archive)
+    tff = {n.split('/')[-1]: n for n in names if n.split('/')[-1] in _TFF_FILES.values()}
+    if tff:
+        splits = _read_tff(archive, tff, official, scratch, track)
+    else:
+        splits = _read_leaf(archive, _shards(archive, names), track)
+    labels = {split: [example.label for example in found] for split, found in splits.items()}
+    check_counts(archive, labels, list(CLASSES), Official())
+    return Contents(list(CLASSES), (_SIDE, _SIDE, 1), splits)
+
+
+def _shards(archive: pathlib.Path, names: list[str]) -> dict[str, str]:
+    """Returns the split of each of LEAF's files, 'all' where there is no test part."""
+    folders: dict[str, list[str]] = {'train': [], 'test': [], 'all_data': []}
+    for name in names:
+        folder = ('', *name.split('/'))[-2]
+        if name.endswith('.json') and folder in folders:
+            folders[folder].append(name)
+    if folders['train'] and folders['test']:
+        return {name: split for split in ('train', 'test') for name in folders[split]}
+    if folders['train'] or folders['test'] or not folders['all_data']:
+        raise ValueError(
+            f"archive={archive} has neither {' and '.join(_TFF_FILES.values())} nor LEAF's files "
+            'train/*.json and test/*.json, or all_data/*.json: give fed_emnist.tar.bz2, or '
+            'data/femnist/data of LEAF after its preprocess.sh.'
+        )
+    return dict.fromkeys(folders['all_data'], 'all')
+
+
+def _read_leaf(
+    archive: pathlib.Path, shards: dict[str, str], track: Track
+) -> dict[str, list[Example]]:
+    """Returns the examples of LEAF's files."""
+    splits: dict[str, list[Example]] = {'train': [], 'test': []}
+    seen: dict[tuple[str, str], str] = {}
+    for name, data in track(read_files(archive, shards), 'reading files', len(shards)):
+        for writing in _parse_shard(f'archive={archive}: {name}', data):
+            before = seen.setdefault((shards[name], writing.user), name)
+            if before != name:
+                raise ValueError(
+                    f'{writing.where} is in {before} as well: a writer is in one file of a split.'
+                )
+            examples = _examples(writing)
+            if shards[name] == 'all':
+                test, train = _split(examples)
+                splits['train'] += train
+                splits['test'] += test
+            else:
+                splits[shards[name]] += examples
+    return splits
+
+
+def _parse_shard(where: str, data: bytes) -> Iterator[_Writing]:
+    """Yields what is in one of LEAF's files."""
+    try:
+        # 256 numbers occur millions of times: each is kept once.
+        parsed = json.loads(data, parse_float=functools.lru_cache(1 << 16)(float))
+        users, counts, user_data = (parsed[k] for k in ('users', 'num_samples', 'user_data'))
+        same = sorted(users) == sorted(user_data) and len(counts) == len(users)
+        pairs = {user: (user_data[user]['x'], user_data[user]['y']) for user in user_data}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f'{where} is not as LEAF writes it ({type(error).__name__}: {error}): make it again.'
+        ) from error
+    if not same:
+        unknown = [*(set(users) ^ set(user_data)), 'no name'][0]
+        raise ValueError(
+            f'{where} has {len(users)} writers in users, {len(counts)} in num_samples and '
+            f'{len(user_data)} in user_data, not the same ({unknown!r} is missing in one of them): '
+            'make it again.'
+        )
+    for user, count in zip(users, counts, strict=True):
+        x, y = pairs[user]
+        if not len(x) == len(y) == count:
+            raise ValueError(
+                f'{where} has {len(x)} images and {len(y)} labels of the writer {user!r}, but '
+                f'{count} in num_samples: make it again.'
+            )
+        try:
+            paper, labels = np.array(x, np.float32), np.array(y, np.float64)
+            paper = paper.reshape(count, _SIDE, _SIDE)
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f'{where} has something else than images of {_SIDE * _SIDE} numbers, or labels '
+                f'that are no numbers, of the writer {user!r} ({error}): make it again.'
+            ) from error
+        yield _Writing(f'{where}: {user}', user, paper, labels)
+
+
+def _split(examples: list[Example]) -> tuple[list[Example], list[Example]]:
+    """Returns the test and training part of a writer's examples, none or at least 1 to test."""
+    by_hash = sorted(examples, key=lambda e: hashlib.sha256(e.key.encode()).digest())
+    count = max(len(examples) // _TEST_SHARE, 1) if len(examples) > 1 else 0
+    return by_hash[:count], by_hash[count:]
+
+
+def _read_tff(
+    archive: pathlib.Path,
+    names: dict[str, str],
+    official: Official,
+    scratch: pathlib.Path,
+    track: Track,
+) -> dict[str, list[Example]]:
+    """Returns the examples of TensorFlow Federated's files."""
+    try:
+        import h5py
+    except ImportError as error:
+        raise ValueError(
+            f"archive={archive} has HDF5 files, which take h5py: pip install 'jaxfed[femnist]'."
+        ) from error
+    missing = [file for file in _TFF_FILES.values() if file not in names]
+    if missing:
+        raise ValueError(f'archive={archive} has no {missing[0]}: download it again.')
+    check_checksum(archive, official.checksum)
+    splits: dict[str, list[Example]] = {}
+    with contextlib.ExitStack() as stack:
+        paths = stack.enter_context(unpacked(archive, list(names.values()), scratch))
+        files = {}
+        for split, file in _TFF_FILES.items():
+            with _reading_hdf5(f'archive={archive}: {file}'):
+                opened = stack.enter_context(h5py.File(paths[names[file]], 'r'))
+                files[split] = opened['examples']
+        labels = {}
+        for split, users in files.items():
+            with _reading_hdf5(f'archive={archive}: {_TFF_FILES[split]}'):
+                labels[split] = [y for u in users for y in users[u]['label'][:].reshape(-1)]
+            if official.users not in (None, len(users)):
+                raise ValueError(
+                    f'archive={archive}: {_TFF_FILES[split]} has {len(users)} writers, officially '
+                    f'{official.users}: download it again, or prepare what it has with --nocounts.'
+                )
+        check_counts(archive, labels, list(CLASSES), official)
+        for split, users in files.items():
+            where = f'archive={archive}: {_TFF_FILES[split]}'
+            splits[split] = []
+            for user in track(users, f'reading {split} writers', len(users)):
+                with _reading_hdf5(f'{where}: {user}'):
+                    paper, y = users[user]['pixels'][:], users[user]['label'][:].reshape(-1)
+                    paper = paper.reshape(len(y), _SIDE, _SIDE)
+                splits[split] += _examples(_Writing(f'{where}: {user}', user, paper, y))
+    return splits
+
+
+@contextlib.contextmanager
+def _reading_hdf5(where: str) -> Iterator[None]:
+    """Turns whatever h5py raises into one ValueError."""
+    try:
+        yield
+    except Exception as error:  # OSError, KeyError, TypeError and more, by what is damaged
+        raise ValueError(
+            f'{where} is not as TensorFlow Federated writes it ({error}): download it again.'
+        ) from error
+
+
+def _examples(writing: _Writing) -> list[Example]:
+    """Returns what a writer wrote as it is stored, ink bright on dark."""
+    paper, labels = writing.paper, writing.labels
+    if not ((paper >= 0) & (paper <= 1)).all():
+        raise ValueError(f'{writing.where} has pixels outside of 0..1: make the file again.')
+    if not np.isin(labels, np.arange(len(CLASSES))).all():
+        raise ValueError(
+            f'{writing.where} has labels outside of 0..{len(CLASSES) - 1}: make the file again.'
+        )
+    ink = np.rint(255 * (1 - paper)).astype(np.uint8)
+    return [
+        Example(f'{writing.user}/{number}', png(image), int(label), writing.user)
+        for number, (image, label) in enumerate(zip(ink, labels, strict=True))
+    ]
+
+
+FEMNIST = Recipe(
+    read=read_femnist,
+    official=Official(
+        checksum='sha256:fe1ed5a502cea3a952eb105920bff8cffb32836b5173cb18a57a32c3606f3ea0',
+        counts={'train': 671_585, 'test': 77_483},
+        users=3400,
+    ),
+    description='Handwritten digits and letters with their writers, 28 x 28 pixels, 62 classes; '
+    'ink is bright on dark.',
+    homepage='https://storage.googleapis.com/tff-datasets-public/fed_emnist.tar.bz2',
+    citation='Caldas et al., LEAF: A Benchmark for Federated Settings, arXiv:1812.01097, 2018.',
+)

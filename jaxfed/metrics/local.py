@@ -1,0 +1,130 @@
+"""Accuracy of each of a round's local models, on common test data or on the clients' own."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxfed.devices import AXIS
+from jaxfed.metrics.accuracy import evaluate, predict
+from jaxfed.stacking import row
+from jaxfed.types import Array, Outputs, PyTree
+
+
+class Own(NamedTuple):
+    """Examples that clients hold out for themselves, M clients on each of D devices."""
+
+    x: Any  # array [D, M, n, H, W, channels]
+    y: Any  # [D, M, n] int32
+    mask: Any  # [D, M, n] bool, False for what fills up
+
+
+def local_accuracy(
+    apply: Callable[[PyTree, Array], Outputs],
+    params: PyTree,
+    count: Array,
+    x: Array,
+    y: Array,
+    prepare: Callable[[Array], Array] = lambda x: x,
+    *,
+    mesh: Mesh,
+    lanes: int = 1,
+) -> Array:
+    """Accuracy of each of a round's local models on the same examples.
+
+    Args:
+      apply: the network.
+      params: the models' parameters, M on each of D devices, stacked [D, M, ...].
+      count: [D] int32, models of each device; those behind them are not evaluated.
+      x: [m, H, W, channels].
+      y: [m] int32 labels.
+      prepare: as in `predict`.
+      mesh: the devices.
+      lanes: models that a device evaluates side by side, mapped over.
+
+    Returns:
+      [D, M]; the mean over all models is the average local accuracy.
+    """
+
+    def of_device(params: PyTree, count: Array, x: Array, y: Array) -> Array:
+        def accuracy(model: PyTree) -> Array:
+            return evaluate(apply, model, x, y, prepare).accuracy
+
+        return _of_each(accuracy, row(params, 0), count[0], lanes)[None]
+
+    same, split = PartitionSpec(), PartitionSpec(AXIS)
+    over_devices = jax.shard_map(
+        of_device, mesh=mesh, in_specs=(split, split, same, same), out_specs=split, check_vma=False
+    )
+    return over_devices(params, count, x, y)
+
+
+def personal_accuracy(
+    apply: Callable[[PyTree, Array], Outputs],
+    params: PyTree,
+    common: PyTree,
+    count: Array,
+    own: Own,
+    prepare: Callable[[Array], Array] = lambda x: x,
+    *,
+    mesh: Mesh,
+    lanes: int = 1,
+) -> tuple[Array, Array]:
+    """Accuracy of local models, and of the global one, on what each client holds out for itself.
+
+    Args:
+      apply: the network.
+      params: the local models' parameters, stacked [D, M, ...].
+      common: the global model's.
+      count: [D] int32, models of each device; those behind them are not evaluated.
+      own: the clients' examples.
+      prepare: as in `predict`.
+      mesh: the devices.
+      lanes: clients that a device evaluates side by side, mapped over.
+
+    Returns:
+      [D, M] of the local models and [D, M] of the global one; 0 for a client without examples.
+    """
+
+    def of_device(params: PyTree, common: PyTree, count: Array, own: Own) -> tuple[Array, Array]:
+        def accuracy(client: tuple[PyTree, Own]) -> tuple[Array, Array]:
+            model, (x, y, mask) = client
+
+            def share(params: PyTree) -> Array:
+                correct = jnp.argmax(predict(apply, params, x, prepare), axis=-1) == y
+                return jnp.sum(correct & mask) / jnp.maximum(jnp.sum(mask), 1)
+
+            return share(model), share(common)
+
+        local, common_ = _of_each(accuracy, row((params, own), 0), count[0], lanes)
+        return local[None], common_[None]
+
+    same, split = PartitionSpec(), PartitionSpec(AXIS)
+    over_devices = jax.shard_map(
+        of_device,
+        mesh=mesh,
+        in_specs=(split, same, split, split),
+        out_specs=(split, split),
+        check_vma=False,
+    )
+    return over_devices(params, common, count, own)
+
+
+def _of_each(
+    function: Callable[[PyTree], PyTree], stack: PyTree, count: Array, lanes: int
+) -> PyTree:
+    """Numbers [M] of each entry of a stack [M, ...], 0 for those from `count` on."""
+    room = jax.tree.leaves(stack)[0].shape[0]
+    shapes = jax.eval_shape(function, jax.eval_shape(lambda stack: row(stack, 0), stack))
+
+    def body(group: Array, numbers: PyTree) -> PyTree:
+        rows = jnp.minimum(group * lanes + jnp.arange(lanes), room - 1)
+        got = jax.vmap(function)(jax.tree.map(lambda leaf: leaf[rows], stack))
+        return jax.tree.map(lambda all_, some: all_.at[rows].set(some), numbers, got)
+
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(room, leaf.dtype), shapes)
+    numbers = lax.fori_loop(0, -(-count // lanes), body, zeros)
+    return jax.tree.map(lambda leaf: jnp.where(jnp.arange(room) < count, leaf, 0), numbers)
