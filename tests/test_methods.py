@@ -127,7 +127,8 @@ def test_chain_threads_the_update_and_keeps_states_apart():
     both = chain(scale(2), scale(3))
     server, client = both.init(jnp.zeros(()), ())
     assert client == ((), ())
-    view = MergeView(jnp.float32(1), jnp.zeros(()), server, (jnp.float32(10), jnp.float32(20)), ())
+    uploads = jnp.float32(10), jnp.float32(20)
+    view = MergeView(jnp.float32(1), jnp.zeros(()), (), server, uploads, ())
     update, state = both.merge(view)
     assert float(update) == (1 * 2 + 10) * 3 + 20
     assert [float(s) for s in state] == [3, 4]

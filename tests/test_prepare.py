@@ -526,7 +526,11 @@ def test_unprepared_datasets_tell_the_command(tmp_path):
 
 @pytest.fixture
 def run(capsys):
+    # Flags of other commands, which another test may have defined, make room.
     values = flags.FLAGS
+    others = {name: values[name] for name in ('archive', 'data_dir') if name in values}
+    for name in others:
+        delattr(values, name)
     before = set(values)
     command.define_flags()
     values.mark_as_parsed()
@@ -540,6 +544,8 @@ def run(capsys):
     yield run
     for name in set(values) - before:
         delattr(values, name)
+    for name, flag in others.items():
+        values[name] = flag
 
 
 def test_command_line(tmp_path, run):

@@ -374,7 +374,7 @@ ORACLES = {oracle.__name__.lower(): oracle for oracle in CLIENTS + SERVERS}
 MEMORY = {
     'scaffold': lambda states, hyper: states,
     'feddyn': lambda states, hyper: jax.tree.map(lambda s: -hyper['alpha'] * s, states),
-    'moon': lambda states, hyper: states['params'],
+    'moon': lambda states, hyper: states['model'][0],
     'fedcurv': lambda states, hyper: states['fisher'],
 }
 ADAM = {'server_lr': 0.05, 'b1': 0.8, 'b2': 0.95, 'eps': 1e-3}

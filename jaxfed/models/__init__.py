@@ -148,7 +148,7 @@ def as_model(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     def apply(params: PyTree, x: Array, stats: PyTree = (), mask: Array | None = None) -> Outputs:
         if start and not stats:
             raise ValueError('this network has batch statistics: apply(params, x, stats).')
-        module: Any = nnx.merge(graph, params, stats or {})
+        module: Any = nnx.merge(graph, params, jax.tree.map(jnp.asarray, stats or {}))
         if mask is None:
             return module(x)
         outputs = module(x, mask)
