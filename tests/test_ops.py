@@ -370,3 +370,25 @@ def test_max_pool_of_less_than_a_window_is_refused():
         max_pool(jnp.zeros((1, 1, 4, 2)))
     with pytest.raises(ValueError, match=r'\(4, 4\)'):
         max_pool(jnp.zeros((4, 4)))
+
+
+@pytest.mark.parametrize(
+    ('shape', 'kernel', 'strides', 'padding'),
+    [
+        ((2, 8, 7, 6), (3, 3, 1, 6), (1, 1), ((1, 1), (1, 1))),
+        ((2, 7, 8, 6), (3, 3, 1, 6), (2, 2), ((1, 1), (1, 1))),
+        ((1, 2, 2, 4), (3, 3, 1, 4), (2, 2), 'SAME'),
+        ((2, 9, 6, 3), (5, 2, 1, 3), (1, 3), 'VALID'),
+    ],
+)
+def test_convolution_of_each_channel_on_its_own(shape, kernel, strides, padding):
+    def function(convolve):
+        return lambda x, w: convolve(
+            x, w, strides, padding, dimension_numbers=LAYOUT, feature_group_count=shape[3]
+        )
+
+    fast, plain = function(conv_general_dilated), function(lax.conv_general_dilated)
+    assert_equal(fast, plain, *operands(shape, kernel))
+    mapped = operands(shape, kernel, (3,), (3,))
+    assert_equal(jax.vmap(fast), jax.vmap(plain), *mapped)
+    assert 'conv_general' not in str(jax.make_jaxpr(fast)(*operands(shape, kernel)))
