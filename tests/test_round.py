@@ -207,6 +207,11 @@ def test_round_equals_plain_loop(name):
     chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-5)
     moved = jnp.abs(got[0].params['hidden'] - server.params['hidden']).max()
     assert moved > 1e-2  # it did train
+    chex.assert_trees_all_equal(rounds(run, settings, server, states, cohorts, 2, data), got)
+    chex.assert_trees_all_equal_shapes_and_dtypes(got[0], server)
+    chex.assert_trees_all_equal_shapes_and_dtypes(got[1], states)
+    # One trace for all rounds.
+    assert [program._cache_size() for program in run[0]] == [1, 1]
 
 
 WITH_STATISTICS = ['fedavg', 'fedlmd+fednova', 'moon', 'fedgkd', 'fedcurv', 'fedcad source=client']

@@ -12,7 +12,10 @@ from jaxfed import losses
 from jaxfed.devices import AXIS
 from jaxfed.types import Array, Outputs, PyTree
 
+# Examples evaluated at once. A core's cache holds the inside of a network for few; measured on the
+# CPU only: cnn and resnet8 take 0.6-0.7 of the time with 100 instead of 500.
 CHUNK = 500
+CPU_CHUNK = 100
 
 
 class Evaluation(NamedTuple):
@@ -47,7 +50,7 @@ def predict(
 
     def of_rows(params: PyTree, x: Array, rows: Array) -> Array:
         n = rows.shape[0]
-        chunk = min(CHUNK, n)
+        chunk = min(CPU_CHUNK if jax.default_backend() == 'cpu' else CHUNK, n)
         chunks = -(-n // chunk)
         # The last chunk is filled with repeated examples, which are cut off again.
         rows = rows[jnp.minimum(jnp.arange(chunks * chunk), n - 1)].reshape(chunks, chunk)
