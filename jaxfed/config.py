@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from absl import flags
+from absl import logging as absl_logging
 
 from jaxfed import methods
 from jaxfed.models import MODELS
@@ -219,15 +220,22 @@ def check(config: Config) -> None:
         )
 
 
+def quiet_libraries() -> None:
+    """Show what jaxfed logs, and of libraries only errors, unless --verbosity says otherwise.
+
+    What they tell of missing TPUs, font caches and OpenCV is nothing to the user.
+    """
+    if not flags.FLAGS['verbosity'].present:
+        absl_logging.set_verbosity(absl_logging.ERROR)
+        logging.getLogger('jaxfed').setLevel(logging.INFO)
+
+
 def define_flags() -> None:
     """Define one absl flag a field of `Config`, and the flags of all methods' hyper-parameters.
 
     A hyper-parameter is `--NAME` where that is not a flag of the experiment, and always
     `--METHOD.NAME`.
     """
-    # absl shows what libraries log; theirs of missing TPUs and font caches is nothing to the user.
-    for library in ('jax', 'matplotlib'):
-        logging.getLogger(library).setLevel(logging.WARNING)
     types = typing.get_type_hints(Config)
     for field in dataclasses.fields(Config):
         if field.name == 'partition':

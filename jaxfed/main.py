@@ -60,6 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) > 1:
         console.show_error(f'unexpected arguments {" ".join(arguments[1:])}; flags begin with --.')
         return 2
+    config.quiet_libraries()
     if flags.FLAGS.method == 'list':
         list_methods()
         return 0

@@ -44,6 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
       The exit status: 0, or 2 for bad input.
     """
+    config.quiet_libraries()
     if flags.FLAGS.method == 'list':
         list_methods()
         return 0

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from absl import app, flags, logging
+from absl import app, flags
 
+from jaxfed import config
 from jaxfed.data.prepare import RECIPES, prepare
 from jaxfed.data.prepare.progress import say
 from jaxfed.recording import console
@@ -32,9 +33,7 @@ def main(arguments: Sequence[str]) -> int:
       The exit status: 0, or 2 for bad input.
     """
     values = flags.FLAGS
-    if not values['verbosity'].present:
-        # absl shows what TFDS logs, of which nothing concerns the user.
-        logging.set_verbosity(logging.ERROR)
+    config.quiet_libraries()
     try:
         if len(arguments) != 2:
             raise ValueError(
