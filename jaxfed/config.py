@@ -10,13 +10,12 @@ from absl import flags
 from absl import logging as absl_logging
 
 from jaxfed import methods
-from jaxfed.models import MODELS
+from jaxfed.models import MODELS, Precision
 from jaxfed.models.blocks import Norm, Stem
 from jaxfed.partition import PARTITIONS, NoiseForm, partition_settings
 from jaxfed.values import check_value
 
 Aggregation = Literal['size', 'uniform']
-Precision = Literal['float32', 'tf32', 'bfloat16']
 Divergence = Literal['stop', 'record']
 Stream = Literal['auto', 'on', 'off']
 Conv = Literal['auto', 'grouped', 'unrolled', 'patches', 'fourier', 'blocks']

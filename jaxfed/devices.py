@@ -2,6 +2,7 @@
 
 import math
 import os
+from typing import Any
 
 import jax
 import numpy as np
@@ -81,12 +82,14 @@ def memory(mesh: Mesh) -> float:
     return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / mesh.size
 
 
-def replicate(tree: PyTree, mesh: Mesh) -> PyTree:
+def replicate(tree: PyTree, mesh: Mesh, *, copy: bool = True) -> PyTree:
     """Put arrays on every device of a mesh, on a CPU without a copy for each of its devices.
 
     Args:
       tree: NumPy or JAX arrays.
       mesh: from `make_mesh`.
+      copy: whether a CPU's devices read a copy of each array; without it they read the arrays
+        themselves, made by `aligned` and not to be changed any more.
 
     Returns:
       The same arrays, replicated.
@@ -97,9 +100,13 @@ def replicate(tree: PyTree, mesh: Mesh) -> PyTree:
     def put(leaf: np.ndarray | jax.Array) -> jax.Array:
         if devices[0].platform != 'cpu' or isinstance(leaf, jax.Array):
             return jax.device_put(leaf, everywhere)
-        aligned = _aligned(np.asarray(leaf))
-        views = [jax.device_put(aligned, device, may_alias=True) for device in devices]
-        return jax.make_array_from_single_device_arrays(aligned.shape, everywhere, views)
+        shared = leaf
+        if copy:
+            leaf = np.asarray(leaf)
+            shared = aligned(leaf.shape, leaf.dtype)
+            shared[...] = leaf
+        views = [jax.device_put(shared, device, may_alias=True) for device in devices]
+        return jax.make_array_from_single_device_arrays(shared.shape, everywhere, views)
 
     return jax.tree.map(put, tree)
 
@@ -117,10 +124,18 @@ def split(tree: PyTree, mesh: Mesh) -> PyTree:
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(AXIS)))
 
 
-def _aligned(array: np.ndarray, boundary: int = 64) -> np.ndarray:
-    """A copy that starts where JAX can use it as it is."""
-    memory = np.empty(array.nbytes + boundary, np.uint8)
+def aligned(shape: tuple[int, ...], dtype: Any, *, boundary: int = 64) -> np.ndarray:
+    """Make an array of zeros that starts where JAX can use it as it is.
+
+    Args:
+      shape: of the array.
+      dtype: of the array.
+      boundary: in bytes, of which its address is a multiple.
+
+    Returns:
+      The array.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.zeros(size + boundary, np.uint8)
     offset = -memory.ctypes.data % boundary
-    copy = memory[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    return copy
+    return memory[offset : offset + size].view(dtype).reshape(shape)

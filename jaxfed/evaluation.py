@@ -13,10 +13,9 @@ from jaxfed.experiment import Experiment
 from jaxfed.lanes import Schedule
 from jaxfed.metrics import Evaluation, Own, evaluate, local_accuracy, personal_accuracy
 from jaxfed.round import ServerState
-from jaxfed.streaming import Planned
 from jaxfed.types import Array, Outputs, PyTree
 
-Kept = list[tuple[Schedule, PyTree]]  # schedule and local models [D, M, ...] of a round's waves
+Kept = list[tuple[Schedule, PyTree]]  # a round's waves and local models, from `run_waves`
 
 
 class Tests(NamedTuple):
@@ -32,7 +31,8 @@ def compile_tests(
     experiment: Experiment,
     mesh: Mesh,
     server: ServerState,
-    first: Planned,
+    cohort: np.ndarray,
+    plan: Schedule,
     to_input: Callable[[Array], Array],
     *,
     lanes: int,
@@ -43,7 +43,8 @@ def compile_tests(
       experiment: from `set_up`.
       mesh: the devices.
       server: of any round.
-      first: any round.
+      cohort: [S] client ids of any round.
+      plan: its schedule.
       to_input: normalisation.
       lanes: models that a device evaluates side by side.
 
@@ -68,7 +69,6 @@ def compile_tests(
     of_global = compiled(evaluate, weights, *test_set)
     programs = {'global': of_global}
     if config.local_eval_every:
-        plan = next(first.waves).plan
         kept = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((*plan.slot.shape, *leaf.shape), leaf.dtype), weights
         )
@@ -77,16 +77,16 @@ def compile_tests(
         count = split(plan.clients, mesh)
         programs['local'] = compiled(local, kept, count, *test_set)
         if config.personal_test:
-            own = split(held_out(experiment, plan, first.cohort), mesh)
+            own = split(held_out(experiment, plan, cohort), mesh)
             programs['personal'] = compiled(personal, kept, weights, count, own)
 
     def of_locals(server: ServerState, kept: Kept, cohort: np.ndarray) -> dict[str, float]:
         if not config.local_eval_every:
             return {}
         found: dict[str, list[np.ndarray]] = {}
-        for plan, models in kept:
-            used = np.arange(plan.slot.shape[1]) < plan.clients[:, None]
-            count = split(plan.clients, mesh)
+        for plan, rows in kept:
+            used, count = plan.used, split(plan.clients, mesh)
+            models = split(jax.tree.map(functools.partial(spread, used=used), rows), mesh)
             each = programs['local'](models, count, *test_set)
             found.setdefault('local_accuracy', []).append(np.asarray(each)[used])
             if not config.personal_test:
@@ -110,6 +110,21 @@ def compile_tests(
         of_locals=of_locals,
         programs=list(programs.values()),
     )
+
+
+def spread(rows: np.ndarray, used: np.ndarray) -> np.ndarray:
+    """Puts rows where they are used, zeros elsewhere.
+
+    Args:
+      rows: [n, ...].
+      used: [D, M] bool, n of them True.
+
+    Returns:
+      [D, M, ...].
+    """
+    full = np.zeros((*used.shape, *rows.shape[1:]), rows.dtype)
+    full[used] = rows
+    return full
 
 
 def held_out(experiment: Experiment, plan: Schedule, cohort: np.ndarray) -> Own:

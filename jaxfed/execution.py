@@ -86,12 +86,12 @@ def run_round(
       data: the training data.
 
     Returns:
-      (server, metrics, the local models [D, M, ...] if they are kept).
+      (server, metrics, the local models as for `run_waves`).
     """
-    server, metrics, kept = run_waves(
+    server, metrics, models = run_waves(
         programs, mesh, server, client_states, cohort, [(plan, data)], learning_rate, key
     )
-    return server, metrics, kept[0][1]
+    return server, metrics, models[0][1]
 
 
 def run_waves(
@@ -103,6 +103,8 @@ def run_waves(
     waves: Iterable[tuple[Schedule, TrainingData]],
     learning_rate: Any,
     key: Array,
+    *,
+    keep: bool = True,
 ) -> tuple[ServerState, RoundMetrics, list[tuple[Schedule, PyTree]]]:
     """Run a round, some of its clients after others.
 
@@ -116,21 +118,23 @@ def run_waves(
         clients; at least one.
       learning_rate: see there.
       key: see there.
+      keep: whether to give the local models.
 
     Returns:
-      (server, metrics, the schedule and the local models [D, M, ...] of each wave, () for models
-      that are not kept).
+      (server, metrics, the schedule of each wave and its clients' local models). The models are
+      NumPy arrays, without room for others: (parameters, batch statistics), [n, ...] in the order
+      of the used places of the schedule; () if the programs or `keep` do not give them.
     """
     sums: Any = None
-    kept: list[tuple[Schedule, PyTree]] = []
+    models: list[tuple[Schedule, PyTree]] = []
     for plan, data in waves:
         states, placed, ids, rate = _place(mesh, client_states, cohort, plan, learning_rate)
         trained = programs.train(server, ids, states, placed, rate, key, data)
         # A CPU's devices do not wait for each other inside a program: XLA ends the process when
         # they do so for 40 seconds, and clients are unequal.
         jax.block_until_ready(trained.sums)
-        sums = jax.tree.map(jnp.add, sums, trained.sums) if kept else trained.sums
-        used = np.arange(plan.slot.shape[1]) < plan.clients[:, None]
+        sums = jax.tree.map(jnp.add, sums, trained.sums) if models else trained.sums
+        used = plan.used
         clients = cohort[plan.slot[used]]
         jax.tree.map(
             lambda every, rows, used=used, clients=clients: every.__setitem__(
@@ -139,9 +143,10 @@ def run_waves(
             client_states,
             trained.states,
         )
-        kept.append((plan, trained.models))
+        own = trained.models if keep else ()
+        models.append((plan, jax.tree.map(lambda rows, used=used: np.asarray(rows)[used], own)))
     server, metrics = programs.merge(server, ids, sums, rate, data)
-    return server, metrics, kept
+    return server, metrics, models
 
 
 def _place(

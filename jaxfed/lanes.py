@@ -33,6 +33,11 @@ class Schedule(NamedTuple):
     clients: np.ndarray  # [D] int32, how many the device trains; what is behind is not used
 
     @property
+    def used(self) -> np.ndarray:
+        """[D, M] bool, the positions that hold a client."""
+        return np.arange(self.slot.shape[1]) < self.clients[:, None]
+
+    @property
     def executed(self) -> int:
         """Steps the program executes, idle lanes counted in, waiting devices not."""
         return int(self.steps.sum()) * self.first.shape[1]

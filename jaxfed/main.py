@@ -54,8 +54,8 @@ def main(arguments: Sequence[str]) -> int:
       arguments: what the flags left over; there may be nothing.
 
     Returns:
-      The exit status: 0, 1 if training diverged, 2 for bad input or too little memory, 130 if
-      interrupted.
+      The exit status: 0, 1 if training diverged or a file could not be read or written, 2 for bad
+      input or too little memory, 130 if interrupted.
     """
     if len(arguments) > 1:
         console.show_error(f'unexpected arguments {" ".join(arguments[1:])}; flags begin with --.')
@@ -81,6 +81,9 @@ def main(arguments: Sequence[str]) -> int:
     except simulation.TooLarge as error:
         console.show_error(str(error))
         return 2
+    except OSError as error:
+        console.show_error(f'{error}; the rounds done are in {experiment.workdir}.')
+        return 1
     except KeyboardInterrupt:
         console.show_error(f'interrupted; the rounds done are in {experiment.workdir}.')
         return 130

@@ -2,9 +2,10 @@
 
 import contextlib
 import functools
+import gc
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxfed.config import Config
+from jaxfed.costs import size_of
 from jaxfed.data.augment import make_augment, normalise, parse_augment
 from jaxfed.data.statistics import channel_statistics
 from jaxfed.devices import make_mesh, memory, replicate
@@ -21,7 +23,7 @@ from jaxfed.experiment import Experiment, client_steps, stream
 from jaxfed.lanes import choose_lanes
 from jaxfed.models import options
 from jaxfed.round import LocalSettings, Round, ServerState, TrainingData, make_round
-from jaxfed.streaming import Feed, make_feed
+from jaxfed.streaming import WAVES, Feed, make_feed
 from jaxfed.types import Array, PyTree
 
 # Where a CPU is one device, a few clients side by side fill its cores; more only take memory and
@@ -103,18 +105,23 @@ def prepare(experiment: Experiment) -> Prepared:
                 parts, mesh, server, client_states, first.cohort, plan, first.learning_rate, key,
                 data,
             )  # fmt: skip
-            # The program says how much memory its lanes take, most of which grows with them.
-            needed, available = needed_memory(programs.train, mesh, data), memory(mesh)
+            tests = compile_tests(
+                experiment, mesh, server, first.cohort, plan, to_input, lanes=lanes
+            )
+            # The programs say how much memory their lanes take, most of which grows with them.
+            needed = needed_memory(experiment, mesh, programs, tests, client_states, data, streams)
+            available = memory(mesh)
             if config.lanes or needed <= available or lanes == 1:
                 break
             lanes = max(1, min(lanes - 1, int(lanes * available / needed)))
-        tests = compile_tests(experiment, mesh, server, next(feed(lanes)), to_input, lanes=lanes)
-    needed = max(needed_memory(p, mesh, data) for p in (programs.train, *tests.programs))
     if needed > available:
         raise TooLarge(
-            f'training needs about {in_words(needed)} of memory on each of {mesh.size} '
-            f'device(s), which have {in_words(available)}: {advice(experiment, mesh, lanes)}.'
+            f'training needs about {in_words(needed)} of memory on each of {mesh.size} device(s), '
+            f'which have {in_words(available)}: {advice(experiment, mesh, lanes, streams=streams)}.'
         )
+    # JAX lets go of arrays that it shares with NumPy, as of a wave's images, when Python collects.
+    del first, data
+    gc.collect()
     return Prepared(
         mesh=mesh,
         lanes=lanes,
@@ -161,19 +168,47 @@ def of_every_client(leaf: np.ndarray, num_clients: int) -> np.ndarray:
     return np.repeat(leaf[None], num_clients, axis=0)
 
 
-def needed_memory(program: Any, mesh: Mesh, data: TrainingData) -> int:
-    """Memory in bytes that a program needs on each device.
+def needed_memory(
+    experiment: Experiment,
+    mesh: Mesh,
+    programs: Round,
+    tests: Tests,
+    client_states: PyTree,
+    data: TrainingData,
+    streams: bool,
+) -> int:
+    """Memory in bytes that training and evaluation need on each device.
+
+    It is what the larger of the programs takes, and what stays there: images and, on a CPU, whose
+    devices share one memory, the clients' states.
 
     Args:
-      program: compiled.
+      experiment: from `set_up`.
       mesh: the devices.
-      data: what it is trained on; the devices of a CPU all read the same copy of it.
+      programs: of the round, compiled.
+      tests: compiled.
+      client_states: [N, ...].
+      data: training data.
+      streams: whether images come in waves.
 
     Returns:
-      The bytes.
+      The bytes, without those of the interpreter and the compiler.
     """
-    shared = data.x.nbytes if mesh.devices.flat[0].platform == 'cpu' else 0
-    return peak_memory(program) - shared * (mesh.size - 1) // mesh.size
+    config = experiment.config
+    tested = experiment.dealt.dataset.x_test.nbytes
+    # Every program takes images as an argument, which are counted once, with all others.
+    inside = max(
+        peak_memory(programs.train) - data.x.nbytes,
+        *(peak_memory(program) - tested for program in tests.programs),
+    )
+    stay = data.x.nbytes * (WAVES if streams else 1) + tested
+    if mesh.devices.flat[0].platform != 'cpu':
+        return inside + stay
+    row = size_of(client_states) // config.num_clients
+    # All that were in a round, and two copies of a round's.
+    rows = min(config.num_clients, config.rounds * config.clients_per_round)
+    stay += row * (rows + 2 * config.clients_per_round)
+    return inside + stay // mesh.size
 
 
 def in_words(size: float) -> str:
@@ -181,13 +216,14 @@ def in_words(size: float) -> str:
     return f'{size / 2**30:.1f} GiB' if size >= 2**30 else f'{size / 2**20:.0f} MiB'
 
 
-def advice(experiment: Experiment, mesh: Mesh, lanes: int) -> str:
+def advice(experiment: Experiment, mesh: Mesh, lanes: int, *, streams: bool = True) -> str:
     """What to lower so that an experiment fits.
 
     Args:
       experiment: from `set_up`.
       mesh: the devices.
       lanes: of each.
+      streams: whether images come in waves.
 
     Returns:
       Flags, in words.
@@ -202,6 +238,9 @@ def advice(experiment: Experiment, mesh: Mesh, lanes: int) -> str:
         ways.append(f'lower --devices={mesh.size}, because the cores share the memory')
     if config.local_eval_every:
         ways.append('leave --local_eval_every out')
+    if not streams:
+        ways.append('give --stream=on')
+    ways.append(f'lower --clients_per_round={config.clients_per_round}')
     return ', or '.join([*ways, 'choose a smaller --model'])
 
 

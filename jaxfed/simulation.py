@@ -50,9 +50,13 @@ def train(experiment: Experiment, *, quiet: bool = False) -> Result:
     began = time.perf_counter()
     config, dealt, workdir = experiment.config, experiment.dealt, experiment.workdir
     title = f'{config.dataset}, {config.partition}, {config.num_clients} clients'
+    try:
+        with console.status('compiling', quiet=quiet):
+            prepared = prepare(experiment)
+    except TooLarge:
+        records.discard_workdir(workdir)
+        raise
     draw_heatmap(dealt.label_counts, workdir / 'partition.png', title=title)
-    with console.status('compiling', quiet=quiet):
-        prepared = prepare(experiment)
     mesh, lanes, tests, server = prepared.mesh, prepared.lanes, prepared.tests, prepared.server
     console.say(
         f'memory: about {in_words(prepared.needed)} of {in_words(prepared.available)} on each of '
@@ -71,15 +75,15 @@ def train(experiment: Experiment, *, quiet: bool = False) -> Result:
     ):
         for round_, cohort, rate, waves in prepared.feed(lanes):
             ticks = [time.perf_counter()]
+            local_due = due(config.local_eval_every, round_)
             server, trained, kept = run_waves(
                 prepared.programs, mesh, server, prepared.client_states, cohort, waves, rate,
-                prepared.key,
+                prepared.key, keep=local_due,
             )  # fmt: skip
             train_loss = float(trained.train_loss)
             ticks.append(time.perf_counter())
             evaluation = tests.of_global(server) if due(config.eval_every, round_) else None
             ticks.append(time.perf_counter())
-            local_due = due(config.local_eval_every, round_)
             local = tests.of_locals(server, kept, cohort) if local_due else {}
             ticks.append(time.perf_counter())
             entry = describe_round(round_, train_loss, evaluation, local, rate)

@@ -1,9 +1,8 @@
 """Rounds with their training data: all of it on the devices, or a wave of clients at a time.
 
 Where the images do not fit, a wave is as many of a round's clients as there is room for. Its images
-are read from the memory map by a thread while the wave before it trains, so two waves, and for a
-moment three, are in memory. Waves train the same clients on the same batches as a round in one
-piece, and their sums add up to the same update.
+are read from the memory map by a thread while the wave before it trains. Waves train the same
+clients on the same batches as a round in one piece, and their sums add up to the same update.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxfed.devices import memory, replicate
+from jaxfed.devices import aligned, memory, replicate
 from jaxfed.experiment import Experiment, client_steps, sample_cohort
 from jaxfed.lanes import Schedule, schedule
 from jaxfed.round import TrainingData
@@ -24,9 +23,10 @@ from jaxfed.types import Array, Batch, Dataset
 
 T = TypeVar('T')
 
-# Of the memory: all images stay on the devices up to this share; where they do not, two waves take
+# Of the memory: all images stay on the devices up to this share; where they do not, the waves take
 # up to this share.
 IMAGE_SHARE = 0.5
+WAVES = 3  # at a time: one trains, the next is read, and the last may not be released yet
 
 
 class Wave(NamedTuple):
@@ -69,9 +69,9 @@ def make_feed(
     fits = dataset.x_train.nbytes + dataset.x_test.nbytes <= images
     deal_wave = partial(plan_wave, devices=mesh.size)
 
-    def planned(number: int, waves: Iterator[Wave]) -> Planned:
+    def planned(number: int, cohort: np.ndarray, waves: Iterator[Wave]) -> Planned:
         rate = config.learning_rate * config.lr_decay ** (number - 1)
-        return Planned(number, sample_cohort(config, number), rate, waves)
+        return Planned(number, cohort, rate, waves)
 
     numbers = range(1, config.rounds + 1)
     if config.stream == 'off' or (config.stream == 'auto' and fits):
@@ -81,15 +81,16 @@ def make_feed(
 
         def whole(lanes: int) -> Iterator[Planned]:
             for number in numbers:
-                own = steps[sample_cohort(config, number)]
-                yield planned(number, iter([Wave(deal_wave(own, everybody, lanes=lanes), data)]))
+                cohort = sample_cohort(config, number)
+                plan = deal_wave(steps[cohort], everybody, lanes=lanes)
+                yield planned(number, cohort, iter([Wave(plan, data)]))
 
         return whole, False
 
     size = np.array([len(part) for part in dealt.partition])
-    # Two waves at a time; never more than the largest cohort, never less than the largest client.
-    most = int(images / 2 / dataset.x_train[0].nbytes)
-    room = max(min(most, int(np.sort(size)[-config.clients_per_round :].sum())), int(size.max()))
+    # Never more than the largest cohort, never less than the largest client.
+    largest = np.sort(size)[-config.clients_per_round :].sum()
+    room = max(int(min(images / WAVES / dataset.x_train[0].nbytes, largest)), int(size.max()))
     place = place_some(*given, room=room)
 
     def in_waves(lanes: int) -> Iterator[Planned]:
@@ -103,7 +104,7 @@ def make_feed(
 
         loaded = ahead(partial(load, n, chosen) for n in numbers for chosen in slots[n])
         for number in numbers:
-            yield planned(number, islice(loaded, len(slots[number])))
+            yield planned(number, cohorts[number], islice(loaded, len(slots[number])))
 
     return in_waves, True
 
@@ -176,17 +177,17 @@ def place_some(
     own = replicate(auxiliary, mesh)
 
     def place(clients: np.ndarray) -> TrainingData:
-        start = np.zeros(len(partition), np.int32)
-        x = np.zeros((room, *dataset.x_train.shape[1:]), dataset.x_train.dtype)
-        y = np.zeros(room, np.int32)
+        start = aligned((len(partition),), np.int32)
+        x = aligned((room, *dataset.x_train.shape[1:]), dataset.x_train.dtype)
+        y = aligned((room,), np.int32)
         filled = 0
         for client in clients:
             examples = partition[client]
             start[client], end = filled, filled + len(examples)
             x[filled:end], y[filled:end] = dataset.x_train[examples], dataset.y_train[examples]
             filled = end
-        placed = replicate((x, y, start), mesh)
-        return TrainingData(placed[0], placed[1], order, placed[2], size, counts, own)
+        x, y, start = replicate((x, y, start), mesh, copy=False)
+        return TrainingData(x, y, order, start, size, counts, own)
 
     return place
 
@@ -239,7 +240,8 @@ def ahead(tasks: Iterable[Callable[[], T]]) -> Iterator[T]:
     Yields:
       Their results, in order; what a task raises is raised here.
     """
-    with ThreadPoolExecutor(max_workers=1) as thread:
+    thread = ThreadPoolExecutor(max_workers=1)
+    try:
         running: Future[T] | None = None
         for task in tasks:
             following = thread.submit(task)
@@ -248,6 +250,8 @@ def ahead(tasks: Iterable[Callable[[], T]]) -> Iterator[T]:
             running = following
         if running is not None:
             yield running.result()
+    finally:
+        thread.shutdown(cancel_futures=True)
 
 
 def own_batch(

@@ -47,8 +47,20 @@ class Model(NamedTuple):
         return self.apply(params, x, stats) if self.stats else self.apply(params, x)
 
     def train(self, params: PyTree, x: Array, stats: PyTree, mask: Array) -> Outputs:
-        """Outputs with the statistics of this batch's real examples, and the new running ones."""
-        return self.apply(params, x, stats, mask) if self.stats else self.apply(params, x)
+        """Outputs with the statistics of this batch's real examples, and the new running ones.
+
+        Raises:
+          ValueError: if `apply` does not give the new ones.
+        """
+        if not self.stats:
+            return self.apply(params, x)
+        outputs = self.apply(params, x, stats, mask)
+        if not outputs.stats:
+            raise ValueError(
+                'the network has batch statistics, so its apply(params, x, stats, mask) must give '
+                "the new ones in Outputs.stats; a method's `adapt` passes them on."
+            )
+        return outputs
 
 
 class ClientInfo(NamedTuple):

@@ -105,8 +105,13 @@ def test_lanes_are_as_many_as_memory_allows(monkeypatch, tmp_path):
     fewer = jaxfed.simulate(jaxfed.Config(**settings)).summary
     assert 1 <= fewer['lanes'] < 5
     assert fewer['memory_bytes'] <= have
-    with pytest.raises(jaxfed.TooLarge, match=r'lower --batch_size=50, or lower --lanes=5, or'):
-        jaxfed.simulate(jaxfed.Config(**settings, lanes=5))
+    advice = (
+        '--batch_size=50, or lower --lanes=5, or give --stream=on, or lower --clients_per_round=5, '
+        'or choose a smaller --model'
+    )
+    with pytest.raises(jaxfed.TooLarge, match=advice):
+        jaxfed.simulate(jaxfed.Config(**settings, lanes=5, workdir='again'))
+    assert not (tmp_path / 'again').exists()  # free for another try
     monkeypatch.setattr(preparation, 'memory', lambda mesh: 1000.0)
     with pytest.raises(jaxfed.TooLarge, match=r'about \d+ MiB of memory on each of 1 device'):
         jaxfed.simulate(jaxfed.Config(**settings))
@@ -115,7 +120,7 @@ def test_lanes_are_as_many_as_memory_allows(monkeypatch, tmp_path):
 def test_exhausted_memory_is_told_in_words(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
-    def exhausted(*arguments):
+    def exhausted(*arguments, **settings):
         raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.')
 
     monkeypatch.setattr(simulation, 'run_waves', exhausted)

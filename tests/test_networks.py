@@ -1,4 +1,4 @@
-"""Deeper networks: the same as PyTorch's layer by layer, batch statistics, memory, options."""
+"""Deeper networks: the same as their layers written out, batch statistics, memory, options."""
 
 import re
 
@@ -136,6 +136,49 @@ def test_running_statistics_by_hand():
     np.testing.assert_allclose(outputs.stats['layer']['var'], [0.9 * 1 + 0.1 * 1], rtol=1e-6)
     np.testing.assert_allclose(outputs.logits[:2].ravel(), [-1, 1], rtol=1e-4)
     assert layer.momentum == 0.9
+
+
+@pytest.mark.parametrize('shape', [(5, 32, 32, 3), (5, 3, 2, 3)])
+def test_batch_normalisation_and_its_derivatives_are_those_of_its_equation(shape):
+    rng = np.random.default_rng(3)
+    x, to_y = (rng.standard_normal(shape, np.float32) + shift for shift in (2.0, 0.0))
+    scale, bias, to_mean, to_var = rng.standard_normal((4, 3), np.float32)
+
+    def layer(x, scale, bias):
+        model = as_model(lambda rngs: Three(rngs=rngs))
+        outputs = model.train({'layer': {'scale': scale, 'bias': bias}}, x, model.stats, MASK)
+        return outputs.logits, outputs.stats['layer']['mean'], outputs.stats['layer']['var']
+
+    def equation(x, scale, bias):
+        own = x[np.flatnonzero(MASK)]
+        mean, var = own.mean((0, 1, 2)), own.var((0, 1, 2))
+        y = (x - mean) / jnp.sqrt(var + 1e-5) * scale + bias
+        return y, 0.1 * mean, 0.9 + 0.1 * var
+
+    def value_and_gradients(function):
+        def scalar(*arguments):
+            values = function(*arguments)
+            weights = (to_y / np.sqrt(to_y.size), to_mean, to_var)
+            return sum(jnp.vdot(jnp.sin(v), w) for v, w in zip(values, weights)), values
+
+        first = jax.grad(scalar, (0, 1, 2), has_aux=True)
+        second = jax.grad(lambda *a: sum(jnp.sum(g**2) for g in first(*a)[0]), (0, 1, 2))
+        mapped = jax.vmap(lambda s: first(x, s, bias)[0])(np.stack([scale, 2 * scale]))
+        return first(x, scale, bias), second(x, scale, bias), mapped
+
+    got, want = (jax.jit(lambda f=f: value_and_gradients(f))() for f in (layer, equation))
+    chex.assert_trees_all_close(got, want, rtol=2e-3, atol=2e-4)
+
+
+class Three(nnx.Module):
+    """Batch normalisation of three channels as a network."""
+
+    def __init__(self, rngs):
+        self.layer = BatchNorm(3, rngs=rngs)
+
+    def __call__(self, x, mask=None):
+        y = self.layer(x, mask=mask)
+        return Outputs(y, y)
 
 
 class Alone(nnx.Module):

@@ -72,6 +72,17 @@ def make_workdir(config: Config, parts: list[Part]) -> Path:
     return workdir
 
 
+def discard_workdir(workdir: Path) -> None:
+    """Give up a work directory whose run has not begun, so that another run can have it.
+
+    Args:
+      workdir: from `make_workdir`; it is removed unless it holds something else.
+    """
+    (workdir / CONFIG).unlink()
+    with contextlib.suppress(OSError):
+        workdir.rmdir()
+
+
 def _claim(workdir: Path, text: str) -> None:
     """Write config.json, whole or not at all, if no other run has."""
     temporary = workdir / f'.{CONFIG}.tmp'
