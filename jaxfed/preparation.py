@@ -180,7 +180,7 @@ def needed_memory(
     """Memory in bytes that training and evaluation need on each device.
 
     It is what the larger of the programs takes, and what stays there: images and, on a CPU, whose
-    devices share one memory, the clients' states.
+    devices share one memory with the host, the clients' states and the local models to evaluate.
 
     Args:
       experiment: from `set_up`.
@@ -208,6 +208,10 @@ def needed_memory(
     # All that were in a round, and two copies of a round's.
     rows = min(config.num_clients, config.rounds * config.clients_per_round)
     stay += row * (rows + 2 * config.clients_per_round)
+    if config.local_eval_every:
+        model = experiment.model
+        weights = jax.eval_shape(model.init, jax.random.key(0)), model.stats
+        stay += 2 * config.clients_per_round * size_of(weights)
     return inside + stay // mesh.size
 
 

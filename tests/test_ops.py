@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 from jaxfed.ops import LOWERINGS, conv_general_dilated, conv_max_pool, lowering, max_pool
+from jaxfed.ops.chunks import map_over_chunks, sum_over_chunks
 
 LAYOUT = ('NHWC', 'HWIO', 'NHWC')
 
@@ -249,6 +250,53 @@ def test_the_weight_gradient_is_one_product_where_that_is_cheaper():
         assert_equal(*both((1, 1), 'SAME'), *operands(shape, kernel))
 
 
+# A thousand places at a time: two turns and a rest, or two turns, or one image a turn.
+CHUNKED = [
+    ((5, 23, 22, 2), (3, 3, 2, 3), (1, 1), 1),
+    ((4, 23, 22, 2), (1, 1, 2, 3), (1, 1), 1),
+    ((5, 46, 44, 2), (1, 1, 2, 3), (2, 2), 1),
+    ((5, 46, 44, 2), (3, 3, 2, 3), (2, 2), 1),
+    ((5, 23, 22, 3), (3, 3, 1, 3), (1, 1), 3),
+    ((2, 32, 32, 3), (3, 3, 1, 3), (1, 1), 3),
+]
+
+
+@pytest.mark.parametrize(('shape', 'kernel', 'strides', 'groups'), CHUNKED)
+def test_weight_gradient_of_many_places(shape, kernel, strides, groups):
+    edge = (kernel[0] - 1) // 2
+    options = {'dimension_numbers': LAYOUT, 'feature_group_count': groups}
+    arguments = (strides, ((edge, edge), (edge, edge)))
+
+    def fast(x, w):
+        return conv_general_dilated(x, w, *arguments, **options, use='unrolled')
+
+    def plain(x, w):
+        return lax.conv_general_dilated(x, w, *arguments, **options)
+
+    assert_equal(fast, plain, *operands(shape, kernel), atol=2e-3)
+
+
+@pytest.mark.parametrize('platform', ['cpu', 'gpu'])
+@pytest.mark.parametrize('batch', [1, 4, 5])
+def test_chunks_are_the_whole(batch, platform):
+    x = np.random.default_rng(0).standard_normal((batch, 4), np.float32)
+    y = np.arange(batch, dtype=np.float32)
+    given = {'places': 512, 'platform': platform}  # two examples at a time
+    total = sum_over_chunks(lambda x, y: x.T @ y, x, y, **given)
+    np.testing.assert_allclose(total, x.T @ y, rtol=1e-5, atol=1e-6)
+    mapped = map_over_chunks(lambda x, y: x * y, x, y, **given)
+    np.testing.assert_allclose(mapped, x * y[:, None], rtol=1e-6)
+    loops = str(jax.make_jaxpr(lambda *a: sum_over_chunks(lambda x, y: x.T @ y, *a, **given))(x, y))
+    assert ('scan' in loops or 'while' in loops) == (batch > 1 and platform == 'cpu')
+
+
+def test_chunks_of_bfloat16_are_added_up_in_float32():
+    x = jnp.ones((600, 1), jnp.bfloat16)  # adding 1 to 256 changes nothing in bfloat16
+    total = sum_over_chunks(lambda x: x.sum(0), x, places=1024)
+    assert total.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(total, jnp.full(1, 600, jnp.bfloat16))
+
+
 def test_lowering_by_platform_and_shape():
     cnn = [((32, 32), (5, 5, 3, 32)), ((16, 16), (5, 5, 32, 64))]
     assert [lowering(*shapes, pooled=True, platform='cpu') for shapes in cnn] == [
@@ -256,11 +304,13 @@ def test_lowering_by_platform_and_shape():
         'fourier',
     ]
     assert lowering((32, 32), (3, 3, 64, 64), platform='cpu') == 'unrolled'
-    assert lowering((32, 32), (3, 3, 64, 128), (2, 2), platform='cpu') == 'patches'
-    assert lowering((32, 32), (1, 1, 64, 256), platform='cpu') == 'patches'
-    assert lowering((32, 32), (3, 3, 3, 16), platform='cpu') == 'patches'
+    assert lowering((32, 32), (3, 3, 64, 128), (2, 2), platform='cpu') == 'unrolled'
+    assert lowering((32, 32), (1, 1, 64, 256), platform='cpu') == 'unrolled'
+    assert lowering((32, 32), (3, 3, 3, 16), platform='cpu') == 'unrolled'
     assert lowering((16, 16), (3, 3, 32, 32), platform='cpu') == 'fourier'
+    assert lowering((8, 8), (3, 3, 128, 256), platform='cpu') == 'fourier'
     assert lowering((8, 8), (3, 3, 256, 256), platform='cpu') == 'unrolled'
+    assert lowering((2, 2), (3, 3, 512, 512), platform='cpu') == 'patches'
     assert lowering(*cnn[0], platform='gpu') == lowering(*cnn[1], platform='tpu') == 'grouped'
     assert lowering(*cnn[0]) == lowering(*cnn[0], platform=jax.default_backend())
 

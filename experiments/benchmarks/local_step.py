@@ -11,9 +11,9 @@ import importlib.util
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ from jaxfed.devices import (
     split,
     use_every_core,
 )
-from jaxfed.execution import compile_round, run_round
+from jaxfed.execution import compile_round, peak_memory, run_round
 from jaxfed.lanes import schedule
 from jaxfed.models import make_model
 from jaxfed.ops import convolution
@@ -91,6 +91,7 @@ class Program(NamedTuple):
     run: Callable[[], None]  # all clients, `steps` steps; returns when they are done
     steps: int
     repeats: int
+    memory: int | None = None  # bytes on each device, of a round
 
 
 class Timing(NamedTuple):
@@ -132,6 +133,8 @@ def torch_program(size: Size) -> Program:
     import torch
     from torch import nn
 
+    from experiments.benchmarks.torch_networks import torch_network
+
     torch.set_num_threads(cores())
     x, y = images(size.clients, size.batch_size)
     batches = [
@@ -139,28 +142,7 @@ def torch_program(size: Size) -> Program:
         for own, labels in zip(x, y, strict=True)
     ]
 
-    def pooled(convolution: nn.Module) -> list[nn.Module]:
-        return [convolution, nn.ReLU(), nn.MaxPool2d(2)]
-
-    def network() -> nn.Module:
-        if size.model == 'lenet':
-            return nn.Sequential(
-                *pooled(nn.Conv2d(3, 6, 5)),
-                *pooled(nn.Conv2d(6, 16, 5)),
-                nn.Flatten(),
-                *(nn.Linear(400, 120), nn.ReLU()),
-                *(nn.Linear(120, 84), nn.ReLU()),
-                nn.Linear(84, CLASSES),
-            )
-        return nn.Sequential(
-            *pooled(nn.Conv2d(3, 32, 5, padding=2)),
-            *pooled(nn.Conv2d(32, 64, 5, padding=2)),
-            nn.Flatten(),
-            *(nn.Linear(4096, 512), nn.ReLU()),
-            nn.Linear(512, CLASSES),
-        )
-
-    networks = [network() for _ in range(size.clients)]
+    networks = [torch_network(size.model, CLASSES) for _ in range(size.clients)]
 
     def run() -> None:
         for model, (own, labels) in zip(networks, batches, strict=True):
@@ -250,7 +232,13 @@ def step_program(
 
 
 def round_program(
-    size: Size, *, mesh: Mesh, lanes: int, method: str = 'fedavg', augmented: bool = False
+    size: Size,
+    *,
+    mesh: Mesh,
+    lanes: int,
+    method: str = 'fedavg',
+    augmented: bool = False,
+    options: Mapping[str, Any] | None = None,
 ) -> Program:
     """Makes a whole round of jaxfed's engine: drawing batches and aggregation included.
 
@@ -260,6 +248,7 @@ def round_program(
       lanes: clients side by side on each device.
       method: of `jaxfed.methods`.
       augmented: whether images are cropped and flipped.
+      options: of the network.
 
     Returns:
       The program.
@@ -275,7 +264,7 @@ def round_program(
         size=jnp.asarray(held),
         label_counts=jnp.asarray([np.bincount(own, minlength=CLASSES) for own in y], jnp.int32),
     )
-    model = make_model(size.model, input_shape=SHAPE, num_classes=CLASSES)
+    model = make_model(size.model, input_shape=SHAPE, num_classes=CLASSES, **(options or {}))
     built = methods.build(methods.resolve(method, {}))
     settings = LocalSettings(
         local_epochs=1,
@@ -312,7 +301,8 @@ def round_program(
     name = f'round, {lanes} lane(s)'
     name += ', crop+flip' if augmented else ''
     name += '' if method == 'fedavg' else f', {method}'
-    return Program(name, run, size.steps, size.repeats)
+    memory = peak_memory(programs.train)
+    return Program(name, run, size.steps, size.repeats, memory)
 
 
 def matmul_program(size: Size, *, side: int = MATMUL_SIDE) -> Program:

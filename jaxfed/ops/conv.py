@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxfed.ops.chunks import sum_over_chunks
 from jaxfed.ops.depthwise import depthwise_conv
 from jaxfed.ops.fourier import Pads, fourier_conv
 from jaxfed.ops.lowering import check, lowering
@@ -186,6 +187,13 @@ def _pieces(geometry: _Geometry) -> tuple[Bilinear, Bilinear, Bilinear]:
     dx_padding = [(kernel[i] - 1 - low[i], inputs[i] + low[i] - spread[i]) for i in sides]
 
     def convolve(x: Array, w: Array, steps: tuple[int, ...], pads: Any, spread: Any) -> Array:
+        if w.shape[:2] == (1, 1):  # a matrix product, which leaves what pads and spreads zero
+            edges = ((0, 0, 0), *((*pads[i], spread[i] - 1) for i in sides), (0, 0, 0))
+            if steps == (1, 1):
+                y = jnp.matmul(x, w[0, 0], precision=precision)
+                return lax.pad(y, jnp.zeros((), y.dtype), edges)
+            x = lax.pad(x, jnp.zeros((), x.dtype), edges)
+            return jnp.matmul(x[:, :: steps[0], :: steps[1]], w[0, 0], precision=precision)
         if x.shape[3] < 4:  # three input channels take two to four times as long as four
             extra = 4 - x.shape[3]
             x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, extra)))
@@ -217,6 +225,10 @@ def _pieces(geometry: _Geometry) -> tuple[Bilinear, Bilinear, Bilinear]:
 
     @partial(_batched, folds=((3, 2), (3, 3)))
     def dw_piece(x: Array, g: Array) -> Array:
+        # All images' shifted copies would be far larger than the cache.
+        return sum_over_chunks(dw_of_chunk, x, g, places=outputs[0] * outputs[1])
+
+    def dw_of_chunk(x: Array, g: Array) -> Array:
         x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *((*p, 0) for p in padding), (0, 0, 0)))
         channels, out = x.shape[3], g.shape[3]
         rows, columns = ((outputs[i] - 1) * strides[i] + 1 for i in sides)

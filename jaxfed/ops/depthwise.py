@@ -1,9 +1,12 @@
 """Convolution of each channel on its own, as a sum of shifted images."""
 
 from collections.abc import Sequence
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 
+from jaxfed.ops.chunks import sum_over_chunks
 from jaxfed.ops.fourier import Pads
 from jaxfed.types import Array
 
@@ -25,6 +28,15 @@ def depthwise_conv(x: Array, w: Array, strides: Sequence[int], pads: Pads) -> Ar
     Returns:
       [B, H', W', channels].
     """
+    return _depthwise(tuple(strides), pads, x, w)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _depthwise(strides: tuple[int, ...], pads: Pads, x: Array, w: Array) -> Array:
+    return _shifted_sum(strides, pads, x, w)
+
+
+def _shifted_sum(strides: tuple[int, ...], pads: Pads, x: Array, w: Array) -> Array:
     x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
     last = [x.shape[1 + i] - w.shape[i] + 1 for i in range(2)]
     terms = [
@@ -33,3 +45,26 @@ def depthwise_conv(x: Array, w: Array, strides: Sequence[int], pads: Pads) -> Ar
         for j in range(w.shape[1])
     ]
     return sum(terms[1:], terms[0])
+
+
+def _forward(
+    strides: tuple[int, ...], pads: Pads, x: Array, w: Array
+) -> tuple[Array, tuple[Array, Array]]:
+    return _depthwise(strides, pads, x, w), (x, w)
+
+
+def _backward(
+    strides: tuple[int, ...], pads: Pads, kept: tuple[Array, Array], g: Array
+) -> tuple[Array, Array]:
+    x, w = kept
+    convolve = partial(_shifted_sum, strides, pads)
+    (dx,) = jax.vjp(lambda x: convolve(x, w), x)[1](g)
+
+    def dw(x: Array, g: Array) -> Array:
+        return jax.vjp(lambda w: convolve(x, w), w)[1](g)[0]
+
+    # A product for each element of the kernel, as large as the image: not all images at once.
+    return dx, sum_over_chunks(dw, x, g, places=g.shape[1] * g.shape[2])
+
+
+_depthwise.defvjp(_forward, _backward)

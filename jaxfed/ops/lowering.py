@@ -42,12 +42,15 @@ def lowering(
     if pooled and channels < 4:
         return 'blocks'
     if channels < 4 or max(strides) > 1 or height * width == 1:
-        return 'patches'
+        return 'unrolled'
     # A large image has too many frequencies for a small kernel to pay for, and with many channels
     # the products at the frequencies take longer than the arithmetic they save.
     large = height * width >= 16 and max(image) <= 32
-    small = height * width >= 9 and max(image) <= 16 and channels <= 64
-    return 'fourier' if large or small else 'unrolled'
+    small = height * width >= 9 and 4 <= max(image) <= 16 and channels * max(image) <= 1024
+    if large or small:
+        return 'fourier'
+    # On tiny images one product is faster: 5 % on 4x4, 40 % on 2x2, of 512 to 512 channels.
+    return 'patches' if max(image) <= 4 else 'unrolled'
 
 
 def check(use: str | None) -> None:

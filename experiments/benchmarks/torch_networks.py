@@ -1,0 +1,158 @@
+"""The networks of `jaxfed.models` as one would write them in PyTorch, for 32x32x3 images."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from jaxfed.models.mobilenet import BLOCKS
+from jaxfed.models.vgg import STAGES
+
+
+def torch_network(name: str, num_classes: int) -> nn.Module:
+    """Makes a network with as many parameters as jaxfed's of the same name.
+
+    Args:
+      name: a key of `jaxfed.models.MODELS`.
+      num_classes: number of classes C.
+
+    Returns:
+      The network, [B, 3, 32, 32] -> [B, C].
+
+    Raises:
+      ValueError: it has no such network.
+    """
+    if name not in NETWORKS:
+        raise ValueError(f'name={name!r} must be one of {", ".join(NETWORKS)}.')
+    return NETWORKS[name](num_classes)
+
+
+def _pooled(convolution: nn.Module) -> list[nn.Module]:
+    return [convolution, nn.ReLU(), nn.MaxPool2d(2)]
+
+
+def _cnn(num_classes: int) -> nn.Module:
+    return nn.Sequential(
+        *_pooled(nn.Conv2d(3, 32, 5, padding=2)),
+        *_pooled(nn.Conv2d(32, 64, 5, padding=2)),
+        nn.Flatten(),
+        *(nn.Linear(4096, 512), nn.ReLU()),
+        nn.Linear(512, num_classes),
+    )
+
+
+def _lenet(num_classes: int) -> nn.Module:
+    return nn.Sequential(
+        *_pooled(nn.Conv2d(3, 6, 5)),
+        *_pooled(nn.Conv2d(6, 16, 5)),
+        nn.Flatten(),
+        *(nn.Linear(400, 120), nn.ReLU()),
+        *(nn.Linear(120, 84), nn.ReLU()),
+        nn.Linear(84, num_classes),
+    )
+
+
+def _mlp(num_classes: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(),
+        *(nn.Linear(3072, 200), nn.ReLU()),
+        *(nn.Linear(200, 200), nn.ReLU()),
+        nn.Linear(200, num_classes),
+    )
+
+
+def _conv_norm(
+    inputs: int, outputs: int, size: int = 3, strides: int = 1, groups: int = 1
+) -> nn.Module:
+    convolution = nn.Conv2d(
+        inputs, outputs, size, strides, (size - 1) // 2, groups=groups, bias=False
+    )
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs))
+
+
+class _Residual(nn.Module):
+    def __init__(self, inside: nn.Module, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.inside, self.shortcut = inside, shortcut
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.inside(x) + self.shortcut(x))
+
+
+def _residual(inputs: int, width: int, strides: int, *, bottleneck: bool) -> nn.Module:
+    outputs = 4 * width if bottleneck else width
+    if bottleneck:
+        layers = [
+            *(_conv_norm(inputs, width, 1), nn.ReLU()),
+            *(_conv_norm(width, width, 3, strides), nn.ReLU()),
+            _conv_norm(width, outputs, 1),
+        ]
+    else:
+        layers = [_conv_norm(inputs, width, 3, strides), nn.ReLU(), _conv_norm(width, width)]
+    changes = strides > 1 or inputs != outputs
+    shortcut = _conv_norm(inputs, outputs, 1, strides) if changes else nn.Identity()
+    return _Residual(nn.Sequential(*layers), shortcut)
+
+
+def _headed(layers: list[nn.Module], channels: int, num_classes: int) -> nn.Module:
+    mean = [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, *mean, nn.Linear(channels, num_classes))
+
+
+def _resnet(
+    num_classes: int, *, widths: Sequence[int], depths: Sequence[int], bottleneck: bool = False
+) -> nn.Module:
+    channels = widths[0]
+    layers = [_conv_norm(3, channels), nn.ReLU()]
+    for stage, (width, depth) in enumerate(zip(widths, depths, strict=True)):
+        for place in range(depth):
+            strides = 2 if stage and not place else 1
+            layers.append(_residual(channels, width, strides, bottleneck=bottleneck))
+            channels = 4 * width if bottleneck else width
+    return _headed(layers, channels, num_classes)
+
+
+def _resnet8(num_classes: int) -> nn.Module:
+    return _resnet(num_classes, widths=(16, 32, 64), depths=(1, 1, 1))
+
+
+def _resnet18(num_classes: int) -> nn.Module:
+    return _resnet(num_classes, widths=(64, 128, 256, 512), depths=(2, 2, 2, 2))
+
+
+def _resnet50(num_classes: int) -> nn.Module:
+    depths = (3, 4, 6, 3)
+    return _resnet(num_classes, widths=(64, 128, 256, 512), depths=depths, bottleneck=True)
+
+
+def _mobilenet(num_classes: int) -> nn.Module:
+    channels = 32
+    layers = [_conv_norm(3, channels), nn.ReLU()]
+    for out, strides in BLOCKS:
+        layers += [_conv_norm(channels, channels, 3, strides, channels), nn.ReLU()]
+        layers += [_conv_norm(channels, out, 1), nn.ReLU()]
+        channels = out
+    return _headed(layers, channels, num_classes)
+
+
+def _vgg11(num_classes: int) -> nn.Module:
+    channels, layers = 3, list[nn.Module]()
+    for widths in STAGES:
+        for width in widths:
+            convolution = nn.Conv2d(channels, width, 3, padding=1)
+            layers += [convolution, nn.BatchNorm2d(width), nn.ReLU()]
+            channels = width
+        layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels, num_classes))
+
+
+NETWORKS: dict[str, Callable[[int], nn.Module]] = {
+    'cnn': _cnn,
+    'lenet': _lenet,
+    'mlp': _mlp,
+    'mobilenet': _mobilenet,
+    'resnet8': _resnet8,
+    'resnet18': _resnet18,
+    'resnet50': _resnet50,
+    'vgg11': _vgg11,
+}
