@@ -189,6 +189,11 @@ def check(config: Config) -> None:
         need(name, name not in own or getattr(config, name) >= 1, 'at least 1')
     need('num_users', config.num_users >= 0, 'at least 1, or 0 for all')
     need('label_noise', 0 <= config.label_noise <= 1, 'from 0 to 1')
+    if config.label_noise_form != 'equal' and not config.label_noise:
+        raise ValueError(
+            f'--label_noise_form={config.label_noise_form} tells how --label_noise is spread over '
+            f'clients, but --label_noise={config.label_noise}; give it, as in --label_noise=0.4.'
+        )
     need('personal_test', 0 <= config.personal_test < 1, 'at least 0 and below 1')
     if config.personal_test and not config.local_eval_every:
         raise ValueError(

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shutil
+import struct
 import time
 from pathlib import Path
 
@@ -480,9 +481,65 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
         (left / 'file').write_text('half')
         for path in left / 'file', left:
             os.utime(path, (time.time() - age,) * 2)
+    (tmp_path / '.made.file.incomplete').write_text('no folder')
+    os.utime(tmp_path / '.made.file.incomplete', (1, 1))
     with replacing(tmp_path / 'made'):
         pass
     assert sorted(p.name for p in tmp_path.iterdir()) == ['.made.new.incomplete', 'made']
+
+
+def test_what_a_killed_process_had_moved_away_comes_back(tmp_path):
+    for text in 'old', 'newest':
+        left = tmp_path / f'.made.{text}.replaced.incomplete'
+        left.mkdir()
+        (left / 'file').write_text(text)
+        os.utime(left / 'file', (1, 1))
+        os.utime(left, (1, 1))
+        time.sleep(0.02)
+    with pytest.raises(ValueError, match='wrong'), replacing(tmp_path / 'made'):
+        raise ValueError('wrong')
+    assert [p.name for p in tmp_path.iterdir()] == ['made']
+    assert (tmp_path / 'made' / 'file').read_text() == 'newest'
+
+
+@pytest.mark.parametrize('moment', [0, 1, 2])
+def test_interrupted_replacement_loses_nothing(tmp_path, monkeypatch, moment):
+    path = tmp_path / 'made'
+    path.mkdir()
+    (path / 'file').write_text('old')
+    rename, calls = Path.rename, []
+
+    def interrupted(self, target):
+        calls.append(target)
+        if len(calls) == moment + 1:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, 'rename', interrupted)
+    with pytest.raises(KeyboardInterrupt), replacing(path) as folder:
+        (folder / 'file').write_text('new')
+    assert (path / 'file').read_text() == ('new' if moment == 2 else 'old')
+    with replacing(path) as folder:
+        (folder / 'file').write_text('again')
+    assert [p.name for p in tmp_path.iterdir()] == ['made']
+
+
+def test_another_process_in_between(tmp_path, monkeypatch):
+    path = tmp_path / 'made'
+    rename, calls = Path.rename, []
+
+    def late(self, target):
+        calls.append(target)
+        if target == path and len(calls) == 2:
+            path.mkdir()
+            (path / 'file').write_text('theirs')
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, 'rename', late)
+    with replacing(path) as folder:
+        (folder / 'file').write_text('ours')
+    assert (path / 'file').read_text() == 'ours'
+    assert [p.name for p in tmp_path.iterdir()] == ['made']
 
 
 def write_images(root, files, mode='RGB', size=(5, 4)):
@@ -532,6 +589,9 @@ def test_image_folder_is_decoded_once_until_it_changes(tmp_path, cached, monkeyp
     load_dataset('image_folder', path=root)
     (root / FILES[0]).rename(root / 'train/b/0.png')
     (root / 'train/a/notes.txt').write_text('no image')
+    (root / 'train/__MACOSX').mkdir()
+    monkeypatch.chdir(tmp_path)
+    load_dataset('image_folder', path='x/../x/')
     load_dataset('image_folder', path=root)
     assert len(list(cached.iterdir())) == 3
     assert '1 files are no images and left out, such as' in caplog.text
@@ -563,6 +623,23 @@ def test_image_folder_is_decoded_once_until_it_changes(tmp_path, cached, monkeyp
             lambda root: Image.new('I;16', (5, 4)).save(root / 'train/b/4.png'),
             r'train/b/4\.png has more than 8 bits a channel',
         ),
+        (
+            lambda root: (root / 'train/b/4.tiff').write_bytes(wide_tiff()),
+            r'train/b/4\.tiff has more than 8 bits a channel',
+        ),
+        (
+            lambda root: (root / 'train/b/4.png').symlink_to('nowhere'),
+            r'train/b/4\.png is a link that leads nowhere',
+        ),
+        (
+            lambda root: (root / 'train/d').symlink_to('nowhere'),
+            'train/d is a link that leads nowhere',
+        ),
+        (lambda root: (root / 'train/b/more').mkdir(), 'train/b/more is a folder, but images lie'),
+        (
+            lambda root: (root / 'test/b/3.png').write_text('no'),
+            r'image \(of no known kind\): it is damaged',
+        ),
     ],
 )
 def test_malformed_image_folder(tmp_path, cached, change, message):
@@ -571,6 +648,32 @@ def test_malformed_image_folder(tmp_path, cached, change, message):
     with pytest.raises(ValueError, match=message):
         load_dataset('image_folder', path=root)
     assert not cached.exists() or not list(cached.iterdir())
+
+
+def wide_tiff():
+    """A TIFF of 5 x 4 pixels, three planes of 16 bits, of which Pillow keeps 8."""
+    fields = [(256, 5), (257, 4), (258, 16), (259, 1), (262, 2), (277, 3), (284, 2)]
+    places = [(273, 0), (279, 40)]  # of the planes, and their sizes
+    data, entries = bytes(120), b''
+    end = 8 + 2 + 12 * 9 + 4
+    for tag, value in sorted(fields + places):
+        values = {258: [16] * 3, 273: [end, end + 40, end + 80], 279: [40] * 3}.get(tag, [value])
+        packed = struct.pack(f'<{len(values)}H', *values)
+        if len(packed) > 4:
+            packed, data = struct.pack('<I', end + len(data)), data + packed
+        entries += struct.pack('<HHI4s', tag, 3, len(values), packed)
+    return b'II*\0' + struct.pack('<IH', 8, 9) + entries + bytes(4) + data
+
+
+def test_file_names_that_are_not_utf8(tmp_path, cached):
+    root = write_images(tmp_path / 'x', FILES)
+    folder = os.fsdecode(b'train/\xe9')
+    (root / 'train/b').rename(root / folder)
+    (root / 'test/b').rename(root / os.fsdecode(b'test/\xe9'))
+    (root / folder / '1.png').rename(root / folder / os.fsdecode(b'\xff.png'))
+    for _ in 'decoded', 'cached':
+        dataset = load_dataset('image_folder', path=root)
+        assert dataset.y_train.tolist() == [0, 1, 2, 2]
 
 
 def cut_half(path):
@@ -584,6 +687,12 @@ def test_path_and_image_folder_go_together(tmp_path):
         with pytest.raises(ValueError, match=rf'--dataset={name} and --path=.*both'):
             check(Config(dataset=name, path=None if path is None else str(path)))
     check(Config(dataset='image_folder', path=str(tmp_path)))
+
+
+def test_uniform_label_noise_takes_a_rate():
+    with pytest.raises(ValueError, match=r'--label_noise_form=uniform .*but --label_noise=0\.0'):
+        check(Config(label_noise_form='uniform'))
+    check(Config(label_noise_form='uniform', label_noise=0.1))
 
 
 def test_auxiliary_split():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from jaxfed.partition import (
     quantity,
     sharding,
 )
+from jaxfed.partition import __main__ as show
 from jaxfed.partition.__main__ import training_counts
 
 labels_of_classes = st.lists(st.integers(20, 60), min_size=2, max_size=6).map(
@@ -612,6 +614,19 @@ def test_counts_are_shown_as_they_are_trained(tmp_path):
         training_counts(Config(method='fedlmb'))
     with pytest.raises(ValueError, match=r'--mu=1\.0: --method=fedavg takes no such'):
         training_counts(Config(hyperparameters={'mu': 1.0}))
+
+
+def test_a_map_that_cannot_be_written_names_the_flag(tmp_path, monkeypatch, capsys):
+    path = tmp_path / 'no' / 'such.png'
+    given = types.SimpleNamespace(method='fedavg', output=str(path))
+    monkeypatch.setattr(show, 'flags', types.SimpleNamespace(FLAGS=given))
+    monkeypatch.setattr(config, 'quiet_libraries', lambda: None)
+    monkeypatch.setattr(config, 'from_flags', Config)
+    monkeypatch.setattr(show, 'training_counts', lambda settings: np.eye(2, dtype=int))
+    assert show.main(['partition']) == 2
+    shown = ' '.join(capsys.readouterr().err.split())
+    assert f'--output={path}' in shown.replace(' ', '')
+    assert 'cannot be written' in shown
 
 
 def test_label_counts_by_hand():

@@ -4,9 +4,12 @@ import gzip
 import hashlib
 import io
 import json
+import os
+import struct
 import sys
 import tarfile
 import zipfile
+import zlib
 
 import h5py
 import numpy as np
@@ -34,6 +37,17 @@ def encoded(pixels, kind='png'):
     buffer = io.BytesIO()
     Image.fromarray(np.asarray(pixels, np.uint8)).save(buffer, kind)
     return buffer.getvalue()
+
+
+def wide_png():
+    """A PNG of 16 bits a channel, grey with alpha, of which Pillow keeps 8."""
+    chunk = b'IHDR' + struct.pack('>IIBBBBB', 32, 32, 16, 4, 0, 0, 0)
+    data = b'IDAT' + zlib.compress(bytes(32 * (1 + 4 * 32)))
+    chunks = [
+        struct.pack('>I', len(c) - 4) + c + struct.pack('>I', zlib.crc32(c))
+        for c in (chunk, data, b'IEND')
+    ]
+    return b'\x89PNG\r\n\x1a\n' + b''.join(chunks)
 
 
 def plain(side, value, *, grey=False):
@@ -265,9 +279,7 @@ def test_femnist_without_a_test_part_has_a_tenth_of_each_writer(tmp_path):
 def refused(tmp_path, name, archive, message, official=UNCHECKED):
     with pytest.raises(ValueError, match=message):
         prepare(name, archive, tmp_path / 'data', official=official)
-    left = [path for path in (tmp_path / 'data').rglob('*') if path.is_file()]
-    assert not left
-    assert not list((tmp_path / 'data').glob('*/*'))
+    assert not list((tmp_path / 'data').rglob('*'))
 
 
 @pytest.mark.parametrize(
@@ -279,7 +291,7 @@ def refused(tmp_path, name, archive, message, official=UNCHECKED):
             "1 examples of the class 'dog' in the split 'test', officially 2",
         ),
         ({'train/dog/2.png': b''}, "3 examples of the class 'dog' .* officially 2.*--nocounts"),
-        ({'test/dog/1.png': b'no image'}, r'test/dog/1\.png cannot be read as an image'),
+        ({'test/dog/1.png': b'no image'}, r'test/dog/1\.png cannot .* image \(of no known kind\)'),
         ({'test/dog/1.png': encoded(plain(32, 0))[:60]}, r'test/dog/1\.png cannot be read'),
         (
             {'test/dog/1.png': encoded(plain(31, 0))},
@@ -288,6 +300,9 @@ def refused(tmp_path, name, archive, message, official=UNCHECKED):
         ({'../test/dog/9.png': b''}, r"member '../test/dog/9\.png' that leads out of the archive"),
         ({'/etc/dog/9.png': b''}, r"member '/etc/dog/9\.png' that leads out of the archive"),
         ({'./README.md': b''}, r'has the file README\.md twice'),
+        ({'old/test/dog/1.png': b''}, r"has CINIC-10 both in '\.' and in 'old'"),
+        ({'test/dog/1.PNG': b''}, "3 examples of the class 'dog' in the split 'test'"),
+        ({'test/dog/1.png': wide_png()}, r'test/dog/1\.png has more than 8 bits a channel'),
     ],
 )
 def test_malformed_cinic10(tmp_path, changes, message):
@@ -318,6 +333,11 @@ def test_split_without_examples(tmp_path):
             "n03_0.JPEG is of a class 'n03' that is not in wnids",
         ),
         ({'train/n02/images/n02_9.JPEG': b''}, "4 examples of the class 'n02'"),
+        ({'train/n02/images/n02_9.jpeg': b''}, "4 examples of the class 'n02'"),
+        (
+            {'val/val_annotations.txt': b'val_0.JPEG\tn01\nval_1.JPEG\tn01\nval_0.JPEG\tn02\n'},
+            r'val_0\.JPEG both of the class n01 and of n02',
+        ),
         ({'train/n02/images/n02_0.JPEG': b''}, r'n02_0\.JPEG cannot be read as an image'),
     ],
 )
@@ -341,25 +361,14 @@ GOOD = leaf({'a': [1, 2], 'b': [3]})['user_data']
     [
         ({'users': ['a', 'b', 'ghost'], 'num_samples': [2, 1, 1]}, "3 writers in users.*'ghost'"),
         ({'users': ['a'], 'num_samples': [2]}, "1 writers in users.*'b' is missing"),
-        ({'num_samples': [2, 2]}, "1 images and 1 labels of the writer 'b', but 2 in num_samples"),
+        ({'users': ['a', 'b', 'a']}, "the writer 'a' is twice in users"),
+        ({'num_samples': [2, 2]}, "writer 'b' is.*1 images and 1 labels, 2 in num_samples"),
         ({'num_samples': [3]}, '1 in num_samples'),
         ({'users': 3}, 'is not as LEAF writes it'),
+        ({'users': [['a'], ['b']]}, r'as LEAF writes it \(TypeError'),
         (
             {'user_data': {**GOOD, 'b': {'x': GOOD['b']['x']}}},
             r"as LEAF writes it \(KeyError: 'y'\)",
-        ),
-        ({'user_data': {**GOOD, 'b': {'x': [[0.5]], 'y': [3]}}}, "784 numbers.*of the writer 'b'"),
-        (
-            {'user_data': {**GOOD, 'b': {'x': [[2] * 784], 'y': [3]}}},
-            r'b has pixels outside of 0\.\.1',
-        ),
-        (
-            {'user_data': {**GOOD, 'b': {'x': GOOD['b']['x'], 'y': [62]}}},
-            r'labels outside of 0\.\.61',
-        ),
-        (
-            {'user_data': {**GOOD, 'b': {'x': GOOD['b']['x'], 'y': ['A']}}},
-            'labels that are no numbers',
         ),
     ],
 )
@@ -369,9 +378,67 @@ def test_malformed_leaf(tmp_path, shard, message):
     refused(tmp_path, 'femnist', archive, rf'bad\.zip: train/a\.json.*{message}')
 
 
+X = GOOD['b']['x']
+
+
+@pytest.mark.parametrize(
+    'x, y, message',
+    [
+        ([[0.5]], [3], r'pixels \(1, 1\), not 784 for each'),
+        ([[2] * 784], [3], r'pixels outside of 0\.\.1'),
+        ([[float('nan')] * 784], [3], r'pixels outside of 0\.\.1'),
+        ([['0.5'] * 784], [3], 'pixels that are no numbers'),
+        ([[10**400] * 784], [3], 'pixels that are no numbers|OverflowError'),
+        (5, [3], 'TypeError'),
+        (None, [3], 'TypeError'),
+        (X, None, 'TypeError'),
+        (X, [62], r'labels outside of 0\.\.61'),
+        (X, [2.5], r'labels outside of 0\.\.61'),
+        (X, '3', 'labels that are no list of numbers'),
+        (X, [[3]], 'labels that are no list of numbers'),
+        (X, ['3'], 'labels that are no list of numbers'),
+        (X, [10**400], 'labels that are no list of numbers'),
+        (X, [True], 'labels that are no list of numbers'),
+        (2 * X, [3, True], 'labels that are no list of numbers'),
+    ],
+)
+def test_malformed_writer_of_leaf(x, y, message):
+    counts = [2, len(y) if y else 1]
+    shard = leaf_with(num_samples=counts, user_data={**GOOD, 'b': {'x': x, 'y': y}})
+    with pytest.raises(ValueError, match=rf"a\.json: the writer 'b' is not as LEAF.*{message}"):
+        list(femnist._parse_shard('a.json', json.dumps(shard).encode()))
+
+
+def test_writers_whose_names_cannot_be_stored(tmp_path):
+    files = in_json({'all_data/a.json': leaf({'\ud800': [1, 2]})})
+    message = r"all_data/a\.json: the writer '\\ud800' is not as LEAF.*surrogates not allowed"
+    refused(tmp_path, 'femnist', write_folder(tmp_path / 'bad', files), message)
+
+
+@pytest.mark.parametrize(
+    'pixels, label, message',
+    [
+        (np.full((1, 784), b'x'), [3], 'pixels that are no numbers'),
+        (np.zeros((1, 28, 28)), [b'3'], 'labels that are no list of numbers'),
+        (np.zeros((1, 28, 28)), [1, 2], r'2 labels, but pixels \(1, 28, 28\)'),
+        (np.zeros((28, 28)), 3, 'scalar'),
+    ],
+)
+def test_malformed_writer_of_tff(tmp_path, pixels, label, message):
+    buffer = io.BytesIO()
+    with h5py.File(buffer, 'w') as file:
+        file['examples/u/pixels'], file['examples/u/label'] = pixels, label
+    files = {**tff_files(), 'fed_emnist_test.h5': buffer.getvalue()}
+    message = (
+        rf'fed_emnist_test\.h5: the writer .u. is not as TensorFlow Federated writes it.*{message}'
+    )
+    refused(tmp_path, 'femnist', write_folder(tmp_path / 'bad', files), message)
+
+
 @pytest.mark.parametrize(
     'files, message',
     [
+        ({'all_data/a.json': b'[' * 200_000}, 'as LEAF writes it .RecursionError'),
         ({'train/a.json': b'{"users": ['}, 'has neither fed_emnist_train.h5 and'),
         (
             {'train/a.json': b'{"users": [', 'test/a.json': b'{}'},
@@ -386,6 +453,22 @@ def test_malformed_leaf(tmp_path, shard, message):
         (
             in_json({f'{s}/{i}.json': leaf_with() for s in ('train', 'test') for i in (0, 1)}),
             'as well',
+        ),
+        (
+            in_json({f'{s}/0.json': leaf_with() for s in ('train', 'test', 'old/train')}),
+            "LEAF's train both in 'old/train' and in 'train'",
+        ),
+        (
+            in_json({f'{s}/0.json': leaf_with() for s in ('all_data', 'old/all_data')}),
+            "LEAF's all_data both in 'all_data' and in 'old/all_data'",
+        ),
+        (
+            {**tff_files(), **tff_files('old/')},
+            r"fed_emnist_t.*\.h5 both in 'fed_emnist_t.*\.h5' and in 'old/fed",
+        ),
+        (
+            in_json({'train/0.JSON': leaf_with(users=3), 'test/0.json': leaf_with()}),
+            r'train/0\.JSON is not as LEAF',
         ),
     ],
 )
@@ -447,6 +530,72 @@ def test_truncated_archive(tmp_path, kind):
     )
 
 
+def test_tar_cut_between_members(tmp_path):
+    archive = write_tar(tmp_path / 'bad.tar', cinic_files(), 'w')
+    with tarfile.open(archive) as tar:
+        last = tar.getmembers()[-1].offset
+    whole = archive.read_bytes()
+    # Cut there, cut within the next header, and damaged there.
+    for data in whole[:last], whole[: last + 300], whole[:last] + b'?' * 2048:
+        archive.write_bytes(data)
+        refused(tmp_path, 'cinic10', archive, r'bad\.tar cannot be read \(it has no end-of-archive')
+
+
+@pytest.mark.parametrize('kind', [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_links_in_a_tar_are_told(tmp_path, kind):
+    archive = write_tar(tmp_path / 'bad.tar', cinic_files(), 'w')
+    with tarfile.open(archive, 'a') as tar:
+        link = tarfile.TarInfo('train/cat/9.png')
+        link.type, link.linkname = kind, 'train/cat/0.png'
+        tar.addfile(link)
+    message = r'member train/cat/9\.png that is a link: unpack the archive and give the folder'
+    refused(tmp_path, 'cinic10', archive, message)
+
+
+def test_links_of_a_folder_are_followed(tmp_path):
+    folder = write_folder(tmp_path / 'a', cinic_files(each=1))
+    (folder / 'train').rename(tmp_path / 'elsewhere')
+    (folder / 'train').symlink_to(tmp_path / 'elsewhere')
+    assert 'train/cat/0.png' in list_files(folder)
+    back = folder / 'valid' / 'back'
+    for target in tmp_path, 'nowhere', back:
+        back.symlink_to(target)
+        with pytest.raises(
+            ValueError, match=r'a has valid/back, a link that leads nowhere or back'
+        ):
+            list_files(folder)
+        back.unlink()
+
+
+def test_a_folder_that_cannot_be_listed_is_told(tmp_path, monkeypatch):
+    folder = write_folder(tmp_path / 'a', cinic_files(each=1))
+    scandir = os.scandir
+
+    def closed(path):
+        if os.fspath(path).endswith('train'):
+            raise PermissionError(13, 'Permission denied', path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, 'scandir', closed)
+    with pytest.raises(ValueError, match=r"cannot be read .*denied: '.*/a/train'.*permissions"):
+        list_files(folder)
+
+
+def test_names_that_are_not_utf8(tmp_path):
+    files = cinic_files(each=1)
+    files[os.fsdecode(b'train/cat/\xff.png')] = encoded(plain(32, 201))
+    prepare('cinic10', write_tar(tmp_path / 'a.tar', files), tmp_path, official=UNCHECKED)
+    dataset = load_dataset('cinic10', data_dir=tmp_path)
+    assert sorted(dataset.x_train[dataset.y_train == 3, 0, 0, 0]) == [24, 200, 201]
+
+
+def test_texts_with_a_byte_order_mark(tmp_path):
+    files = tiny_files()
+    for name in [name for name in files if name.endswith(('wnids.txt', 'annotations.txt'))]:
+        files[name] = b'\xef\xbb\xbf' + files[name]
+    prepare('tiny_imagenet', write_folder(tmp_path / 'a', files), tmp_path, official=UNCHECKED)
+
+
 def test_damaged_member_and_other_files(tmp_path):
     archive = write_zip(tmp_path / 'bad.zip', {'a.json': bytes(1000), 'b.json': b'b'})
     damaged = bytearray(archive.read_bytes())
@@ -477,6 +626,36 @@ def test_a_finished_dataset_is_not_made_again_unless_asked(tmp_path):
     assert prepare('cinic10', more, tmp_path / 'data', official=UNCHECKED, overwrite=True)[1]
     assert len(load_dataset('cinic10', data_dir=tmp_path / 'data').y_train) == 20
     assert [path.name for path in folder.parent.iterdir()] == ['1.0.0']
+
+
+def test_what_is_no_dataset_stays(tmp_path):
+    archive = write_folder(tmp_path / 'a', cinic_files(each=1))
+    (tmp_path / 'cinic10/1.0.0').mkdir(parents=True)
+    (tmp_path / 'cinic10/1.0.0/thesis.txt').write_text('mine')
+    with pytest.raises(ValueError, match=r'cinic10/1\.0\.0 is there.* no prepared.*--overwrite'):
+        prepare('cinic10', archive, tmp_path, official=UNCHECKED)
+    assert (tmp_path / 'cinic10/1.0.0/thesis.txt').read_text() == 'mine'
+
+
+def test_a_dataset_made_again_is_decoded_again(tmp_path):
+    files = cinic_files(each=1)
+    swapped = {**files, 'train/dog/0.png': files['train/cat/0.png']}
+    swapped['train/cat/0.png'] = files['train/dog/0.png']
+    for number, found in enumerate((files, swapped)):
+        archive = write_folder(tmp_path / str(number), found)
+        prepare('cinic10', archive, tmp_path / 'data', official=UNCHECKED, overwrite=True)
+        dataset = load_dataset('cinic10', data_dir=tmp_path / 'data')
+        dog = dataset.x_train[dataset.y_train == cinic10.CLASSES.index('dog'), 0, 0, 0]
+        assert dog.tolist() == [[40], [24]][number]
+
+
+def test_data_dir_that_is_no_folder(tmp_path):
+    archive = write_folder(tmp_path / 'a', cinic_files(each=1))
+    (tmp_path / 'file').write_text('no folder')
+    with pytest.raises(ValueError, match=r'data_dir=.*/file cannot be written to .* give --data'):
+        prepare('cinic10', archive, tmp_path / 'file', official=UNCHECKED)
+    with pytest.raises(ValueError, match=r'data_dir=.*/file is no folder: give --data_dir'):
+        load_dataset('cinic10', data_dir=tmp_path / 'file')
 
 
 def test_a_stopped_run_leaves_nothing_in_place(tmp_path, monkeypatch):
@@ -520,8 +699,14 @@ def test_unprepared_datasets_tell_the_command(tmp_path):
         ValueError, match=r"'mnist' cannot be prepared: choose from cinic10, femnist"
     ):
         prepare('mnist', tmp_path, tmp_path)
-    with pytest.raises(ValueError, match=r'download it from https://datashare.*--archive=FILE'):
-        prepare('cinic10', None, tmp_path)
+    for archive in None, '':
+        with pytest.raises(ValueError, match=r'download it from https://datashare.*--archive=FILE'):
+            prepare('cinic10', archive, tmp_path)
+    for name in 'cinic10/x', 'cinic10:2.0.0':
+        with pytest.raises(
+            ValueError, match=r'version 1\.0\.0 alone.*: write --dataset=cinic10\.$'
+        ):
+            load_dataset(name, data_dir=tmp_path)
 
 
 @pytest.fixture
@@ -565,6 +750,15 @@ def test_command_line(tmp_path, run):
     for arguments, message in ((), 'none'), (('mnist',), 'choose from'), (('a', 'b'), 'a b'):
         status, _, error = run(*arguments, **settings)
         assert (status, message in error) == (2, True)
+
+
+def test_interrupted_command(tmp_path, run, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, 'prepare', stop)
+    status, _, error = run('cinic10', archive='a', data_dir=str(tmp_path))
+    assert (status, 'interrupted' in error) == (130, True)
 
 
 def test_official_numbers():

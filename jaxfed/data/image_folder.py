@@ -12,14 +12,13 @@ import numpy as np
 from PIL import Image
 
 from jaxfed.data import cache
-from jaxfed.data.images import reading_image
+from jaxfed.data.images import is_wide, reading_image
 from jaxfed.types import Dataset
 
 _log = logging.getLogger(__name__)
 _BLOCK = 1000  # images decoded at once
-_CACHE_FORMAT = 1  # raise it when the same files are decoded to something else
+_CACHE_FORMAT = 2  # raise it when the same files are decoded to something else
 _GREY = ('1', 'L', 'LA')  # Pillow's modes of grey that fit into 8 bits
-_WIDE = ('I', 'F')  # beginnings of its modes of more than 8 bits a channel
 
 
 class _File(NamedTuple):
@@ -34,7 +33,8 @@ def load_image_folder(path: str | os.PathLike[str]) -> Dataset:
 
     Classes are the folders of `train` in sorted order. Files may be of any kind that Pillow reads
     (PNG, JPEG, WebP, BMP and more) and must have one size. If all of them are grey the dataset has
-    one channel, else three; transparency is dropped. Hidden files are passed over.
+    one channel, else three; transparency is dropped. Hidden files are passed over. The orientation
+    in EXIF data is ignored, and of animations the first frame is read.
 
     Args:
       path: of the folder that has `train` and `test`.
@@ -43,8 +43,9 @@ def load_image_folder(path: str | os.PathLike[str]) -> Dataset:
       The dataset, images uint8, named by the folder's name.
 
     Raises:
-      ValueError: if a folder is missing or empty, a class is tested but not trained, or an image
-        cannot be read or differs from the others in size.
+      ValueError: if a folder is missing, empty or has folders where images belong, a link leads
+        nowhere, a class is tested but not trained, or an image cannot be read, has more than 8 bits
+        a channel or differs from the others in size.
     """
     root = pathlib.Path(path).expanduser()
     train = root / 'train'
@@ -63,7 +64,7 @@ def load_image_folder(path: str | os.PathLike[str]) -> Dataset:
                 'test images of classes that are not trained.'
             )
         files = {'x_train': _files(train, classes), 'x_test': _files(test, classes)}
-        fingerprint = _fingerprint(root.resolve(), files)
+        fingerprint = _fingerprint(root, files)
     except OSError as error:
         raise ValueError(f'path={path} cannot be read ({error}): check permissions.') from error
 
@@ -80,9 +81,18 @@ def load_image_folder(path: str | os.PathLike[str]) -> Dataset:
     return cache.decoded(f'image_folder-{key}-{fingerprint}', decode)
 
 
+def _visible(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns what is in a folder, sorted by name, without hidden files and macOS' own."""
+    entries = sorted(e for e in folder.iterdir() if not e.name.startswith('.'))
+    for entry in entries:
+        if not entry.exists():
+            raise ValueError(f'{entry} is a link that leads nowhere: mend or remove it.')
+    return [entry for entry in entries if entry.name != '__MACOSX']
+
+
 def _folders(folder: pathlib.Path) -> list[str]:
     """Returns the sorted names of the classes in train or test."""
-    names = sorted(e.name for e in folder.iterdir() if e.is_dir() and not e.name.startswith('.'))
+    names = [entry.name for entry in _visible(folder) if entry.is_dir()]
     if not names:
         raise ValueError(f'{folder} has no folders in it: make one for each class.')
     return names
@@ -95,9 +105,12 @@ def _files(folder: pathlib.Path, classes: dict[str, int]) -> list[_File]:
     others: list[pathlib.Path] = []
     for name in _folders(folder):
         before = len(files)
-        for entry in sorted((folder / name).iterdir()):
-            if entry.name.startswith('.'):
-                continue
+        for entry in _visible(folder / name):
+            if entry.is_dir():
+                raise ValueError(
+                    f'{entry} is a folder, but images lie in {folder / name} itself: move them up, '
+                    'or remove it.'
+                )
             if entry.suffix.lower() in endings and entry.is_file():
                 files.append(_File(entry, classes[name]))
             else:
@@ -114,11 +127,13 @@ def _files(folder: pathlib.Path, classes: dict[str, int]) -> list[_File]:
 
 def _fingerprint(root: pathlib.Path, files: dict[str, list[_File]]) -> str:
     """Returns a digest of the folder's place and its files' names, sizes and last changes."""
-    digest = hashlib.sha256(f'{_CACHE_FORMAT} {root}'.encode())
+    digest = hashlib.sha256(f'{_CACHE_FORMAT} '.encode() + os.fsencode(root.resolve()))
     for found in files.values():
         for path, _ in found:
             stat = path.stat()
-            digest.update(f'{path} {stat.st_size} {stat.st_mtime_ns}\n'.encode())
+            # The root may be spelled in several ways, and names need not be UTF-8.
+            digest.update(os.fsencode(path.relative_to(root)))
+            digest.update(f' {stat.st_size} {stat.st_mtime_ns}\n'.encode())
     return digest.hexdigest()[:16]
 
 
@@ -128,17 +143,15 @@ def _check_headers(files: list[_File]) -> int:
     first = None
     for path, _ in files:
         with reading_image(str(path)), Image.open(path) as image:
-            size, mode = image.size, image.mode
+            size, mode, wide = image.size, image.mode, is_wide(image)
         first = first or size
         if size != first:
             raise ValueError(
                 f'{path} has {size[0]} x {size[1]} pixels, but {files[0].path} has '
                 f'{first[0]} x {first[1]}: resize them to one size.'
             )
-        if mode.startswith(_WIDE):
-            raise ValueError(
-                f'{path} has more than 8 bits a channel (mode {mode}): convert it to 8 bits.'
-            )
+        if wide:
+            raise ValueError(f'{path} has more than 8 bits a channel: convert it to 8 bits.')
         grey &= mode in _GREY
     return 1 if grey else 3
 

@@ -19,7 +19,7 @@ from jaxfed.types import Dataset
 
 _log = logging.getLogger(__name__)
 _BLOCK = 1000  # examples decoded at once; one by one takes half as long again
-_CACHE_FORMAT = 2  # raise it when the same records are decoded to something else
+_CACHE_FORMAT = 3  # raise it when the same records are decoded to something else
 _NAME = re.compile(r'\w[\w.+-]*(/\w[\w.+-]*)?(:\d+\.\d+\.\d+)?')
 
 
@@ -52,8 +52,8 @@ def load_tfds(name: str, data_dir: str | os.PathLike[str] | None = None) -> Data
       The dataset, images uint8.
 
     Raises:
-      ValueError: if the dataset is unknown, neither prepared nor preparable here, damaged, or no
-        labelled images of one size.
+      ValueError: if `data_dir` is no folder, or the dataset is unknown, neither prepared nor
+        preparable here, damaged, or no labelled images of one size.
 
     Reference:
       TensorFlow Datasets, https://www.tensorflow.org/datasets.
@@ -64,6 +64,8 @@ def load_tfds(name: str, data_dir: str | os.PathLike[str] | None = None) -> Data
             "with or without ':1.2.3' for its version."
         )
     root = data_folder(data_dir)
+    if root.exists() and not root.is_dir():
+        raise ValueError(f'data_dir={root} is no folder: give --data_dir that of the datasets.')
     directory = _find(name, root) or _prepare(name, root)
     base = name.partition(':')[0]
     key = f'{base.replace("/", "_")}-{directory.name}-{_fingerprint(directory)}'
@@ -106,9 +108,14 @@ def _prepare(name: str, root: pathlib.Path) -> pathlib.Path:
     import tensorflow_datasets as tfds
 
     # Here, because it imports this module.
-    from jaxfed.data.prepare import RECIPES
+    from jaxfed.data.prepare import RECIPES, VERSION
 
     base = name.partition(':')[0].partition('/')[0]
+    if base in RECIPES and name not in (base, f'{base}:{VERSION}'):
+        raise ValueError(
+            f'dataset={name!r} is not prepared in {root}, and {base} is prepared in version '
+            f'{VERSION} alone, without configurations: write --dataset={base}.'
+        )
     if base in RECIPES:
         raise ValueError(
             f'dataset={name!r} is not prepared in {root}: give its --data_dir, or prepare it from '
@@ -143,11 +150,14 @@ def _prepare(name: str, root: pathlib.Path) -> pathlib.Path:
 
 
 def _fingerprint(directory: pathlib.Path) -> str:
-    """Returns a digest of the dataset's description and its files' names and sizes."""
-    digest = hashlib.sha256(f'{_CACHE_FORMAT}'.encode())
+    """Returns a digest of the dataset's place, description and files, as far as stat tells them."""
+    digest = hashlib.sha256(f'{_CACHE_FORMAT} '.encode() + os.fsencode(directory.resolve()))
     digest.update((directory / 'dataset_info.json').read_bytes())
     for file in sorted(directory.iterdir()):
-        digest.update(f'{file.name} {file.stat().st_size}\n'.encode())
+        # array_record pads files to whole blocks, so other images may make files of one size.
+        stat = file.stat()
+        digest.update(os.fsencode(file.name))
+        digest.update(f' {stat.st_size} {stat.st_mtime_ns}\n'.encode())
     return digest.hexdigest()[:16]
 
 

@@ -57,7 +57,13 @@ def main(arguments: Sequence[str]) -> int:
         if flags.FLAGS.output:
             path = Path(flags.FLAGS.output)
             title = f'{settings.dataset}, {settings.partition}, {settings.num_clients} clients'
-            draw_heatmap(counts, path, title=title)
+            try:
+                draw_heatmap(counts, path, title=title)
+            except OSError as error:
+                raise ValueError(
+                    f'--output={path} cannot be written ({error}): give a file in a folder that is '
+                    'there and can be written to.'
+                ) from error
     except (ValueError, OSError) as error:
         console.show_error(str(error))
         return 2

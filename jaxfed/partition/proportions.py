@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-# Work before a request counts as hopeless, about a quarter of a minute, in random numbers drawn; a
-# step over arrays costs as much as _STEP_WORK of them, however short they are. 100 clients with 10
-# of CIFAR-10's examples each at alpha 0.05, the most skewed setting in use, take 15 million random
-# numbers on average and 30 million when balanced.
+# Work before a request counts as hopeless, up to 20 seconds on a free core and 50 on a busy one, in
+# random numbers drawn; a step over arrays costs as much as _STEP_WORK of them, however short they
+# are. 100 clients with 10 of CIFAR-10's examples each at alpha 0.05, the most skewed setting in
+# use, take 15 million random numbers on average and 30 million when balanced.
 _MAX_WORK = 250_000_000
 _STEP_WORK = 300
 _DRAWS_AT_ONCE = 1_000_000

@@ -1,5 +1,6 @@
 """Datasets that TensorFlow Datasets does not have, prepared from their official archives."""
 
+import contextlib
 import functools
 import os
 import pathlib
@@ -33,7 +34,8 @@ def prepare(
 ) -> tuple[pathlib.Path, bool]:
     """Prepares a dataset, so that it can be loaded by its name.
 
-    It appears in `data_dir` when it is complete, or not at all. About 1 GB of memory is needed for
+    It appears in `data_dir` when it is complete, or not at all: what is there already, whatever it
+    is, stays unless it is to be overwritten. About 1 GB of memory is needed for
     the largest of them.
 
     Args:
@@ -48,29 +50,50 @@ def prepare(
       The folder of the dataset, and whether it was made now.
 
     Raises:
-      ValueError: if there is no such dataset, or the archive is missing, damaged or not as
-        published.
+      ValueError: if there is no such dataset, the archive is missing, damaged or not as published,
+        something else is in the dataset's place, or `data_dir` cannot be written to.
       OSError: if the dataset cannot be written.
     """
     if name not in RECIPES:
         raise ValueError(f'dataset={name!r} cannot be prepared: choose from {", ".join(RECIPES)}.')
     recipe = RECIPES[name]
-    folder = data_folder(data_dir) / name / VERSION
-    if (folder / 'dataset_info.json').exists() and not overwrite:
-        return folder, False
-    if archive is None:
+    root = data_folder(data_dir)
+    folder = root / name / VERSION
+    if os.path.lexists(folder) and not overwrite:
+        if os.path.exists(folder / 'dataset_info.json'):
+            return folder, False
         raise ValueError(
-            f'archive=None, but {name} is made from its official archive: download it from '
+            f'{folder} is there, but is no prepared dataset: move it away, give another '
+            '--data_dir, or put the dataset in its place with --overwrite.'
+        )
+    if not archive:
+        raise ValueError(
+            f'archive={archive}, but {name} is made from its official archive: download it from '
             f'{recipe.homepage} and give --archive=FILE.'
         )
     shown = functools.partial(track, quiet=quiet)
     path = pathlib.Path(archive).expanduser()
     if not path.exists():
         raise ValueError(f'archive={archive} does not exist: give the path of the file or folder.')
-    with replacing(folder) as unfinished:
+    with contextlib.ExitStack() as stack:
+        if not os.path.lexists(folder.parent):
+            stack.callback(_remove_if_empty, folder.parent)
+        try:
+            unfinished = stack.enter_context(replacing(folder))
+        except OSError as error:
+            raise ValueError(
+                f'data_dir={root} cannot be written to ({error}): give --data_dir a folder that '
+                'can be.'
+            ) from error
         contents = recipe.read(path, official or recipe.official, unfinished, shown)
         write_dataset(unfinished, name, VERSION, recipe, contents, shown)
     return folder, True
+
+
+def _remove_if_empty(folder: pathlib.Path) -> None:
+    """Removes a folder that nothing was put in."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 __all__ = ['RECIPES', 'VERSION', 'Official', 'Recipe', 'prepare']

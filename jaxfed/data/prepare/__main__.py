@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
       arguments: what the flags left over: the name of the dataset.
 
     Returns:
-      The exit status: 0, or 2 for bad input.
+      The exit status: 0, 2 for bad input, or 130 if interrupted.
     """
     values = flags.FLAGS
     config.quiet_libraries()
@@ -61,6 +61,9 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         console.show_error(str(error))
         return 2
+    except KeyboardInterrupt:
+        console.show_error('interrupted; nothing was prepared, and what was there is as it was.')
+        return 130
     return 0
 
 

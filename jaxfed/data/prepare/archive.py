@@ -8,9 +8,10 @@ import itertools
 import os
 import pathlib
 import shutil
+import stat
 import tarfile
 import zipfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import IO, Any, cast
 
 
@@ -45,13 +46,26 @@ def list_files(archive: pathlib.Path) -> list[str]:
 
     Returns:
       Sorted paths inside it, with '/' between their parts; hidden files and macOS' own are left
-      out.
+      out. In a folder, links are followed.
 
     Raises:
-      ValueError: if it cannot be read, has a file twice or has one outside of itself.
+      ValueError: if it cannot be read, has a link that cannot be followed, has a file twice or has
+        one outside of itself.
     """
     with _reading(archive):
-        names = sorted(name for name, _ in _entries(archive) if _visible(name))
+        entries = [(name, opened is None) for name, opened in _entries(archive) if _visible(name)]
+    links = [name for name, link in entries if link]
+    if links and archive.is_dir():
+        raise ValueError(
+            f'archive={archive} has {links[0]}, a link that leads nowhere or back to where it is, '
+            'or no file: mend or remove it.'
+        )
+    if links:
+        raise ValueError(
+            f'archive={archive} has a member {links[0]} that is a link: unpack the archive and '
+            'give the folder.'
+        )
+    names = sorted(name for name, _ in entries)
     for name, following in itertools.pairwise([*names, '']):
         if name.startswith('/') or '..' in name.split('/') or ':' in name.split('/')[0]:
             raise ValueError(
@@ -61,6 +75,25 @@ def list_files(archive: pathlib.Path) -> list[str]:
         if name == following:
             raise ValueError(f'archive={archive} has the file {name} twice: download it again.')
     return names
+
+
+def check_one_copy(archive: pathlib.Path, what: str, places: Iterable[str]) -> None:
+    """Checks that an archive has only one copy of what is read from it.
+
+    Args:
+      archive: as in `list_files`.
+      what: there may be copies of.
+      places: each file's folder, or the file itself where there is to be one; '' is the root.
+
+    Raises:
+      ValueError: if they are not all the same.
+    """
+    found = sorted(set(places))
+    if len(found) > 1:
+        raise ValueError(
+            f"archive={archive} has {what} both in '{found[0] or '.'}' and in '{found[1]}': give "
+            'the folder of one of them, or an archive without the other.'
+        )
 
 
 def read_files(archive: pathlib.Path, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
@@ -79,7 +112,7 @@ def read_files(archive: pathlib.Path, names: Collection[str]) -> Iterator[tuple[
     wanted = set(names)
     with _reading(archive):
         for name, opened in _entries(archive):
-            if name in wanted:
+            if opened and name in wanted:
                 with opened() as file:
                     data = file.read()
                 yield name, data
@@ -109,7 +142,7 @@ def unpacked(
     try:
         with _reading(archive):
             for name, opened in _entries(archive):
-                if name in paths:
+                if opened and name in paths:
                     with opened() as file, open(paths[name], 'wb') as copy:
                         shutil.copyfileobj(file, copy, 1 << 20)
         yield paths
@@ -118,28 +151,50 @@ def unpacked(
             path.unlink(missing_ok=True)
 
 
-def _entries(archive: pathlib.Path) -> Iterator[tuple[str, Callable[[], IO[bytes]]]]:
-    """Yields each file's name and what opens it, which is to be called before the next one."""
+def _entries(archive: pathlib.Path) -> Iterator[tuple[str, Callable[[], IO[bytes]] | None]]:
+    """Yields each file's name and what opens it, None for a link that cannot be followed.
+
+    What opens a file is to be called before the next one is asked for.
+    """
+    opened: Any
     if archive.is_dir():
-        for folder, _, files in os.walk(archive):
-            for file in files:
-                path = pathlib.Path(folder, file)
-                opened = cast(Any, functools.partial(open, path, 'rb'))
-                yield path.relative_to(archive).as_posix(), opened
+        for path in _walk(archive):
+            opened = functools.partial(open, path, 'rb') if path.is_file() else None
+            yield path.relative_to(archive).as_posix(), opened
     elif zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zip_file:
             for entry in zip_file.infolist():
                 if not entry.is_dir():
-                    opened = cast(Any, functools.partial(zip_file.open, entry))
+                    link = stat.S_ISLNK(entry.external_attr >> 16)
+                    opened = None if link else functools.partial(zip_file.open, entry)
                     yield _plain(entry.filename), opened
     else:
         # Members are read as they come: in a compressed file there is no quick way back.
         with tarfile.open(archive) as tar:
             for member in tar:
-                if member.isreg():
-                    # Of a regular file it is never None.
-                    opened = cast(Any, functools.partial(tar.extractfile, member))
+                if member.isreg() or member.islnk() or member.issym():
+                    opened = functools.partial(tar.extractfile, member) if member.isreg() else None
                     yield _plain(member.name), opened
+            # tarfile takes a file that was cut between two members, or damaged there, for whole.
+            file = cast(IO[bytes], tar.fileobj)
+            file.seek(tar.offset)
+            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise tarfile.ReadError('it has no end-of-archive block')
+
+
+def _walk(root: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields the files of a folder, also by links, and the links to a folder that they are in."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for folder, folders, files in os.walk(root, onerror=fail, followlinks=True):
+        for name in list(folders):
+            path = pathlib.Path(folder, name)
+            if path.is_symlink() and any(map(path.samefile, path.absolute().parents)):
+                folders.remove(name)
+                files.append(name)
+        yield from (pathlib.Path(folder, name) for name in files)
 
 
 def _plain(name: str) -> str:
@@ -162,6 +217,10 @@ def _reading(archive: pathlib.Path) -> Iterator[None]:
         if isinstance(error, MemoryError) or getattr(error, 'errno', None) == errno.ENOSPC:
             raise  # which is nothing the archive could help
         reason = (str(error) or type(error).__name__).splitlines()[0]
+        if isinstance(error, PermissionError):
+            raise ValueError(
+                f'archive={archive} cannot be read ({reason}): check permissions.'
+            ) from error
         raise ValueError(
             f'archive={archive} cannot be read ({reason}): it is damaged, was cut short, or is '
             'neither a .zip nor a .tar archive nor a folder; download it again.'

@@ -3,7 +3,7 @@
 import pathlib
 
 from jaxfed.data.images import checked_rgb
-from jaxfed.data.prepare.archive import check_checksum, list_files, read_files
+from jaxfed.data.prepare.archive import check_checksum, check_one_copy, list_files, read_files
 from jaxfed.data.prepare.recipe import (
     Contents,
     Example,
@@ -56,7 +56,7 @@ def read_cinic10(
     found: dict[str, tuple[str, int]] = {}
     for name in list_files(archive):
         split, folder, file = ('', '', *name.split('/'))[-3:]
-        if split not in _SPLITS or not file.endswith('.png'):
+        if split not in _SPLITS or not file.lower().endswith('.png'):
             continue
         if folder not in CLASSES:
             raise ValueError(
@@ -64,6 +64,7 @@ def read_cinic10(
                 f'{", ".join(CLASSES)}: remove it.'
             )
         found[name] = (_SPLITS[split], CLASSES.index(folder))
+    check_one_copy(archive, 'CINIC-10', ('/'.join(name.split('/')[:-3]) for name in found))
     splits: dict[str, list[Example]] = {split: [] for split in _SPLITS.values()}
     labels = {split: [y for s, y in found.values() if s == split] for split in splits}
     check_counts(archive, labels, list(CLASSES), official)

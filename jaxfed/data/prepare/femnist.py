@@ -5,13 +5,20 @@ import functools
 import hashlib
 import json
 import pathlib
+from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
 from jaxfed.data.images import png
-from jaxfed.data.prepare.archive import check_checksum, list_files, read_files, unpacked
+from jaxfed.data.prepare.archive import (
+    check_checksum,
+    check_one_copy,
+    list_files,
+    read_files,
+    unpacked,
+)
 from jaxfed.data.prepare.recipe import (
     Contents,
     Example,
@@ -25,15 +32,6 @@ CLASSES = tuple('0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz'
 _SIDE = 28  # pixels
 _TFF_FILES = {'train': 'fed_emnist_train.h5', 'test': 'fed_emnist_test.h5'}
 _TEST_SHARE = 10  # one of so many examples of a writer, where the archive has no test part
-
-
-class _Writing(NamedTuple):
-    """What one writer wrote."""
-
-    where: str  # names the file and the writer
-    user: str
-    paper: np.ndarray  # [n, 28, 28] floats, 1 for paper, 0 for ink
-    labels: np.ndarray  # [n] in 0..61
 
 
 def read_femnist(
@@ -64,6 +62,8 @@ def read_femnist(
     """
     names = list_files(archive)
     tff = {n.split('/')[-1]: n for n in names if n.split('/')[-1] in _TFF_FILES.values()}
+    for file in tff:
+        check_one_copy(archive, file, (n for n in names if n.split('/')[-1] == file))
     if tff:
         splits = _read_tff(archive, tff, official, scratch, track)
     else:
@@ -78,10 +78,14 @@ def _shards(archive: pathlib.Path, names: list[str]) -> dict[str, str]:
     folders: dict[str, list[str]] = {'train': [], 'test': [], 'all_data': []}
     for name in names:
         folder = ('', *name.split('/'))[-2]
-        if name.endswith('.json') and folder in folders:
+        if name.lower().endswith('.json') and folder in folders:
             folders[folder].append(name)
+    used = ('train', 'test') if folders['train'] and folders['test'] else ('all_data',)
+    for folder in used:
+        places = (name.rpartition('/')[0] for name in folders[folder])
+        check_one_copy(archive, f"LEAF's {folder}", places)
     if folders['train'] and folders['test']:
-        return {name: split for split in ('train', 'test') for name in folders[split]}
+        return {name: split for split in used for name in folders[split]}
     if folders['train'] or folders['test'] or not folders['all_data']:
         raise ValueError(
             f"archive={archive} has neither {' and '.join(_TFF_FILES.values())} nor LEAF's files "
@@ -98,13 +102,14 @@ def _read_leaf(
     splits: dict[str, list[Example]] = {'train': [], 'test': []}
     seen: dict[tuple[str, str], str] = {}
     for name, data in track(read_files(archive, shards), 'reading files', len(shards)):
-        for writing in _parse_shard(f'archive={archive}: {name}', data):
-            before = seen.setdefault((shards[name], writing.user), name)
+        where = f'archive={archive}: {name}'
+        for user, examples in _parse_shard(where, data):
+            before = seen.setdefault((shards[name], user), name)
             if before != name:
                 raise ValueError(
-                    f'{writing.where} is in {before} as well: a writer is in one file of a split.'
+                    f'{where} has the writer {user!r}, who is in {before} as well: a writer is in '
+                    'one file of a split.'
                 )
-            examples = _examples(writing)
             if shards[name] == 'all':
                 test, train = _split(examples)
                 splits['train'] += train
@@ -114,41 +119,29 @@ def _read_leaf(
     return splits
 
 
-def _parse_shard(where: str, data: bytes) -> Iterator[_Writing]:
-    """Yields what is in one of LEAF's files."""
-    try:
+def _parse_shard(where: str, data: bytes) -> Iterator[tuple[str, list[Example]]]:
+    """Yields the writers in one of LEAF's files and what they wrote."""
+    with _as_written(where, 'LEAF'):
         # 256 numbers occur millions of times: each is kept once.
         parsed = json.loads(data, parse_float=functools.lru_cache(1 << 16)(float))
         users, counts, user_data = (parsed[k] for k in ('users', 'num_samples', 'user_data'))
-        same = sorted(users) == sorted(user_data) and len(counts) == len(users)
-        pairs = {user: (user_data[user]['x'], user_data[user]['y']) for user in user_data}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f'{where} is not as LEAF writes it ({type(error).__name__}: {error}): make it again.'
-        ) from error
-    if not same:
-        unknown = [*(set(users) ^ set(user_data)), 'no name'][0]
-        raise ValueError(
-            f'{where} has {len(users)} writers in users, {len(counts)} in num_samples and '
-            f'{len(user_data)} in user_data, not the same ({unknown!r} is missing in one of them): '
-            'make it again.'
-        )
-    for user, count in zip(users, counts, strict=True):
-        x, y = pairs[user]
-        if not len(x) == len(y) == count:
-            raise ValueError(
-                f'{where} has {len(x)} images and {len(y)} labels of the writer {user!r}, but '
-                f'{count} in num_samples: make it again.'
+        twice = [user for user, times in Counter(users).items() if times > 1]
+        if twice:
+            raise ValueError(f'the writer {twice[0]!r} is twice in users')
+        missing = [f'{user!r} is missing in one of them' for user in {*users} ^ {*user_data}]
+        if missing or len(counts) != len(users):
+            numbers = (
+                f'{len(users)} writers in users, {len(counts)} in num_samples and '
+                f'{len(user_data)} in user_data, not the same'
             )
-        try:
-            paper, labels = np.array(x, np.float32), np.array(y, np.float64)
-            paper = paper.reshape(count, _SIDE, _SIDE)
-        except (ValueError, TypeError) as error:
-            raise ValueError(
-                f'{where} has something else than images of {_SIDE * _SIDE} numbers, or labels '
-                f'that are no numbers, of the writer {user!r} ({error}): make it again.'
-            ) from error
-        yield _Writing(f'{where}: {user}', user, paper, labels)
+            raise ValueError('; '.join([numbers, *missing[:1]]))
+    for user, count in zip(users, counts, strict=True):
+        with _as_written(f'{where}: the writer {user!r}', 'LEAF'):
+            x, y = user_data[user]['x'], user_data[user]['y']
+            if not len(x) == len(y) == count:
+                raise ValueError(f'{len(x)} images and {len(y)} labels, {count!r} in num_samples')
+            examples = _examples(user, x, y)
+        yield user, examples
 
 
 def _split(examples: list[Example]) -> tuple[list[Example], list[Example]]:
@@ -181,54 +174,79 @@ def _read_tff(
         paths = stack.enter_context(unpacked(archive, list(names.values()), scratch))
         files = {}
         for split, file in _TFF_FILES.items():
-            with _reading_hdf5(f'archive={archive}: {file}'):
+            with _as_written(f'archive={archive}: {file}', 'TensorFlow Federated'):
                 opened = stack.enter_context(h5py.File(paths[names[file]], 'r'))
-                files[split] = opened['examples']
-        labels = {}
+                files[split] = dict(opened['examples'])
+        labels: dict[str, list[int]] = {}
         for split, users in files.items():
-            with _reading_hdf5(f'archive={archive}: {_TFF_FILES[split]}'):
-                labels[split] = [y for u in users for y in users[u]['label'][:].reshape(-1)]
+            where = f'archive={archive}: {_TFF_FILES[split]}'
+            labels[split] = []
+            for user in users:
+                with _as_written(f'{where}: the writer {user!r}', 'TensorFlow Federated'):
+                    labels[split] += users[user]['label'][:].reshape(-1).tolist()
             if official.users not in (None, len(users)):
                 raise ValueError(
-                    f'archive={archive}: {_TFF_FILES[split]} has {len(users)} writers, officially '
-                    f'{official.users}: download it again, or prepare what it has with --nocounts.'
+                    f'{where} has {len(users)} writers, officially {official.users}: download it '
+                    'again, or prepare what it has with --nocounts.'
                 )
         check_counts(archive, labels, list(CLASSES), official)
         for split, users in files.items():
             where = f'archive={archive}: {_TFF_FILES[split]}'
             splits[split] = []
             for user in track(users, f'reading {split} writers', len(users)):
-                with _reading_hdf5(f'{where}: {user}'):
-                    paper, y = users[user]['pixels'][:], users[user]['label'][:].reshape(-1)
-                    paper = paper.reshape(len(y), _SIDE, _SIDE)
-                splits[split] += _examples(_Writing(f'{where}: {user}', user, paper, y))
+                with _as_written(f'{where}: the writer {user!r}', 'TensorFlow Federated'):
+                    x, y = users[user]['pixels'][:], users[user]['label'][:].reshape(-1)
+                    splits[split] += _examples(user, x, y)
     return splits
 
 
 @contextlib.contextmanager
-def _reading_hdf5(where: str) -> Iterator[None]:
-    """Turns whatever h5py raises into one ValueError."""
+def _as_written(where: str, by: str) -> Iterator[None]:
+    """Turns whatever a file's contents raise into one ValueError."""
     try:
         yield
-    except Exception as error:  # OSError, KeyError, TypeError and more, by what is damaged
+    except MemoryError:
+        raise  # which is nothing the file could help
+    except Exception as error:  # of json, h5py, numpy and the checks here, by what is wrong
+        own = type(error) is ValueError
+        reason = str(error) if own else f'{type(error).__name__}: {error}'
         raise ValueError(
-            f'{where} is not as TensorFlow Federated writes it ({error}): download it again.'
+            f'{where} is not as {by} writes it ({reason}): make or download it again.'
         ) from error
 
 
-def _examples(writing: _Writing) -> list[Example]:
-    """Returns what a writer wrote as it is stored, ink bright on dark."""
-    paper, labels = writing.paper, writing.labels
+def _examples(user: str, pixels: Any, labels: Any) -> list[Example]:
+    """Returns what a writer wrote as it is stored, ink bright on dark.
+
+    Args:
+      user: the writer.
+      pixels: n times 28 x 28 numbers, 1 for paper, 0 for ink.
+      labels: [n] integers in 0..61.
+
+    Returns:
+      The examples.
+
+    Raises:
+      ValueError: if the arguments are anything else.
+    """
+    user.encode()  # a lone surrogate, which JSON can spell, cannot be stored
+    paper, y = np.asarray(pixels), np.asarray(labels)
+    # One by one: of 3 and true numpy makes integers.
+    if y.ndim != 1 or any(np.asarray(label).dtype.kind not in 'iuf' for label in labels):
+        raise ValueError('labels that are no list of numbers')
+    if paper.dtype.kind not in 'iuf':
+        raise ValueError('pixels that are no numbers')
+    if len(paper) != len(y) or paper.size != len(y) * _SIDE**2:
+        raise ValueError(f'{len(y)} labels, but pixels {paper.shape}, not {_SIDE**2} for each')
+    paper = paper.reshape(len(y), _SIDE, _SIDE).astype(np.float32)
     if not ((paper >= 0) & (paper <= 1)).all():
-        raise ValueError(f'{writing.where} has pixels outside of 0..1: make the file again.')
-    if not np.isin(labels, np.arange(len(CLASSES))).all():
-        raise ValueError(
-            f'{writing.where} has labels outside of 0..{len(CLASSES) - 1}: make the file again.'
-        )
+        raise ValueError('pixels outside of 0..1')
+    if not np.isin(y, np.arange(len(CLASSES))).all():
+        raise ValueError(f'labels outside of 0..{len(CLASSES) - 1}')
     ink = np.rint(255 * (1 - paper)).astype(np.uint8)
     return [
-        Example(f'{writing.user}/{number}', png(image), int(label), writing.user)
-        for number, (image, label) in enumerate(zip(ink, labels, strict=True))
+        Example(f'{user}/{number}', png(image), int(label), user)
+        for number, (image, label) in enumerate(zip(ink, y, strict=True))
     ]
 
 

@@ -56,7 +56,7 @@ def read_tiny_imagenet(
     found: dict[str, tuple[str, int]] = {}
     for name in names:
         parts = name.removeprefix(roots[0]).split('/')
-        if not name.endswith('.JPEG') or parts[0] not in ('train', 'val'):
+        if not name.lower().endswith('.jpeg') or parts[0] not in ('train', 'val'):
             continue
         if parts[0] == 'val' and parts[-1] not in val:
             raise ValueError(f'archive={archive}: {name} has no class in {annotated}.')
@@ -79,14 +79,14 @@ def read_tiny_imagenet(
 
 
 def _text(archive: pathlib.Path, name: str) -> str:
-    """Returns what is in a text file."""
+    """Returns what is in a text file, without the mark that editors may put in front of UTF-8."""
     ((_, data),) = read_files(archive, [name])
-    return data.decode(errors='replace')
+    return data.decode('utf-8-sig', errors='replace')
 
 
 def _annotations(where: str, text: str) -> dict[str, str]:
     """Returns the class of each file of val."""
-    classes = {}
+    classes: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         fields = line.split('\t')
         if len(fields) < 2:
@@ -94,7 +94,12 @@ def _annotations(where: str, text: str) -> dict[str, str]:
                 f"{where} has line {number} {line!r}, not 'file, class, box' with tabs between: "
                 'download the archive again.'
             )
-        classes[fields[0]] = fields[1]
+        name, wnid = fields[:2]
+        if classes.setdefault(name, wnid) != wnid:
+            raise ValueError(
+                f'{where} has {name} both of the class {classes[name]} and of {wnid}: download the '
+                'archive again.'
+            )
     return classes
 
 

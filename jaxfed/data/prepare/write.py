@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from jaxfed.data.prepare.recipe import Contents, Recipe, Track
+from jaxfed.data.prepare.recipe import Contents, Example, Recipe, Track
 
 _BLOCK = 1000  # examples written between two descriptions of what there is
 _SHARD = 200_000  # examples in a file
@@ -56,9 +56,7 @@ def write_dataset(
     with _writing(folder):
         writer.initialize_splits(list(contents.splits))
     for split, examples in contents.splits.items():
-        by_hash = sorted(
-            examples, key=lambda example: hashlib.sha256(example.key.encode()).digest()
-        )
+        by_hash = sorted(examples, key=_hashed)
         tracked = track(by_hash, f'writing {split}', len(by_hash))
         while block := list(itertools.islice(tracked, _BLOCK)):
             written: list[dict[str, Any]] = [{'image': e.image, 'label': e.label} for e in block]
@@ -70,6 +68,11 @@ def write_dataset(
     with _writing(folder):
         writer.close_all()
     _read_again(folder, contents)
+
+
+def _hashed(example: Example) -> bytes:
+    """Returns the hash of an example's key, which may be a file's name that is not UTF-8."""
+    return hashlib.sha256(example.key.encode(errors='surrogateescape')).digest()
 
 
 @contextlib.contextmanager
