@@ -13,6 +13,7 @@ from jax import lax
 from jaxfed.models import as_model, make_model, with_precision
 from jaxfed.models.blocks import BatchNorm, GroupNorm
 from jaxfed.models.remat import recomputed
+from jaxfed.models.resnet import Bottleneck, ResNet
 from jaxfed.ops import convolution
 from jaxfed.types import Outputs
 
@@ -104,6 +105,41 @@ def test_network_is_its_layers_written_out(name, plain):
     want = jax.jit(plain, static_argnums=3)(params, stats, x, Norms(np.flatnonzero(MASK)))
     # What padding computes nobody reads.
     chex.assert_trees_all_close(trained.features[MASK], want[MASK], rtol=1e-3, atol=1e-3)
+
+
+class SmallBottlenecks(ResNet):
+    block, widths, depths = Bottleneck, (2, 3), (1, 2)
+
+
+def bottlenecks(params, stats, x, norm):
+    def unit(x, name, i, strides=1):
+        p, s = params['blocks'][i][name], stats['blocks'][i][name]
+        return norm(conv(x, p, strides), p, s)
+
+    x = jax.nn.relu(norm(conv(x, params['stem'], 2), params['stem'], stats['stem']))
+    x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-jnp.inf)
+    x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), 'VALID')
+    for i, strides in enumerate((1, 2, 1)):
+        y = jax.nn.relu(unit(x, 'conv1', i))
+        y = jax.nn.relu(unit(y, 'conv2', i, strides))
+        y = unit(y, 'conv3', i)
+        x = jax.nn.relu(y + (x if i == 2 else unit(x, 'shortcut', i, strides)))
+    return x.mean((1, 2))
+
+
+def test_bottlenecks_and_the_stem_for_large_images():
+    def build(rngs):
+        return SmallBottlenecks(
+            (17, 20, 3), 4, stem='imagenet', convolution=convolution(), rngs=rngs
+        )
+
+    model = as_model(build)
+    params, stats = draw(model)
+    assert params['stem']['conv']['kernel'].shape == (7, 7, 3, 2)
+    x = images(3, (17, 20, 3))
+    got = jax.jit(model.evaluate)(params, x, stats).features
+    want = jax.jit(bottlenecks, static_argnums=3)(params, stats, x, Norms())
+    chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize('name', DEEP)

@@ -14,7 +14,7 @@ from jaxfed.models.lenet import LeNet
 from jaxfed.models.mlp import MLP
 from jaxfed.models.mobilenet import MobileNet
 from jaxfed.models.precision import Precision, with_precision
-from jaxfed.models.resnet import resnet8, resnet18, resnet50
+from jaxfed.models.resnet import ResNet8, ResNet18, ResNet50
 from jaxfed.models.vgg import VGG11
 from jaxfed.ops import Convolution
 from jaxfed.types import Array, Model, Outputs, PyTree
@@ -28,24 +28,24 @@ __all__ = [
     'LeNet',
     'MobileNet',
     'Precision',
+    'ResNet8',
+    'ResNet18',
+    'ResNet50',
     'as_model',
     'make_model',
     'options',
-    'resnet8',
-    'resnet18',
-    'resnet50',
     'with_precision',
 ]
 
 DEFAULT_CONVOLUTION = ops.convolution()
-MODELS: dict[str, Callable[..., Any]] = {
+MODELS: dict[str, Any] = {
     'cnn': CNN,
     'lenet': LeNet,
     'mlp': MLP,
     'mobilenet': MobileNet,
-    'resnet8': resnet8,
-    'resnet18': resnet18,
-    'resnet50': resnet50,
+    'resnet8': ResNet8,
+    'resnet18': ResNet18,
+    'resnet50': ResNet50,
     'vgg11': VGG11,
 }
 
@@ -59,9 +59,8 @@ def options(name: str) -> Mapping[str, inspect.Parameter]:
     Returns:
       The parameters by name.
     """
-    made: Any = MODELS[name]
-    # nnx gives its classes a signature of their own.
-    parameters = inspect.signature(vars(made).get('__init__', made)).parameters
+    # Of the constructor, because nnx gives its classes a signature of their own.
+    parameters = inspect.signature(MODELS[name].__init__).parameters
     return {
         name: parameter
         for name, parameter in parameters.items()

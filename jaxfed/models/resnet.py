@@ -1,7 +1,7 @@
 """Residual networks of 8, 18 and 50 layers (He et al., 2016)."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import nnx
@@ -79,34 +79,47 @@ class ResNet(nnx.Module):
     """A stem, stages of residual blocks of which each but the first halves the image, and a mean.
 
     The stem for CIFAR is a 3x3 convolution; the one for ImageNet is a 7x7 convolution with stride 2
-    and a 3x3 max-pool with stride 2.
+    and a 3x3 max-pool with stride 2. What the stages are, the classes below say.
+
+    Args:
+      input_shape: height, width and channels of an image.
+      num_classes: C.
+      stem: for images as large as CIFAR's or ImageNet's.
+      norm: normalisation.
+      remat: compute the inside of each block again for its gradient.
+      convolution: the operations to compute convolutions with.
+      rngs: random streams of the initialisation.
+
+    Reference:
+      He et al., Deep Residual Learning for Image Recognition, CVPR 2016.
     """
+
+    block: ClassVar[type[BasicBlock] | type[Bottleneck]]
+    widths: ClassVar[Sequence[int]]  # of the blocks of each stage
+    depths: ClassVar[Sequence[int]]  # blocks of each stage
 
     def __init__(
         self,
         input_shape: tuple[int, int, int],
         num_classes: int,
         *,
-        block: type[BasicBlock] | type[Bottleneck],
-        widths: Sequence[int],
-        depths: Sequence[int],
-        stem: Stem,
-        norm: Norm,
-        remat: bool,
+        stem: Stem = 'cifar',
+        norm: Norm = 'batch',
+        remat: bool = False,
         convolution: Convolution,
         rngs: nnx.Rngs,
     ) -> None:
         made: dict[str, Any] = {'norm': norm, 'convolution': convolution, 'rngs': rngs}
         size, strides = (7, 2) if stem == 'imagenet' else (3, 1)
         self.pool, self.remat = stem == 'imagenet', remat
-        self.stem = ConvNorm(input_shape[2], widths[0], size, strides, **made)
+        channels = self.widths[0]
+        self.stem = ConvNorm(input_shape[2], channels, size, strides, **made)
         blocks = []
-        channels = widths[0]
-        for stage, (width, depth) in enumerate(zip(widths, depths, strict=True)):
+        for stage, (width, depth) in enumerate(zip(self.widths, self.depths, strict=True)):
             for place in range(depth):
                 strides = 2 if stage and not place else 1
-                blocks.append(block(channels, width, strides, **made))
-                channels = block.expansion * width
+                blocks.append(self.block(channels, width, strides, **made))
+                channels = self.block.expansion * width
         self.blocks = nnx.List(blocks)
         self.classifier = linear(channels, num_classes, rngs=rngs)
 
@@ -120,134 +133,30 @@ class ResNet(nnx.Module):
         return Outputs(logits=self.classifier(features), features=features)
 
 
-def resnet8(
-    input_shape: tuple[int, int, int],
-    num_classes: int,
-    *,
-    stem: Stem = 'cifar',
-    norm: Norm = 'batch',
-    remat: bool = False,
-    convolution: Convolution,
-    rngs: nnx.Rngs,
-) -> ResNet:
-    """Makes the ResNet of 6n + 2 layers for n = 1, three stages of 16, 32 and 64 channels.
+class ResNet8(ResNet):
+    """The ResNet of 6n + 2 layers for n = 1 (section 4.2), with 1x1 convolutions as shortcuts.
 
     On 32x32x3 with 10 classes it has 78 042 parameters.
-
-    Args:
-      input_shape: height, width and channels of an image.
-      num_classes: C.
-      stem: for images as large as CIFAR's or ImageNet's.
-      norm: normalisation.
-      remat: compute the inside of each block again for its gradient.
-      convolution: the operations to compute convolutions with.
-      rngs: random streams of the initialisation.
-
-    Returns:
-      The network.
-
-    Reference:
-      He et al., Deep Residual Learning for Image Recognition, CVPR 2016, section 4.2, with 1x1
-      convolutions as shortcuts where channels change (option B).
     """
-    return ResNet(
-        input_shape,
-        num_classes,
-        block=BasicBlock,
-        widths=(16, 32, 64),
-        depths=(1, 1, 1),
-        stem=stem,
-        norm=norm,
-        remat=remat,
-        convolution=convolution,
-        rngs=rngs,
-    )
+
+    block, widths, depths = BasicBlock, (16, 32, 64), (1, 1, 1)
 
 
-def resnet18(
-    input_shape: tuple[int, int, int],
-    num_classes: int,
-    *,
-    stem: Stem = 'cifar',
-    norm: Norm = 'batch',
-    remat: bool = False,
-    convolution: Convolution,
-    rngs: nnx.Rngs,
-) -> ResNet:
-    """Makes ResNet-18.
+class ResNet18(ResNet):
+    """ResNet-18 (table 1).
 
-    With the stem for CIFAR and 10 classes it has 11 173 962 parameters; with ImageNet's stem and
-    1000 classes 11 689 512.
-
-    Args:
-      input_shape: height, width and channels of an image.
-      num_classes: C.
-      stem: for images as large as CIFAR's or ImageNet's.
-      norm: normalisation.
-      remat: compute the inside of each block again for its gradient.
-      convolution: the operations to compute convolutions with.
-      rngs: random streams of the initialisation.
-
-    Returns:
-      The network.
-
-    Reference:
-      He et al., Deep Residual Learning for Image Recognition, CVPR 2016, table 1.
+    With the stem for CIFAR and 10 classes it has 11 173 962 parameters, with ImageNet's and 1000
+    classes 11 689 512.
     """
-    return ResNet(
-        input_shape,
-        num_classes,
-        block=BasicBlock,
-        widths=(64, 128, 256, 512),
-        depths=(2, 2, 2, 2),
-        stem=stem,
-        norm=norm,
-        remat=remat,
-        convolution=convolution,
-        rngs=rngs,
-    )
+
+    block, widths, depths = BasicBlock, (64, 128, 256, 512), (2, 2, 2, 2)
 
 
-def resnet50(
-    input_shape: tuple[int, int, int],
-    num_classes: int,
-    *,
-    stem: Stem = 'cifar',
-    norm: Norm = 'batch',
-    remat: bool = False,
-    convolution: Convolution,
-    rngs: nnx.Rngs,
-) -> ResNet:
-    """Makes ResNet-50, the stride of a block in its 3x3 convolution.
+class ResNet50(ResNet):
+    """ResNet-50 (table 1), the stride of a block in its 3x3 convolution as in torchvision.
 
-    With the stem for CIFAR and 10 classes it has 23 520 842 parameters; with ImageNet's stem and
-    1000 classes 25 557 032.
-
-    Args:
-      input_shape: height, width and channels of an image.
-      num_classes: C.
-      stem: for images as large as CIFAR's or ImageNet's.
-      norm: normalisation.
-      remat: compute the inside of each block again for its gradient.
-      convolution: the operations to compute convolutions with.
-      rngs: random streams of the initialisation.
-
-    Returns:
-      The network.
-
-    Reference:
-      He et al., Deep Residual Learning for Image Recognition, CVPR 2016, table 1; the stride as in
-      torchvision.
+    With the stem for CIFAR and 10 classes it has 23 520 842 parameters, with ImageNet's and 1000
+    classes 25 557 032.
     """
-    return ResNet(
-        input_shape,
-        num_classes,
-        block=Bottleneck,
-        widths=(64, 128, 256, 512),
-        depths=(3, 4, 6, 3),
-        stem=stem,
-        norm=norm,
-        remat=remat,
-        convolution=convolution,
-        rngs=rngs,
-    )
+
+    block, widths, depths = Bottleneck, (64, 128, 256, 512), (3, 4, 6, 3)
