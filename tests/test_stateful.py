@@ -130,10 +130,10 @@ def set_up(name, hyper, *, momentum=0.0, aggregation='size'):
         plan = schedule(STEPS[cohort], lanes=1, devices=mesh.size)
         rate = rate_of(int(server.round))
         server, _, kept = run_round(programs, mesh, server, states, cohort, plan, rate, key, data)
+        trained, _ = kept
         local = {
-            int(cohort[plan.slot[d, m]]): flat(jax.tree.map(lambda leaf, at=(d, m): leaf[at], kept))
-            for d in range(mesh.size)
-            for m in range(plan.clients[d])
+            int(client): flat(jax.tree.map(lambda leaf, i=i: leaf[i], trained))
+            for i, client in enumerate(cohort[plan.slot[plan.used]])
         }
         return server, local
 
