@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from absl import flags
@@ -70,6 +70,11 @@ class Config:
     )
     label_noise_form: NoiseForm = _setting(
         'equal', "every client's probability is --label_noise, or uniform from 0 to that"
+    )
+    validation: float = _setting(
+        0.0,
+        'share of the training data taken out of it to evaluate on instead of the test data, which '
+        'is then not looked at; for choosing hyper-parameters',
     )
     personal_test: float = _setting(
         0.0, "share of each client's examples that it keeps for testing; 0 for none"
@@ -194,6 +199,7 @@ def check(config: Config) -> None:
             f'--label_noise_form={config.label_noise_form} tells how --label_noise is spread over '
             f'clients, but --label_noise={config.label_noise}; give it, as in --label_noise=0.4.'
         )
+    need('validation', 0 <= config.validation < 1, 'at least 0 and below 1')
     need('personal_test', 0 <= config.personal_test < 1, 'at least 0 and below 1')
     if config.personal_test and not config.local_eval_every:
         raise ValueError(
@@ -234,39 +240,47 @@ def quiet_libraries() -> None:
         logging.getLogger('jaxfed').setLevel(logging.INFO)
 
 
-def define_flags() -> None:
+def define_flags(into: flags.FlagValues = flags.FLAGS) -> None:
     """Define one absl flag a field of `Config`, and the flags of all methods' hyper-parameters.
 
     A hyper-parameter is `--NAME` where that is not a flag of the experiment, and always
     `--METHOD.NAME`.
+
+    Args:
+      into: where to define them.
     """
     types = typing.get_type_hints(Config)
     for field in dataclasses.fields(Config):
         if field.name == 'partition':
             names = list(PARTITIONS)  # with any of one's own
-            flags.DEFINE_enum(field.name, str(field.default), names, field.metadata['help'])
+            flags.DEFINE_enum(
+                field.name, str(field.default), names, field.metadata['help'], flag_values=into
+            )
         elif field.name not in _MAPPINGS:
-            _define(field.name, types[field.name], field.default, field.metadata['help'])
+            _define(into, field.name, types[field.name], field.default, field.metadata['help'])
     flags.DEFINE_bool(
-        'compilation_cache', True, 'keep compiled programs in ~/.cache/jaxfed for the next start'
+        'compilation_cache',
+        True,
+        'keep compiled programs in ~/.cache/jaxfed for the next start',
+        flag_values=into,
     )
     taken = {field.name for field in dataclasses.fields(Config)}
     for name, by in _partitions_by_setting().items():
         if name not in taken:
             parameter = partition_settings(by[0])[name]
             text = f'setting of --partition={" or ".join(by)} [{parameter.default}]'
-            _define(name, parameter.annotation, None, text)
+            _define(into, name, parameter.annotation, None, text)
             taken.add(name)
     owners: dict[str, list[str]] = {}
     for method in methods.METHODS:
         for name, parameter in methods.hyperparameters(method).items():
             text = f'{name} of {method} [{parameter.default}]'
-            _define(f'{method}.{name}', parameter.annotation, None, text)
+            _define(into, f'{method}.{name}', parameter.annotation, None, text)
             owners.setdefault(name, []).append(method)
     for name, by in owners.items():
         if name not in taken:
             kind = methods.hyperparameters(by[0])[name].annotation
-            _define(name, kind, None, f'hyper-parameter of {", ".join(by)}')
+            _define(into, name, kind, None, f'hyper-parameter of {", ".join(by)}')
 
 
 def _partitions_by_setting() -> dict[str, list[str]]:
@@ -277,12 +291,13 @@ def _partitions_by_setting() -> dict[str, list[str]]:
     return by
 
 
-def _define(name: str, kind: Any, default: Any, help_: str) -> None:
+def _define(into: flags.FlagValues, name: str, kind: Any, default: Any, help_: str) -> None:
     literal = next(
         (k for k in (kind, *typing.get_args(kind)) if typing.get_origin(k) is Literal), None
     )
     if literal is not None:
-        flags.DEFINE_enum(name, default, list(typing.get_args(literal)), help_)
+        values = list(typing.get_args(literal))
+        flags.DEFINE_enum(name, default, values, help_, flag_values=into)
         return
     kinds = set(typing.get_args(kind) or (kind,)) - {type(None)}
     define: dict[type, Any] = {
@@ -291,11 +306,14 @@ def _define(name: str, kind: Any, default: Any, help_: str) -> None:
         float: flags.DEFINE_float,
         str: flags.DEFINE_string,
     }
-    define[kinds.pop()](name, default, help_)
+    define[kinds.pop()](name, default, help_, flag_values=into)
 
 
-def from_flags() -> Config:
+def from_flags(values: flags.FlagValues = flags.FLAGS) -> Config:
     """Read the parsed flags.
+
+    Args:
+      values: where `define_flags` defined them.
 
     Returns:
       The settings.
@@ -303,7 +321,6 @@ def from_flags() -> Config:
     Raises:
       ValueError: if a flag was given that the chosen partition does not read.
     """
-    values = flags.FLAGS
     names = [f.name for f in dataclasses.fields(Config) if f.name not in _MAPPINGS]
     partition = str(values['partition'].value)
     of_partitions = _partitions_by_setting()
@@ -326,3 +343,27 @@ def from_flags() -> Config:
         if name not in names and values[name].value is not None
     }
     return Config(**settings, hyperparameters=given, partition_settings=own)
+
+
+def parse(arguments: Sequence[str]) -> Config:
+    """Read settings from flags as on the command line, without touching the program's own.
+
+    Args:
+      arguments: flags, as ['--flagfile=FILE', '--method=fedlmd'].
+
+    Returns:
+      The settings.
+
+    Raises:
+      ValueError: for an unknown flag, a value that does not do, an argument that is no flag or a
+        flag file that cannot be read.
+    """
+    own = flags.FlagValues()
+    define_flags(own)
+    try:
+        left = own(['', *arguments])[1:]
+    except (flags.Error, OSError) as error:
+        raise ValueError(str(error)) from error
+    if left:
+        raise ValueError(f'unexpected arguments {" ".join(left)}; flags begin with --.')
+    return from_flags(own)

@@ -56,6 +56,7 @@ _STREAMS = (
     'auxiliary',
     'label_noise',
     'hold_out',
+    'validation',
 )
 
 
@@ -153,12 +154,14 @@ def deal(config: Config, *, auxiliary_per_class: int = 0) -> Dealt:
             f'--auxiliary_per_class=0, but --method={config.method} needs auxiliary data on the '
             f'server; leave the flag out for {auxiliary_per_class} examples a class.'
         )
+    dataset, training = hold_out_validation(dataset, config)
     auxiliary, remaining = split_auxiliary(
-        dataset.y_train,
+        dataset.y_train[training],
         per_class=auxiliary_per_class if per_class is None else per_class,
         num_classes=dataset.num_classes,
         seed=stream(config.seed, 'auxiliary'),
     )
+    auxiliary, remaining = training[auxiliary], training[remaining]
     own = partition_settings(config.partition)
     parts = make_partition(
         config.partition,
@@ -191,6 +194,36 @@ def deal(config: Config, *, auxiliary_per_class: int = 0) -> Dealt:
     )
     counts = label_counts(noisy, partition, dataset.num_classes)
     return Dealt(dataset._replace(y_train=noisy), partition, auxiliary, counts, personal)
+
+
+def hold_out_validation(dataset: Dataset, config: Config) -> tuple[Dataset, np.ndarray]:
+    """Puts a share of the training data in the place of the test data, if the settings ask for it.
+
+    Args:
+      dataset: with its test data.
+      config: the settings; validation and seed are read.
+
+    Returns:
+      The dataset, and the [m] indices of the examples that are left to train on.
+
+    Raises:
+      ValueError: if the share has no example.
+    """
+    every = np.arange(len(dataset.y_train))
+    if not config.validation:
+        return dataset, every
+    (training,), (held,) = hold_out(
+        [every],
+        dataset.y_train,
+        share=config.validation,
+        seed=stream(config.seed, 'validation'),
+    )
+    if not held.size:
+        raise ValueError(
+            f'--validation={config.validation} is no example of {every.size}; raise it.'
+        )
+    x, y = dataset.x_train[held], dataset.y_train[held]
+    return dataset._replace(x_test=x, y_test=y), training
 
 
 def client_steps(experiment: Experiment) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The host's loop over rounds: train an experiment and record it."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,12 +34,18 @@ class Result(NamedTuple):
     workdir: Path
 
 
-def train(experiment: Experiment, *, quiet: bool = False) -> Result:
+def train(
+    experiment: Experiment,
+    *,
+    quiet: bool = False,
+    watch: Callable[[dict[str, Any]], None] = lambda entry: None,
+) -> Result:
     """Train an experiment to its last round and record it in its work directory.
 
     Args:
       experiment: from `set_up`.
       quiet: show no progress.
+      watch: called with the metrics of each round done, after they are recorded.
 
     Returns:
       Summary, metrics of all rounds, final parameters and the work directory.
@@ -102,6 +109,7 @@ def train(experiment: Experiment, *, quiet: bool = False) -> Result:
             metrics.append(entry)
             record(entry)
             report(entry)
+            watch(entry)
             if failed:
                 break
 
@@ -116,6 +124,7 @@ def train(experiment: Experiment, *, quiet: bool = False) -> Result:
         num_classes=dataset.num_classes,
     )
     summary['cost'] = cost._asdict()
+    summary['evaluated_on'] = 'validation' if config.validation else 'test'
     summary['devices'] = mesh.size
     summary['lanes'] = lanes
     summary['memory_bytes'] = prepared.needed

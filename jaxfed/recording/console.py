@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 _console = Console(highlight=False)
@@ -86,6 +92,56 @@ def progress(rounds: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]],
         yield report
 
 
+@contextlib.contextmanager
+def grid_progress(
+    runs: int, rounds: int, *, quiet: bool
+) -> Iterator[tuple[Callable[[str, int], None], Callable[[dict[str, Any]], None]]]:
+    """Show the progress over many runs.
+
+    On a terminal as a bar over all their rounds; elsewhere as a line for each run.
+
+    Args:
+      runs: how many.
+      rounds: of all of them together.
+      quiet: show nothing.
+
+    Yields:
+      A function that takes name and rounds of each run that begins, and one that takes the metrics
+      of each of its rounds.
+    """
+    columns = (
+        TextColumn('{task.fields[name]}'),
+        BarColumn(bar_width=12),
+        TextColumn('{task.percentage:>3.0f}%'),
+        TimeElapsedColumn(),
+        TextColumn('+'),
+        TimeRemainingColumn(compact=True),
+    )
+    bar = Progress(*columns, console=_console, disable=quiet or not _console.is_terminal)
+    in_lines = not quiet and not _console.is_terminal
+    begun, began, of_run, done = 0, time.perf_counter(), 0, 0
+    with bar:
+        task = bar.add_task('', total=rounds, name='')
+
+        def begin(name: str, rounds_of_run: int) -> None:
+            nonlocal begun, of_run, done
+            # What a run that ended early, or that another process is at, has left out.
+            bar.update(task, advance=of_run - done)
+            begun, of_run, done = begun + 1, rounds_of_run, 0
+            bar.update(task, name=f'{begun}/{runs} {name}')
+            if in_lines:
+                _console.print(
+                    f'{begun}/{runs} {name} ({time.perf_counter() - began:.0f} s)', soft_wrap=True
+                )
+
+        def report(entry: dict[str, Any]) -> None:
+            nonlocal done
+            done = entry['round']
+            bar.update(task, advance=1)
+
+        yield begin, report
+
+
 def show_summary(summary: dict[str, Any], workdir: Path) -> None:
     """Print the summary table and where the files are.
 
@@ -97,6 +153,9 @@ def show_summary(summary: dict[str, Any], workdir: Path) -> None:
     table.add_column(style='bold')
     table.add_column(justify='right')
     rows = {'training': f'diverged in round {summary["rounds"]}'} if summary['failed'] else {}
+    on = summary['evaluated_on']
+    if on == 'validation':
+        rows['evaluated on'] = 'held-out training examples; test data was not used'
     if summary['best_round'] is not None:
         final = f'{summary["final_accuracy"]:.2%}'
         rows['final accuracy'] = f'{final} after {summary["rounds"]} rounds'
@@ -107,7 +166,7 @@ def show_summary(summary: dict[str, Any], workdir: Path) -> None:
         'a round': f'{summary["seconds_per_round"]:.3f} s, '
         f'{summary["client_steps_per_second"]:.0f} client-steps/s',
     }
-    shares = [f'test data {summary["evaluation_share"]:.0%} of the time']
+    shares = [f'{on} data {summary["evaluation_share"]:.0%} of the time']
     if summary['local_accuracy'] is not None:
         rows['average local accuracy'] = f'{summary["local_accuracy"]:.2%} when last evaluated'
         shares.append(f'local models {summary["local_evaluation_share"]:.0%}')

@@ -1,0 +1,270 @@
+"""A grid of runs on disk: column x row x seed, each run once, skipped when done, read back."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from filelock import FileLock, Timeout
+
+from jaxfed import config as config_lib
+from jaxfed import methods
+from jaxfed.config import Config
+from jaxfed.data import load_dataset
+from jaxfed.experiment import set_up
+from jaxfed.recording import console, records
+from jaxfed.simulation import TooLarge, train
+
+# Settings that change neither what is trained nor what is recorded of it.
+NEUTRAL = (
+    'csv',
+    'data_dir',
+    'devices',
+    'lanes',
+    'npz',
+    'path',
+    'stream',
+    'tensorboard',
+    'wandb',
+    'workdir',
+)
+
+
+class Row(NamedTuple):
+    """A line of a table or a curve of a figure: a method as the paper writes it, and its flags."""
+
+    name: str
+    flags: tuple[str, ...]
+
+
+class Cell(NamedTuple):
+    """One run of a grid."""
+
+    column: str  # flag file under experiments/, without its suffix: 'fedlmd/cifar10_lda0.05'
+    row: str
+    variant: tuple[str, ...]  # flags that set it apart from others of its column and row
+    seed: int
+    config: Config
+    folder: Path  # its work directory
+
+    @property
+    def name(self) -> str:
+        """Column, row, variant and seed in one line."""
+        return ' '.join([self.column, self.row, *self.variant, f'seed {self.seed}'])
+
+
+class Run(NamedTuple):
+    """What a finished cell recorded."""
+
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+
+
+def flag_file(column: str) -> Path:
+    """The flag file of a column.
+
+    Args:
+      column: 'PAPER/NAME'.
+
+    Returns:
+      Its path.
+
+    Raises:
+      ValueError: if there is none.
+    """
+    path = Path(__file__).parent / f'{column}.flags'
+    if not path.is_file():
+        raise ValueError(f'there is no flag file {path} for column {column}.')
+    return path
+
+
+def make_cell(
+    column: str,
+    row: Row,
+    seed: int,
+    *,
+    output: Path,
+    flags: Sequence[str] = (),
+    variant: Sequence[str] = (),
+) -> Cell:
+    """Make a cell, its settings checked as far as that goes without data.
+
+    Args:
+      column: 'PAPER/NAME', of a flag file under experiments/.
+      row: the method.
+      seed: of everything random.
+      output: folder of all cells.
+      flags: that hold for the whole grid, as --rounds=20; they win over the column's and the row's.
+      variant: flags that set the cell apart from others of its column and row.
+
+    Returns:
+      The cell.
+
+    Raises:
+      ValueError: for settings that do not do.
+    """
+    name = '_'.join([row.name.replace(' ', ''), *(flag.lstrip('-') for flag in variant)])
+    folder = output / column / name / f'seed{seed}'
+    fixed = (f'--seed={seed}', f'--workdir={folder}', '--on_divergence=record')
+    given = [f'--flagfile={flag_file(column)}', *row.flags, *variant, *flags, *fixed]
+    try:
+        config = config_lib.parse(given)
+        config_lib.check(config)
+        methods.build(parts_of(config), switch_round=config.switch_round)
+    except ValueError as error:
+        raise ValueError(f'{column}, {row.name}: {error}') from error
+    return Cell(column, row.name, tuple(variant), seed, config, folder)
+
+
+def parts_of(config: Config) -> list[methods.Part]:
+    """The parts of a method, with all their hyper-parameters."""
+    return methods.resolve(config.method, config.hyperparameters)
+
+
+def differing(cell: Cell) -> dict[str, tuple[Any, Any]]:
+    """Settings in which the run in a cell's folder is another one than the cell asks for.
+
+    Measures and files that it recorded besides do not matter.
+
+    Args:
+      cell: whose folder holds a run.
+
+    Returns:
+      Setting -> (value there, value asked for).
+
+    Raises:
+      ValueError: if config.json there cannot be read.
+    """
+    path = cell.folder / records.CONFIG
+    try:
+        held = json.loads(path.read_text())
+        assert isinstance(held, dict)
+    except (OSError, ValueError, AssertionError) as error:
+        raise ValueError(f'{path} cannot be read ({error}); move its folder away.') from error
+    wanted = json.loads(json.dumps(records.describe_config(cell.config, parts_of(cell.config))))
+    defaults = json.loads(json.dumps(records.describe_config(Config(), [])))
+    # Parts tell all hyper-parameters, whichever were given.
+    skipped = {'hyperparameters', 'versions', 'device', 'measure', *NEUTRAL}
+    other = {
+        name: (held.get(name, defaults[name]), value)
+        for name, value in wanted.items()
+        if name not in skipped and held.get(name, defaults[name]) != value
+    }
+    missing = _measures(wanted) - _measures(held)
+    return other | ({'measure': (held.get('measure'), wanted['measure'])} if missing else {})
+
+
+def _measures(config: dict[str, Any]) -> set[str]:
+    return set(str(config.get('measure') or 'none').split(',')) - {'none'}
+
+
+def is_done(cell: Cell) -> bool:
+    """Whether a cell has been run to its end.
+
+    Args:
+      cell: the cell.
+
+    Returns:
+      True if it has; False if it was not begun or not finished.
+
+    Raises:
+      ValueError: if its folder holds a run with other settings.
+    """
+    if not (cell.folder / records.CONFIG).exists():
+        return False
+    if other := differing(cell):
+        told = ', '.join(f'--{name}={was}, not {now}' for name, (was, now) in other.items())
+        raise ValueError(
+            f'{cell.folder} holds a run with other settings ({told}): give another --output, the '
+            'same settings, or move that folder away.'
+        )
+    return (cell.folder / records.SUMMARY).exists()
+
+
+def check(cells: Iterable[Cell]) -> None:
+    """Check folders and data of all cells, before the first is run.
+
+    Args:
+      cells: of the grid.
+
+    Raises:
+      ValueError: if a folder holds something else, or data is missing.
+      OSError: if data cannot be read.
+    """
+    seen = set()
+    for cell in cells:
+        config = cell.config
+        source = (config.dataset, config.data_dir, config.npz, config.path)
+        if is_done(cell) or source in seen:
+            continue
+        try:
+            load_dataset(config.dataset, data_dir=config.data_dir, npz=config.npz, path=config.path)
+        except (ValueError, OSError) as error:
+            raise ValueError(f'column {cell.column}: {error}') from error
+        seen.add(source)
+
+
+def run_cells(cells: Sequence[Cell], *, quiet: bool = False) -> dict[str, str]:
+    """Run the cells that are not done, one after another.
+
+    A cell that was interrupted is begun again. Several processes may work on one grid: what
+    another one is at is left to it.
+
+    Args:
+      cells: of the grid, checked.
+      quiet: show no progress.
+
+    Returns:
+      What could not be run, cell name -> reason.
+    """
+    left = [cell for cell in cells if not is_done(cell)]
+    console.say(f'{len(cells) - len(left)} of {len(cells)} runs are done.', quiet=quiet)
+    failed = {}
+    rounds = sum(cell.config.rounds for cell in left)
+    with console.grid_progress(len(left), rounds, quiet=quiet) as (begin, report):
+        for cell in left:
+            begin(cell.name, cell.config.rounds)
+            try:
+                _run(cell, report)
+            except (TooLarge, ValueError, OSError, Timeout) as error:
+                failed[cell.name] = str(error)
+                console.show_error(f'{cell.name}: {error}')
+    return failed
+
+
+def _run(cell: Cell, report: Callable[[dict[str, Any]], None]) -> None:
+    cell.folder.parent.mkdir(parents=True, exist_ok=True)
+    # The lock goes with the process, however that ends.
+    try:
+        with FileLock(cell.folder.with_name(f'.{cell.folder.name}.lock'), timeout=0):
+            if is_done(cell):
+                return
+            if (cell.folder / records.CONFIG).exists():
+                shutil.rmtree(cell.folder)
+            train(set_up(cell.config), quiet=True, watch=report)
+    except Timeout:
+        raise ValueError('another process is running it.') from None
+
+
+def read(cell: Cell) -> Run:
+    """Read what a finished cell recorded.
+
+    Args:
+      cell: done.
+
+    Returns:
+      The run.
+
+    Raises:
+      ValueError: if a file cannot be read.
+    """
+    try:
+        return Run(
+            json.loads((cell.folder / records.CONFIG).read_text()),
+            json.loads((cell.folder / records.SUMMARY).read_text()),
+            [json.loads(line) for line in (cell.folder / records.METRICS).open()],
+        )
+    except (OSError, ValueError) as error:
+        raise ValueError(f'{cell.folder} cannot be read: {error}.') from error
