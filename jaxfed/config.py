@@ -10,6 +10,7 @@ from absl import flags
 from absl import logging as absl_logging
 
 from jaxfed import methods
+from jaxfed.cohorts import Sampling, candidates
 from jaxfed.models import MODELS, Precision
 from jaxfed.models.blocks import Norm, Stem
 from jaxfed.partition import PARTITIONS, NoiseForm, partition_settings
@@ -65,6 +66,17 @@ class Config:
     num_users: int = _setting(0, 'natural: users that take part, drawn at random; 0 for all')
     min_user_size: int = _setting(1, 'natural: fewest examples of a user that takes part')
     num_clients: int = _setting(20, 'clients in all')
+    sampling: Sampling = _setting(
+        'uniform', "how a round's clients are chosen: uniform, by size, or in turn"
+    )
+    dropout: float = _setting(0.0, 'probability that a sampled client fails and its update is lost')
+    stragglers: float = _setting(
+        0.0, 'probability that a client gets only some of its --local_epochs done'
+    )
+    over_selection: float = _setting(
+        0.0,
+        'clients sampled beyond --clients_per_round, as a share of them; the first to report stay',
+    )
     label_noise: float = _setting(
         0.0, "probability with which a client's training label becomes another class"
     )
@@ -198,6 +210,15 @@ def check(config: Config) -> None:
         raise ValueError(
             f'--label_noise_form={config.label_noise_form} tells how --label_noise is spread over '
             f'clients, but --label_noise={config.label_noise}; give it, as in --label_noise=0.4.'
+        )
+    need('dropout', 0 <= config.dropout < 1, 'at least 0 and below 1')
+    need('stragglers', 0 <= config.stragglers <= 1, 'from 0 to 1')
+    need('over_selection', config.over_selection >= 0, 'at least 0')
+    sampled = candidates(config.clients_per_round, config.over_selection)
+    if sampled > config.num_clients:
+        raise ValueError(
+            f'--over_selection={config.over_selection} samples {sampled} clients a round, but '
+            f'--num_clients={config.num_clients}; lower it.'
         )
     need('validation', 0 <= config.validation < 1, 'at least 0 and below 1')
     need('personal_test', 0 <= config.personal_test < 1, 'at least 0 and below 1')

@@ -50,7 +50,7 @@ def method_cost(
         params: PyTree, stats: PyTree, batch: Batch, info: ClientInfo, number: Array
     ) -> tuple:
         server_state, client_state = method.init(params, stats)
-        told = RoundInfo(number, jnp.float32(1), 0.9, num_clients=2, cohort_size=2)
+        told = RoundInfo(number, jnp.float32(1), 0.9, num_clients=2, cohort_size=number)
 
         def evaluate(w: PyTree, x: Array, with_stats: PyTree = stats) -> Any:
             return model.evaluate(w, x, with_stats)

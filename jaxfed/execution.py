@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jaxfed.devices import replicate, split
 from jaxfed.lanes import Schedule
 from jaxfed.round import Round, RoundMetrics, ServerState, TrainingData
-from jaxfed.types import Array, PyTree
+from jaxfed.types import Array, Cohort, PyTree
 
 
 def compile_round(
@@ -19,7 +19,7 @@ def compile_round(
     mesh: Mesh,
     server: ServerState,
     client_states: PyTree,
-    cohort: np.ndarray,
+    cohort: Cohort,
     plan: Schedule,
     learning_rate: Any,
     key: Array,
@@ -41,9 +41,9 @@ def compile_round(
     Returns:
       The compiled functions.
     """
-    states, placed, ids, rate = _place(mesh, client_states, cohort, plan, learning_rate)
-    train = jax.jit(parts.train).lower(server, ids, states, placed, rate, key, data).compile()
-    merge = jax.jit(parts.merge).lower(server, ids, train.out_info.sums, rate, data).compile()
+    states, placed, sampled, rate = _place(mesh, client_states, cohort, plan, learning_rate)
+    train = jax.jit(parts.train).lower(server, sampled, states, placed, rate, key, data).compile()
+    merge = jax.jit(parts.merge).lower(server, sampled, train.out_info.sums, rate, data).compile()
     return Round(train, merge)
 
 
@@ -65,7 +65,7 @@ def run_round(
     mesh: Mesh,
     server: ServerState,
     client_states: PyTree,
-    cohort: np.ndarray,
+    cohort: Cohort,
     plan: Schedule,
     learning_rate: Any,
     key: Array,
@@ -79,7 +79,7 @@ def run_round(
       server: replicated on them, as are `key` and `data`.
       client_states: [N, ...] NumPy arrays, all clients' states. Those of the cohort are replaced
         in place.
-      cohort: [S] int32 client ids.
+      cohort: of S clients.
       plan: of the cohort, from `lanes.schedule`.
       learning_rate: of the clients in this round.
       key: of batches.
@@ -91,6 +91,7 @@ def run_round(
     server, metrics, models = run_waves(
         programs, mesh, server, client_states, cohort, [(plan, data)], learning_rate, key
     )
+    assert metrics is not None
     return server, metrics, models[0][1]
 
 
@@ -99,14 +100,16 @@ def run_waves(
     mesh: Mesh,
     server: ServerState,
     client_states: PyTree,
-    cohort: np.ndarray,
+    cohort: Cohort,
     waves: Iterable[tuple[Schedule, TrainingData]],
     learning_rate: Any,
     key: Array,
     *,
     keep: bool = True,
-) -> tuple[ServerState, RoundMetrics, list[tuple[Schedule, PyTree]]]:
+) -> tuple[ServerState, RoundMetrics | None, list[tuple[Schedule, PyTree]]]:
     """Run a round, some of its clients after others.
+
+    Where no client's update arrives, there is no wave and the server stays as it is.
 
     Args:
       programs: as for `run_round`, like all that is not named here.
@@ -115,27 +118,27 @@ def run_waves(
       client_states: see there.
       cohort: see there.
       waves: schedules whose slots together are those of the cohort, each with the data of its
-        clients; at least one.
+        clients.
       learning_rate: see there.
       key: see there.
       keep: whether to give the local models.
 
     Returns:
-      (server, metrics, the schedule of each wave and its clients' local models). The models are
-      NumPy arrays, without room for others: (parameters, batch statistics), [n, ...] in the order
-      of the used places of the schedule; () if the programs or `keep` do not give them.
+      (server, metrics or None, the schedule of each wave and its clients' local models). The models
+      are NumPy arrays, without room for others: (parameters, batch statistics), [n, ...] in the
+      order of the used places of the schedule; () if the programs or `keep` do not give them.
     """
     sums: Any = None
     models: list[tuple[Schedule, PyTree]] = []
     for plan, data in waves:
-        states, placed, ids, rate = _place(mesh, client_states, cohort, plan, learning_rate)
-        trained = programs.train(server, ids, states, placed, rate, key, data)
+        states, placed, sampled, rate = _place(mesh, client_states, cohort, plan, learning_rate)
+        trained = programs.train(server, sampled, states, placed, rate, key, data)
         # A CPU's devices do not wait for each other inside a program: XLA ends the process when
         # they do so for 40 seconds, and clients are unequal.
         jax.block_until_ready(trained.sums)
         sums = jax.tree.map(jnp.add, sums, trained.sums) if models else trained.sums
         used = plan.used
-        clients = cohort[plan.slot[used]]
+        clients = cohort.clients[plan.slot[used]]
         jax.tree.map(
             lambda every, rows, used=used, clients=clients: every.__setitem__(
                 clients, np.asarray(rows)[used]
@@ -145,15 +148,17 @@ def run_waves(
         )
         own = trained.models if keep else ()
         models.append((plan, jax.tree.map(lambda rows, used=used: np.asarray(rows)[used], own)))
-    server, metrics = programs.merge(server, ids, sums, rate, data)
+    if not models:
+        return server, None, models
+    server, metrics = programs.merge(server, sampled, sums, rate, data)
     return server, metrics, models
 
 
 def _place(
-    mesh: Mesh, client_states: PyTree, cohort: np.ndarray, plan: Schedule, learning_rate: Any
-) -> tuple[PyTree, Schedule, Array, Array]:
+    mesh: Mesh, client_states: PyTree, cohort: Cohort, plan: Schedule, learning_rate: Any
+) -> tuple[PyTree, Schedule, Cohort, Array]:
     """The arguments that change from round to round, on the devices that need them."""
-    states = jax.tree.map(lambda every: every[cohort[plan.slot]], client_states)
+    states = jax.tree.map(lambda every: every[cohort.clients[plan.slot]], client_states)
     states, placed = split((states, plan), mesh)
-    ids, rate = replicate((cohort, np.float32(learning_rate)), mesh)
-    return states, placed, ids, rate
+    sampled, rate = replicate((cohort, np.float32(learning_rate)), mesh)
+    return states, placed, sampled, rate

@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxfed import config as config_lib
 from jaxfed import methods, ops
+from jaxfed.cohorts import draw_cohort
 from jaxfed.config import Config
 from jaxfed.data import load_dataset
 from jaxfed.data.augment import check_augment, parse_augment
@@ -23,7 +24,7 @@ from jaxfed.partition import (
 )
 from jaxfed.recording import records
 from jaxfed.round import steps_per_epoch
-from jaxfed.types import Dataset, Model
+from jaxfed.types import Cohort, Dataset, Model
 
 
 class Dealt(NamedTuple):
@@ -57,6 +58,7 @@ _STREAMS = (
     'label_noise',
     'hold_out',
     'validation',
+    'availability',
 )
 
 
@@ -73,19 +75,29 @@ def stream(seed: int, name: str) -> int:
     return int(np.random.SeedSequence([seed, _STREAMS.index(name)]).generate_state(1)[0])
 
 
-def sample_cohort(config: Config, round_: int) -> np.ndarray:
-    """The clients of a round, uniformly without replacement.
+def sample_cohort(config: Config, size: np.ndarray, round_: int) -> Cohort:
+    """The clients of a round, and what becomes of them.
 
     Args:
-      config: the settings; seed, num_clients and clients_per_round are read.
+      config: the settings.
+      size: [N] examples of each client.
       round_: number of the round.
 
     Returns:
-      [S] int32 client ids.
+      The cohort.
     """
-    rng = np.random.default_rng([stream(config.seed, 'cohort'), round_])
-    chosen = rng.choice(config.num_clients, config.clients_per_round, replace=False)
-    return np.sort(chosen).astype(np.int32)
+    return draw_cohort(
+        round_,
+        size,
+        clients_per_round=config.clients_per_round,
+        local_epochs=config.local_epochs,
+        sampling=config.sampling,
+        dropout=config.dropout,
+        stragglers=config.stragglers,
+        over_selection=config.over_selection,
+        cohort_seed=stream(config.seed, 'cohort'),
+        availability_seed=stream(config.seed, 'availability'),
+    )
 
 
 def set_up(config: Config, method: Method | None = None) -> Experiment:
@@ -125,6 +137,12 @@ def set_up(config: Config, method: Method | None = None) -> Experiment:
         remat=config.remat,
     )
     model = with_precision(built.adapt(network), config.precision)
+    size = dealt.label_counts.sum(axis=1)
+    if not any(sample_cohort(config, size, r).epochs.any() for r in range(1, config.rounds + 1)):
+        raise ValueError(
+            f'--dropout={config.dropout} loses every client of all --rounds={config.rounds}; lower '
+            'it, or train for more rounds.'
+        )
     return Experiment(config, parts, built, model, dealt, records.make_workdir(config, parts))
 
 
@@ -228,6 +246,10 @@ def hold_out_validation(dataset: Dataset, config: Config) -> tuple[Dataset, np.n
 
 def client_steps(experiment: Experiment) -> np.ndarray:
     """Local steps of every client in a round, K_i = E ceil(n_i / B), as [N] integers."""
-    size = np.array([len(part) for part in experiment.dealt.partition])
-    config = experiment.config
+    size, config = experiment.dealt.label_counts.sum(axis=1), experiment.config
     return config.local_epochs * steps_per_epoch(size, config.batch_size)
+
+
+def cohort_steps(config: Config, size: np.ndarray, cohort: Cohort) -> np.ndarray:
+    """Local steps of the clients of a round, as [S] integers, 0 for those that are lost."""
+    return cohort.epochs * steps_per_epoch(size[cohort.clients], config.batch_size)

@@ -30,7 +30,7 @@ class RoundInfo(NamedTuple):
     learning_rate: Array  # [] float32, of the clients' optimizer in this round
     momentum: float  # of the clients' optimizer
     num_clients: int  # N
-    cohort_size: int  # S
+    cohort_size: Array  # [] int32, clients of the round whose updates arrive; S if none is lost
 
 
 class ServerView(NamedTuple):
@@ -97,10 +97,10 @@ class ClientView(NamedTuple):
 class CohortView(NamedTuple):
     """What `weigh` sees of the round's clients."""
 
-    weights: Array  # [S] float32, from --aggregation or the part before
+    weights: Array  # [S] float32, from --aggregation or the part before; 0 where lost
     size: Array  # [S] int32
     label_counts: Array  # [S, C] int32
-    steps: Array  # [S] int32
+    steps: Array  # [S] int32, 0 where the update is lost
     round: RoundInfo
 
 

@@ -99,14 +99,15 @@ def prepare(experiment: Experiment) -> Prepared:
         feed, streams = make_feed(experiment, mesh, to_input)
         while True:
             parts = make_round(model, method, settings, augment, to_input, mesh=mesh)
-            first = next(feed(lanes))
+            # Any round does, but one in which nobody trains.
+            first = next(round_ for round_ in feed(lanes) if round_.cohort.epochs.any())
             plan, data = next(first.waves)
             programs = compile_round(
                 parts, mesh, server, client_states, first.cohort, plan, first.learning_rate, key,
                 data,
             )  # fmt: skip
             tests = compile_tests(
-                experiment, mesh, server, first.cohort, plan, to_input, lanes=lanes
+                experiment, mesh, server, first.cohort.clients, plan, to_input, lanes=lanes
             )
             # The programs say how much memory their lanes take, most of which grows with them.
             needed = needed_memory(experiment, mesh, programs, tests, client_states, data, streams)

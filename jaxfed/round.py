@@ -33,7 +33,7 @@ from jaxfed.method import (
 )
 from jaxfed.metrics.accuracy import predict
 from jaxfed.stacking import Stacking, row, set_row, stacking
-from jaxfed.types import Array, Batch, ClientInfo, Model, Outputs, PyTree
+from jaxfed.types import Array, Batch, ClientInfo, Cohort, Model, Outputs, PyTree
 
 
 class TrainingData(NamedTuple):
@@ -95,7 +95,7 @@ class Trained(NamedTuple):
 class Round(NamedTuple):
     """The two functions of a round; each is pure and free of Python control flow on values."""
 
-    # (server, cohort [S] client ids, states [D, M, ...] of the clients as `schedule` places them,
+    # (server, cohort, states [D, M, ...] of the clients as `schedule` places them,
     # schedule, learning_rate, key, data) -> Trained
     train: Callable[..., Trained]
     # (server, cohort, sums, learning_rate, data) -> (server, metrics)
@@ -197,19 +197,19 @@ def make_round(
         return order[jnp.minimum(position, settings.longest - 1)], mask
 
     def describe(
-        server: ServerState, cohort: Array, learning_rate: Array, data: TrainingData
+        server: ServerState, cohort: Cohort, learning_rate: Array, data: TrainingData
     ) -> RoundInfo:
         return RoundInfo(
             number=server.round + 1,
             learning_rate=learning_rate,
             momentum=settings.momentum,
             num_clients=data.size.shape[0],
-            cohort_size=cohort.shape[0],
+            cohort_size=jnp.sum(cohort.epochs > 0),
         )
 
     def train(
         server: ServerState,
-        cohort: Array,
+        cohort: Cohort,
         client_states: PyTree,
         schedule: Schedule,
         learning_rate: Array,
@@ -222,11 +222,11 @@ def make_round(
             learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
         )
         round_info = describe(server, cohort, learning_rate, data)
-        infos = ClientInfo(data.label_counts[cohort], data.size[cohort])
-        steps = epochs * steps_per_epoch(infos.size, batch_size)
+        infos = ClientInfo(data.label_counts[cohort.clients], data.size[cohort.clients])
+        steps = cohort.epochs * steps_per_epoch(infos.size, batch_size)
         # A client's random stream depends on the seed, the round and its id, not on its lane.
         round_key = jax.random.fold_in(key, server.round)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(round_key, cohort)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(round_key, cohort.clients)
         statics = jax.vmap(method.prepare)(infos)
 
         def apply(params: PyTree, x: Array, stats: PyTree = server.stats) -> Outputs:
@@ -242,9 +242,9 @@ def make_round(
                 round=round_info,
             )
         )
-        size_weights = infos.size / jnp.maximum(jnp.sum(infos.size), 1)
-        uniform = jnp.full(cohort.shape, 1 / cohort.shape[0])
-        shares = size_weights if settings.aggregation == 'size' else uniform
+        arrives = cohort.epochs > 0
+        shares = arrives * (infos.size if settings.aggregation == 'size' else 1)
+        shares = shares / jnp.maximum(jnp.sum(shares), 1)
         weights = method.weigh(
             CohortView(
                 weights=shares,
@@ -256,8 +256,8 @@ def make_round(
         )
 
         def own_example(slot: Array) -> Array:
-            within = jnp.arange(settings.longest)
-            return data.order[jnp.minimum(data.start[cohort[slot]] + within, data.y.shape[0] - 1)]
+            begin, within = data.start[cohort.clients[slot]], jnp.arange(settings.longest)
+            return data.order[jnp.minimum(begin + within, data.y.shape[0] - 1)]
 
         def view_client(
             position: Array, params: PyTree, stats: PyTree, begun: PyTree
@@ -409,7 +409,7 @@ def make_round(
         return jax.tree.map(lambda leaf: leaf[None], Trained(*trained))
 
     def merge(
-        server: ServerState, cohort: Array, sums: Sums, learning_rate: Array, data: TrainingData
+        server: ServerState, cohort: Cohort, sums: Sums, learning_rate: Array, data: TrainingData
     ) -> tuple[ServerState, RoundMetrics]:
         total = lax.psum(row(sums, 0), AXIS)
         update, method_state = method.merge(
@@ -424,7 +424,7 @@ def make_round(
         )
         params = optax.apply_updates(server.params, update)
         stats = jax.tree.map(jnp.add, server.stats, total.stats)
-        examples = jnp.maximum(epochs * jnp.sum(data.size[cohort]), 1)
+        examples = jnp.maximum(jnp.sum(cohort.epochs * data.size[cohort.clients]), 1)
         return (
             ServerState(params, method_state, server.round + 1, stats),
             RoundMetrics(train_loss=total.loss / examples),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jaxfed.config import Config
 from jaxfed.costs import method_cost
 from jaxfed.execution import run_waves
-from jaxfed.experiment import Experiment, client_steps, sample_cohort, set_up
+from jaxfed.experiment import Experiment, cohort_steps, set_up
 from jaxfed.method import Method
 from jaxfed.partition.heatmap import draw_heatmap
 from jaxfed.preparation import TooLarge, in_words, memory_errors, prepare
@@ -75,6 +75,7 @@ def train(
         return every > 0 and (round_ % every == 0 or round_ == config.rounds)
 
     metrics: list[dict[str, Any]] = []
+    size, steps = dealt.label_counts.sum(axis=1), 0
     with (
         console.progress(config.rounds, quiet=quiet) as report,
         records.lines(workdir) as record,
@@ -87,16 +88,18 @@ def train(
                 prepared.programs, mesh, server, prepared.client_states, cohort, waves, rate,
                 prepared.key, keep=local_due,
             )  # fmt: skip
-            train_loss = float(trained.train_loss)
+            train_loss = None if trained is None else float(trained.train_loss)
             ticks.append(time.perf_counter())
             evaluation = tests.of_global(server) if due(config.eval_every, round_) else None
             ticks.append(time.perf_counter())
-            local = tests.of_locals(server, kept, cohort) if local_due else {}
+            local = tests.of_locals(server, kept, cohort.clients) if local_due else {}
             ticks.append(time.perf_counter())
             entry = describe_round(round_, train_loss, evaluation, local, rate)
+            entry['clients'] = int((cohort.epochs > 0).sum())
             entry['seconds'] = round(ticks[3] - ticks[0], 4)
             entry['evaluation_seconds'] = round(ticks[2] - ticks[1], 4)
             entry['local_evaluation_seconds'] = round(ticks[3] - ticks[2], 4)
+            steps += int(cohort_steps(config, size, cohort).sum())
             failed = not_finite(entry)
             if failed and config.on_divergence == 'stop':
                 raise Diverged(
@@ -113,9 +116,7 @@ def train(
             if failed:
                 break
 
-    steps, trained_rounds = client_steps(experiment), range(1, len(metrics) + 1)
-    done = sum(int(steps[sample_cohort(config, r)].sum()) for r in trained_rounds)
-    summary = summarise(config, metrics, prepared.compile_seconds, done)
+    summary = summarise(config, metrics, prepared.compile_seconds, steps)
     dataset = dealt.dataset
     cost = method_cost(
         experiment.method,

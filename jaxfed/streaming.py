@@ -16,10 +16,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxfed.devices import aligned, memory, replicate
-from jaxfed.experiment import Experiment, client_steps, sample_cohort
+from jaxfed.experiment import Experiment, cohort_steps, sample_cohort
 from jaxfed.lanes import Schedule, schedule
 from jaxfed.round import TrainingData
-from jaxfed.types import Array, Batch, Dataset
+from jaxfed.types import Array, Batch, Cohort, Dataset
 
 T = TypeVar('T')
 
@@ -40,7 +40,7 @@ class Planned(NamedTuple):
     """A round before it is run."""
 
     number: int
-    cohort: np.ndarray  # [S] int32 client ids
+    cohort: Cohort
     learning_rate: float
     waves: Iterator[Wave]
 
@@ -62,14 +62,14 @@ def make_feed(
       (the feed, whether images come in waves).
     """
     config, dealt = experiment.config, experiment.dealt
-    dataset, steps = dealt.dataset, client_steps(experiment)
+    dataset, size = dealt.dataset, dealt.label_counts.sum(axis=1)
     auxiliary = own_batch(dataset, dealt.auxiliary, to_input)
     given = (dataset, dealt.partition, dealt.label_counts, auxiliary, mesh)
     images = IMAGE_SHARE * image_memory(mesh)
     fits = dataset.x_train.nbytes + dataset.x_test.nbytes <= images
     deal_wave = partial(plan_wave, devices=mesh.size)
 
-    def planned(number: int, cohort: np.ndarray, waves: Iterator[Wave]) -> Planned:
+    def planned(number: int, cohort: Cohort, waves: Iterator[Wave]) -> Planned:
         rate = config.learning_rate * config.lr_decay ** (number - 1)
         return Planned(number, cohort, rate, waves)
 
@@ -77,30 +77,33 @@ def make_feed(
     if config.stream == 'off' or (config.stream == 'auto' and fits):
         data = place_all(*given)
 
-        everybody = np.arange(config.clients_per_round)
-
         def whole(lanes: int) -> Iterator[Planned]:
             for number in numbers:
-                cohort = sample_cohort(config, number)
-                plan = deal_wave(steps[cohort], everybody, lanes=lanes)
-                yield planned(number, cohort, iter([Wave(plan, data)]))
+                cohort = sample_cohort(config, size, number)
+                arrived, waves = np.flatnonzero(cohort.epochs), []
+                if arrived.size:
+                    plan = deal_wave(cohort_steps(config, size, cohort), arrived, lanes=lanes)
+                    waves = [Wave(plan, data)]
+                yield planned(number, cohort, iter(waves))
 
         return whole, False
 
-    size = np.array([len(part) for part in dealt.partition])
     # Never more than the largest cohort, never less than the largest client.
     largest = np.sort(size)[-config.clients_per_round :].sum()
     room = max(int(min(images / WAVES / dataset.x_train[0].nbytes, largest)), int(size.max()))
     place = place_some(*given, room=room)
 
     def in_waves(lanes: int) -> Iterator[Planned]:
-        cohorts = {number: sample_cohort(config, number) for number in numbers}
-        slots = {number: split_waves(size[cohort], room) for number, cohort in cohorts.items()}
+        cohorts = {number: sample_cohort(config, size, number) for number in numbers}
+        slots = {
+            number: split_waves(size[cohort.clients], np.flatnonzero(cohort.epochs), room)
+            for number, cohort in cohorts.items()
+        }
 
         def load(number: int, chosen: np.ndarray) -> Wave:
             cohort = cohorts[number]
-            plan = deal_wave(steps[cohort], chosen, lanes=lanes)
-            return Wave(plan, place(cohort[chosen]))
+            plan = deal_wave(cohort_steps(config, size, cohort), chosen, lanes=lanes)
+            return Wave(plan, place(cohort.clients[chosen]))
 
         loaded = ahead(partial(load, n, chosen) for n in numbers for chosen in slots[n])
         for number in numbers:
@@ -192,19 +195,20 @@ def place_some(
     return place
 
 
-def split_waves(size: np.ndarray, room: int) -> list[np.ndarray]:
+def split_waves(size: np.ndarray, slots: np.ndarray, room: int) -> list[np.ndarray]:
     """Splits the clients of a round into waves, the largest first, each into the first that fits.
 
     Args:
       size: [S] examples of each client of the cohort, none above `room`.
+      slots: places in the cohort of the clients to train.
       room: examples that a wave may have.
 
     Returns:
-      Arrays of places in the cohort; together every client once.
+      Arrays of places in the cohort; together every one of `slots` once.
     """
     waves: list[list[int]] = []
     left: list[int] = []
-    for slot in np.argsort(-size, kind='stable'):
+    for slot in slots[np.argsort(-size[slots], kind='stable')]:
         fits = (i for i, free in enumerate(left) if free >= size[slot])
         if (wave := next(fits, None)) is None:
             waves.append([])

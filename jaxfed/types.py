@@ -70,6 +70,13 @@ class ClientInfo(NamedTuple):
     size: Array  # [] int32, examples in all
 
 
+class Cohort(NamedTuple):
+    """The clients sampled in a round, and how much of its work each of them gets done."""
+
+    clients: Any  # array [S] int32 ids
+    epochs: Any  # array [S] int32, local epochs it does; 0 for one whose update is lost
+
+
 class Dataset(NamedTuple):
     """A labelled image classification dataset in host memory."""
 

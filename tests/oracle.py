@@ -19,13 +19,25 @@ def batches(x, y, examples, batch_size):
         yield Batch(x[chosen], y[chosen], jnp.ones(len(chosen), bool))
 
 
-def run_round(model, method, settings, normalise, server, cohort, states, learning_rate, key, data):
+def run_round(
+    model,
+    method,
+    settings,
+    normalise,
+    server,
+    cohort,
+    states,
+    learning_rate,
+    key,
+    data,
+    epochs=None,
+):
     """Same meaning as the engine's; returns (params, stats, method state, states, loss)."""
     params, server_state, number = server.params, server.method, int(server.round) + 1
     x, y, global_stats = normalise(data.x), data.y, server.stats
     order, start, size = (np.asarray(a) for a in (data.order, data.start, data.size))
     info_of_round = RoundInfo(
-        jnp.int32(number), learning_rate, settings.momentum, len(size), len(cohort)
+        jnp.int32(number), learning_rate, settings.momentum, len(size), jnp.int32(len(cohort))
     )
 
     def evaluate(w, inputs, stats=global_stats):
@@ -42,7 +54,8 @@ def run_round(model, method, settings, normalise, server, cohort, states, learni
         )
     )
     sizes = size[cohort]
-    steps = settings.local_epochs * np.array([int(np.ceil(n / settings.batch_size)) for n in sizes])
+    epochs = epochs or [settings.local_epochs] * len(cohort)
+    steps = np.array([e * -(-n // settings.batch_size) for e, n in zip(epochs, sizes)])
     weights = sizes / sizes.sum() if settings.aggregation == 'size' else np.ones(len(cohort))
     if settings.aggregation == 'uniform':
         weights = weights / len(cohort)
@@ -88,7 +101,7 @@ def run_round(model, method, settings, normalise, server, cohort, states, learni
         client_key = jax.random.fold_in(jax.random.fold_in(key, server.round), client)
         order_key, _ = jax.random.split(client_key)
         w, stats, momentum = params, global_stats, jax.tree.map(jnp.zeros_like, params)
-        for epoch in range(settings.local_epochs):
+        for epoch in range(epochs[slot]):
             shuffled = epoch_order(
                 jax.random.fold_in(order_key, epoch), jnp.asarray(size[client]), settings.longest
             )
@@ -116,5 +129,5 @@ def run_round(model, method, settings, normalise, server, cohort, states, learni
         mean_stats,
         server_state,
         states,
-        loss_sum / (settings.local_epochs * sizes.sum()),
+        loss_sum / np.dot(epochs, sizes),
     )

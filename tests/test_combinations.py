@@ -15,6 +15,7 @@ import pytest
 
 import jaxfed
 from jaxfed import execution, losses, methods
+from jaxfed.cohorts import everyone
 from jaxfed.costs import method_cost
 from jaxfed.method import chain
 from jaxfed.methods._steps import effective_steps
@@ -87,7 +88,7 @@ def test_switch_is_the_first_method_and_then_the_second():
         mesh,
         server._replace(params=before.params, round=before.round),
         states,
-        np.asarray(cohorts[2], np.int32),
+        everyone(cohorts[2], settings.local_epochs),
         test_round.plan(settings, cohorts[2], 2, 1),
         0.03 * 0.9**2,
         jax.random.key(5),

@@ -78,7 +78,7 @@ def test_run_leaves_its_records(command, tmp_path, capsys):
     keys = {'round', 'test_accuracy', 'test_loss', 'class_accuracy', 'train_loss', 'seconds'}
     times = {'evaluation_seconds', 'local_evaluation_seconds'}
     local = {'local_accuracy', 'personal_accuracy', 'personal_global_accuracy'}
-    assert set(lines[0]) == keys | times | local | {'learning_rate'}
+    assert set(lines[0]) == keys | times | local | {'learning_rate', 'clients'}
     assert len(lines[0]['class_accuracy']) == 3
     assert np.isclose(np.mean(lines[0]['class_accuracy']), lines[0]['test_accuracy'], atol=1e-5)
     summary = json.loads((out / 'summary.json').read_text())

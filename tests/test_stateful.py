@@ -13,6 +13,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from jaxfed import methods
+from jaxfed.cohorts import everyone
 from jaxfed.devices import make_mesh, replicate
 from jaxfed.execution import run_round
 from jaxfed.lanes import schedule
@@ -129,7 +130,9 @@ def set_up(name, hyper, *, momentum=0.0, aggregation='size'):
         cohort = np.array(cohort, np.int32)
         plan = schedule(STEPS[cohort], lanes=1, devices=mesh.size)
         rate = rate_of(int(server.round))
-        server, _, kept = run_round(programs, mesh, server, states, cohort, plan, rate, key, data)
+        server, _, kept = run_round(
+            programs, mesh, server, states, everyone(cohort, EPOCHS), plan, rate, key, data
+        )
         trained, _ = kept
         local = {
             int(client): flat(jax.tree.map(lambda leaf, i=i: leaf[i], trained))

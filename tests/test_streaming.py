@@ -25,7 +25,7 @@ from jaxfed.types import Outputs
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(50, 120))
 def test_waves_hold_every_client_once_and_no_more_than_fits(sizes, room):
     sizes = np.array(sizes)
-    waves = split_waves(sizes, room)
+    waves = split_waves(sizes, np.arange(len(sizes)), room)
     assert sorted(slot for wave in waves for slot in wave) == list(range(len(sizes)))
     held = [sizes[wave].sum() for wave in waves]
     assert max(held) <= room

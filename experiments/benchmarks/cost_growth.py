@@ -31,6 +31,7 @@ from rich.progress import track
 from rich.table import Table
 
 from experiments.benchmarks.machine import machine
+from jaxfed.cohorts import everyone
 from jaxfed.data.augment import make_augment, normalise
 from jaxfed.devices import check_devices, make_mesh, replicate, use_every_core
 from jaxfed.execution import compile_round, run_round
@@ -240,7 +241,7 @@ def round_program(point: Point) -> Program:
     params = model.init(jax.random.key(0))
     server = ServerState(params, (), jnp.zeros((), jnp.int32))
     server, data, key = replicate((server, images(point), jax.random.key(1)), mesh)
-    cohort = np.arange(point.clients, dtype=np.int32)
+    cohort = everyone(np.arange(point.clients), settings.local_epochs)
     plan = schedule([point.steps] * point.clients, lanes=1, devices=mesh.size)
     arguments = (mesh, server, (), cohort, plan, LEARNING_RATE, key, data)
     began = time.perf_counter()

@@ -28,6 +28,7 @@ from rich.table import Table
 
 from experiments.benchmarks.machine import machine
 from jaxfed import losses, methods
+from jaxfed.cohorts import everyone
 from jaxfed.data.augment import make_augment, normalise
 from jaxfed.devices import (
     AXIS,
@@ -287,7 +288,7 @@ def round_program(
         mesh,
         server,
         jax.tree.map(lambda leaf: np.stack([leaf] * clients), client_state),
-        np.arange(clients, dtype=np.int32),
+        everyone(np.arange(clients), 1),
         schedule([size.steps] * clients, lanes=lanes, devices=mesh.size),
         LEARNING_RATE,
         key,

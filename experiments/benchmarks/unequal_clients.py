@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.benchmarks.machine import machine
+from jaxfed.cohorts import everyone
 from jaxfed.data.augment import normalise
 from jaxfed.devices import make_mesh, replicate, use_every_core
 from jaxfed.execution import compile_round, run_round
@@ -131,7 +132,7 @@ def round_program(
         mesh,
         replicate(server, mesh),
         (),
-        np.arange(len(sizes), dtype=np.int32),
+        everyone(np.arange(len(sizes)), EPOCHS),
         schedule(client_steps(sizes), lanes=lanes, devices=devices),
         0.01,
         replicate(jax.random.key(1), mesh),

@@ -82,10 +82,11 @@ def progress(rounds: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]],
             if entry['test_accuracy'] is not None:
                 accuracy = f'{entry["test_accuracy"]:7.2%}'
             loss = entry['train_loss']
-            text = f'accuracy {accuracy}  loss ' + ('failed' if loss is None else f'{loss:7.4f}')
+            lost = 'failed' if entry.get('failed') else '-'
+            text = f'accuracy {accuracy}  loss {lost if loss is None else f"{loss:7.4f}":>7}'
             bar.update(task, advance=1, description=text)
             done = entry['round']
-            if in_lines and (done % every == 0 or done == rounds or loss is None):
+            if in_lines and (done % every == 0 or done == rounds or entry.get('failed')):
                 left = entry['seconds'] * (rounds - done)
                 _console.print(f'round {done:>4}/{rounds}  {text}  {left:.0f} s left')
 

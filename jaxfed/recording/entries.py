@@ -21,7 +21,7 @@ FAILED = (
 
 def describe_round(
     round_: int,
-    train_loss: float,
+    train_loss: float | None,
     evaluation: Evaluation | None,
     local: dict[str, float],
     learning_rate: float,
@@ -30,7 +30,7 @@ def describe_round(
 
     Args:
       round_: its number.
-      train_loss: mean of the local objective.
+      train_loss: mean of the local objective, None if no client's update arrived.
       evaluation: of the global model on the test data.
       local: means over the round's clients, of those that were evaluated: local_accuracy,
         personal_accuracy and personal_global_accuracy.
@@ -47,7 +47,7 @@ def describe_round(
         'local_accuracy': None,
         'personal_accuracy': None,
         'personal_global_accuracy': None,
-        'train_loss': round(train_loss, 6),
+        'train_loss': None if train_loss is None else round(train_loss, 6),
         'learning_rate': round(learning_rate, 9),
     }
     entry |= {name: round(value, 6) for name, value in local.items()}

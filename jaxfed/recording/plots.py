@@ -29,7 +29,7 @@ def draw_accuracy(metrics: list[dict[str, Any]], path: Path, *, title: str) -> N
     axes.grid(alpha=0.3)
     right = axes.twinx()
     right.set_ylabel('training loss')
-    losses = [entry['train_loss'] for entry in metrics]
+    losses = [float('nan') if (loss := e['train_loss']) is None else loss for e in metrics]
     right.plot(rounds, losses, color='#d55e00', linestyle='--', label='training loss')
     right.set_ylim(bottom=0)
     figure.legend(loc='outside lower center', ncols=3, frameon=False)
