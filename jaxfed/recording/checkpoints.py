@@ -1,0 +1,142 @@
+"""Checkpoints of a run: written beside training, few kept, read back whole or not at all.
+
+Orbax writes each into a folder of its own that gets its name when it is complete, so a process that
+dies while it writes leaves the checkpoint before. A digest of all values tells a damaged one.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxfed.types import PyTree
+
+FOLDER = 'checkpoints'
+
+_log = logging.getLogger('jaxfed')
+
+
+class Saved(NamedTuple):
+    """A checkpoint that was read back."""
+
+    round: int  # done when it was written
+    state: PyTree  # NumPy arrays
+
+
+@contextmanager
+def open_checkpoints(workdir: Path, *, keep: int) -> Iterator[Any]:
+    """Opens the checkpoints of a run.
+
+    Args:
+      workdir: the work directory.
+      keep: how many of them stay; older ones are removed.
+
+    Yields:
+      The manager, for `save` and `restore`. On the way out the last one is waited for.
+    """
+    import orbax.checkpoint as ocp
+
+    options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
+    manager = ocp.CheckpointManager((workdir / FOLDER).absolute(), options=options)
+    try:
+        yield manager
+    finally:
+        manager.close()
+
+
+def save(manager: Any, round_: int, state: PyTree) -> None:
+    """Writes a checkpoint; returns when the values are copied, and they are written meanwhile.
+
+    Args:
+      manager: from `open_checkpoints`.
+      round_: rounds done.
+      state: arrays; those of NumPy may be changed in place afterwards.
+
+    Raises:
+      OSError: if the checkpoint before could not be written.
+    """
+    import orbax.checkpoint as ocp
+
+    leaves = _leaves(jax.device_get(state))
+    manager.save(
+        round_,
+        args=ocp.args.Composite(
+            state=ocp.args.StandardSave(leaves),
+            info=ocp.args.JsonSave({'round': round_, 'digest': digest(leaves)}),
+        ),
+        force=True,
+    )
+
+
+def restore(manager: Any, like: PyTree) -> Saved | None:
+    """Reads the newest checkpoint that is whole; tells of damaged ones newer than it, removes them.
+
+    Args:
+      manager: from `open_checkpoints`.
+      like: a tree of the same structure, shapes and types.
+
+    Returns:
+      The checkpoint, None if there is none.
+
+    Raises:
+      ValueError: if there are checkpoints, but none is whole.
+    """
+    import orbax.checkpoint as ocp
+
+    damaged: dict[int, str] = {}
+    for step in sorted(manager.all_steps(), reverse=True):
+        # Whatever is wrong with a file, orbax and what it rests on have an error of their own.
+        try:
+            read = manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardRestore(_leaves(like)), info=ocp.args.JsonRestore()
+                ),
+            )
+            leaves = {name: np.asarray(leaf) for name, leaf in read['state'].items()}
+            if read['info'] != {'round': step, 'digest': digest(leaves)}:
+                raise ValueError('its digest is another one')
+        except Exception as error:
+            first = str(error).splitlines()[0] if str(error) else type(error).__name__
+            damaged[step] = first
+            continue
+        for other, first in damaged.items():
+            _log.warning(
+                'checkpoint of round %d is damaged (%s): going on from round %d', other, first, step
+            )
+            manager.delete(other)
+        return Saved(step, jax.tree.unflatten(jax.tree.structure(like), list(leaves.values())))
+    if damaged:
+        told = '; '.join(f'round {step}: {first}' for step, first in damaged.items())
+        raise ValueError(
+            f'no checkpoint in {manager.directory} is whole ({told}); begin anew in another '
+            'directory.'
+        )
+    return None
+
+
+def digest(leaves: dict[str, np.ndarray]) -> str:
+    """A digest of names, shapes, types and values.
+
+    Args:
+      leaves: name -> array.
+
+    Returns:
+      Hexadecimal digits.
+    """
+    found = hashlib.blake2b(digest_size=16)
+    for name, leaf in leaves.items():
+        found.update(f'{name} {leaf.dtype} {leaf.shape} '.encode())
+        found.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
+
+
+def _leaves(tree: PyTree) -> dict[str, np.ndarray]:
+    """The leaves by number, in the tree's order: trees hold tuples and may be empty in places."""
+    # Orbax keeps no empty arrays and no order but that of names.
+    return {f'{i:06}': np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}

@@ -1,0 +1,95 @@
+"""Checkpoints: what was saved comes back, damaged ones are not believed."""
+
+import logging
+import shutil
+
+import chex
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxfed.recording.checkpoints import FOLDER, open_checkpoints, restore, save
+
+
+def make_state(value):
+    return {
+        'server': (jnp.full((3, 4), value), (), jnp.int32(value)),
+        'clients': {'c': np.full((5, 2), -value, np.float32), 'none': ()},
+        'flags': np.array([True, False]),
+        'nan': np.float32(np.nan),
+    }
+
+
+@pytest.fixture(scope='module')
+def written(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp('run')
+    with open_checkpoints(workdir, keep=2) as manager:
+        for round_ in (1, 2, 5):
+            state = make_state(round_)
+            save(manager, round_, state)
+            state['clients']['c'][:] = 77  # as training goes on
+    return workdir
+
+
+def read(workdir):
+    with open_checkpoints(workdir, keep=2) as manager:
+        return restore(manager, make_state(0)), manager.all_steps()
+
+
+def test_newest_comes_back_as_it_was(written):
+    saved, steps = read(written)
+    assert saved.round == 5
+    assert sorted(steps) == [2, 5]  # two are kept
+    chex.assert_trees_all_equal(saved.state, make_state(5))
+    chex.assert_trees_all_equal_structs(saved.state, make_state(5))
+    chex.assert_trees_all_equal_dtypes(saved.state, make_state(5))
+
+
+def test_none_where_nothing_was_written(tmp_path):
+    assert read(tmp_path)[0] is None
+
+
+def files(workdir):
+    return sorted(p for p in (workdir / FOLDER / '5').rglob('*') if p.is_file())
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path):
+    held = bytearray(path.read_bytes())
+    held[len(held) // 2] ^= 0x10
+    path.write_bytes(bytes(held))
+
+
+@pytest.mark.parametrize('damage', [truncate, flip, lambda path: path.unlink()])
+def test_damaged_file_falls_back_or_does_not_matter(written, tmp_path, damage, caplog):
+    fell_back = 0
+    for i, file in enumerate(files(written)):
+        if not file.stat().st_size:
+            continue
+        workdir = tmp_path / str(i)
+        shutil.copytree(written, workdir)
+        damage(workdir / file.relative_to(written))
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, 'jaxfed'):
+            saved, steps = read(workdir)
+        assert saved.round in (2, 5), file
+        chex.assert_trees_all_equal(saved.state, make_state(saved.round))
+        if saved.round == 2:
+            fell_back += 1
+            assert steps == [2]
+    assert fell_back >= 3
+
+
+@pytest.mark.parametrize('other', [{'server': np.zeros(3)}, make_state(0)['server']])
+def test_other_structure_is_not_taken_and_stays(written, tmp_path, other):
+    shutil.copytree(written, tmp_path / 'run')
+    with open_checkpoints(tmp_path / 'run', keep=2) as manager:
+        with pytest.raises(
+            ValueError, match=r'no checkpoint in .* is whole \(round 5: .*round 2: '
+        ):
+            restore(manager, other)
+        assert sorted(manager.all_steps()) == [2, 5]
+    assert read(tmp_path / 'run')[0].round == 5
