@@ -135,6 +135,13 @@ class Config:
     lanes: int = _setting(
         0, 'clients that a device trains side by side; 0 chooses by device and sizes'
     )
+    checkpoint_every: int = _setting(
+        10, 'rounds between checkpoints, to resume an interrupted run from; 0 for none'
+    )
+    keep: int = _setting(2, 'checkpoints that are kept until the run is finished')
+    resume: bool | None = _setting(
+        None, 'whether --workdir holds an unfinished run to go on with [if it does]'
+    )
     target_accuracy: float | None = _setting(
         None, 'test accuracy in 0..1 for which summary.json tells the rounds needed'
     )
@@ -179,6 +186,10 @@ def check(config: Config) -> None:
     for name in _COUNTS:
         need(name, getattr(config, name) >= 1, 'at least 1')
     need('local_eval_every', config.local_eval_every >= 0, 'at least 1, or 0 for never')
+    need('checkpoint_every', config.checkpoint_every >= 0, 'at least 1, or 0 for none')
+    need('keep', config.keep >= 1, 'at least 1')
+    if config.resume and config.workdir is None:
+        raise ValueError('--resume needs the --workdir of the run to go on with.')
     need('learning_rate', config.learning_rate > 0, 'above 0')
     need('lr_decay', 0 < config.lr_decay <= 1, 'above 0 and at most 1')
     need('momentum', 0 <= config.momentum < 1, 'at least 0 and below 1')

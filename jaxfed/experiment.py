@@ -122,7 +122,7 @@ def set_up(config: Config, method: Method | None = None) -> Experiment:
     augmentations = parse_augment(config.augment)
     check_devices(config.devices)
     if config.workdir is not None:
-        records.check_workdir(Path(config.workdir))
+        records.check_workdir(Path(config.workdir), config, parts)
     dealt = deal(config, auxiliary_per_class=built.auxiliary)
     dataset = dealt.dataset
     check_augment(augmentations, dataset.x_train.shape[1:])

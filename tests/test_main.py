@@ -316,10 +316,10 @@ def look_late(check):
     """The check without its first call."""
     calls = []
 
-    def late(path):
-        calls.append(path)
+    def late(*arguments):
+        calls.append(arguments)
         if len(calls) > 1:
-            check(path)
+            check(*arguments)
 
     return late
 

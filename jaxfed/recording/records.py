@@ -3,37 +3,66 @@
 import contextlib
 import dataclasses
 import datetime
+import errno
 import importlib.metadata
 import json
 import os
 import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+from filelock import FileLock, Timeout
 
 from jaxfed.config import Config
 from jaxfed.methods import Part
 
 CONFIG, METRICS, SUMMARY = 'config.json', 'metrics.jsonl', 'summary.json'
 
+# Settings that change neither what is trained, but for rounding, nor what is recorded of it.
+NEUTRAL = (
+    'checkpoint_every',
+    'csv',
+    'data_dir',
+    'devices',
+    'keep',
+    'lanes',
+    'resume',
+    'stream',
+    'tensorboard',
+    'wandb',
+    'workdir',
+)
 
-def check_workdir(path: Path) -> None:
-    """See that a directory can take the records of a new run.
+
+def check_workdir(path: Path, config: Config, parts: list[Part]) -> None:
+    """See that a directory can take the records of a run, a new one or the rest of one.
 
     Args:
       path: the directory, which need not exist.
+      config: the settings.
+      parts: the method's parts with all their hyper-parameters.
 
     Raises:
-      ValueError: if it holds a run already, is not a directory or cannot be written to.
+      ValueError: if it holds another run or a finished one, is not a directory or cannot be written
+        to; or if there is no run to resume, where the settings ask for one.
     """
     held = [name for name in (CONFIG, METRICS, SUMMARY) if (path / name).exists()]
-    if held:
+    if held and (CONFIG not in held or SUMMARY in held or config.resume is False):
+        ended = 'a finished run' if SUMMARY in held else 'a run'
         raise ValueError(
-            f'--workdir={path} already holds a run ({", ".join(held)}); name another directory, '
+            f'--workdir={path} already holds {ended} ({", ".join(held)}); name another directory, '
             'or move this one away.'
         )
+    if held and (other := differing(path, config, parts)):
+        told = ', '.join(f'--{name}={was} there, {now} here' for name, (was, now) in other.items())
+        raise ValueError(
+            f'--workdir={path} holds an unfinished run with other settings ({told}); give the same '
+            'ones to go on with it, or name another directory.'
+        )
+    if config.resume and not held:
+        raise ValueError(f'--resume, but --workdir={path} holds no run; leave one of them out.')
     if path.exists() and not path.is_dir():
         raise ValueError(f'--workdir={path} is a file; name a directory.')
     # An absent directory is made later; what matters now is the nearest one that exists.
@@ -62,11 +91,13 @@ def make_workdir(config: Config, parts: list[Part]) -> Path:
     while config.workdir is None and workdir.exists():
         count += 1
         workdir = base.with_name(f'{base.name}-{count}')
-    check_workdir(workdir)
+    check_workdir(workdir, config, parts)
+    if (workdir / CONFIG).exists():  # to be resumed
+        return workdir
     text = _json(describe_config(config, parts))  # before anything is written
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        _claim(workdir, text)
+        _claim(workdir, text, config, parts)
     except OSError as error:
         raise ValueError(f'--workdir={workdir} cannot be written to: {error}.') from error
     return workdir
@@ -83,14 +114,14 @@ def discard_workdir(workdir: Path) -> None:
         workdir.rmdir()
 
 
-def _claim(workdir: Path, text: str) -> None:
+def _claim(workdir: Path, text: str, config: Config, parts: list[Part]) -> None:
     """Write config.json, whole or not at all, if no other run has."""
     temporary = workdir / f'.{CONFIG}.tmp'
     # 'x' lets only one of several runs that start at once go on, and one that comes when the file
     # has its name already finds it.
     with temporary.open('x') as file:
         try:
-            check_workdir(workdir)
+            check_workdir(workdir, config, parts)
             file.write(text)
             file.close()
             os.replace(temporary, workdir / CONFIG)
@@ -140,6 +171,54 @@ def describe_config(config: Config, parts: list[Part]) -> dict[str, Any]:
     }
 
 
+def differing(workdir: Path, config: Config, parts: list[Part]) -> dict[str, tuple[Any, Any]]:
+    """Settings in which the run in a work directory is another one.
+
+    Args:
+      workdir: holds a run.
+      config: the settings.
+      parts: the method's parts with all their hyper-parameters.
+
+    Returns:
+      Setting -> (value there, value here), without those that make no difference.
+
+    Raises:
+      ValueError: if its config.json cannot be read.
+    """
+    held = read_json(workdir / CONFIG)
+    wanted = json.loads(_json(describe_config(config, parts)))
+    # A run recorded before there was a setting had what is now its default.
+    defaults = json.loads(_json(describe_config(Config(), [])))
+    # Parts tell all hyper-parameters, whichever were given.
+    skipped = {'hyperparameters', 'versions', 'device', *NEUTRAL}
+    return {
+        name: (was, value)
+        for name, value in wanted.items()
+        if name not in skipped and (was := held.get(name, defaults[name])) != value
+    }
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds a dictionary.
+
+    Args:
+      path: the file.
+
+    Returns:
+      The dictionary.
+
+    Raises:
+      ValueError: naming the file, if it cannot be read.
+    """
+    try:
+        value = json.loads(path.read_text(encoding='utf-8'))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f'{path} cannot be read: {error}.') from error
+    if not isinstance(value, dict):
+        raise ValueError(f'{path} holds no dictionary, but {type(value).__name__}.')
+    return value
+
+
 def _versions(packages: tuple[str, ...]) -> dict[str, str]:
     found = {}
     for package in packages:
@@ -149,19 +228,93 @@ def _versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def lines(workdir: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Open metrics.jsonl.
+def alone(workdir: Path) -> Iterator[None]:
+    """Keeps other processes out of a work directory; the lock goes with the process.
 
     Args:
       workdir: the work directory.
 
     Yields:
-      A function that appends one entry as one line and hands it to the operating system.
+      Nothing.
+
+    Raises:
+      ValueError: if another process is at work in it.
     """
-    with (workdir / METRICS).open('x') as file:
+    lock = FileLock(workdir / '.lock', timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(
+            f'--workdir={workdir}: another process is at work in it; name another directory.'
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def rewind(workdir: Path, rounds: int) -> list[dict[str, Any]]:
+    """Cut metrics.jsonl off after a round, for a run that goes on from there.
+
+    Args:
+      workdir: the work directory.
+      rounds: that stay; 0 for none.
+
+    Returns:
+      Their entries.
+
+    Raises:
+      ValueError: if the file lacks one of them.
+    """
+    path = workdir / METRICS
+    held = path.read_bytes().split(b'\n')[:rounds] if path.exists() else []
+    try:
+        entries = [json.loads(line) for line in held]
+        whole = [entry['round'] for entry in entries] == list(range(1, rounds + 1))
+    except (ValueError, KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise ValueError(
+            f'{path} lacks some of the first {rounds} rounds, after which the checkpoint was '
+            'written; begin anew in another directory.'
+        )
+    temporary = path.with_name(f'.{METRICS}.tmp')
+    with temporary.open('wb') as file:
+        file.write(b''.join(line + b'\n' for line in held))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    return entries
+
+
+class Lines(NamedTuple):
+    """An open metrics.jsonl."""
+
+    record: Callable[[dict[str, Any]], None]  # appends an entry as one line, whole or not at all
+    settle: Callable[[], None]  # returns when all lines are on the disk
+
+
+@contextlib.contextmanager
+def lines(workdir: Path) -> Iterator[Lines]:
+    """Open metrics.jsonl to append to it.
+
+    Args:
+      workdir: the work directory.
+
+    Yields:
+      What appends to it.
+    """
+    with (workdir / METRICS).open('ab', buffering=0) as file:
 
         def record(entry: dict[str, Any]) -> None:
-            file.write(json.dumps(entry, allow_nan=False) + '\n')
-            file.flush()
+            line = json.dumps(entry, allow_nan=False).encode() + b'\n'
+            before = file.seek(0, os.SEEK_END)
+            try:
+                if file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
+            except OSError:
+                # A full disk takes part of a line.
+                file.truncate(before)
+                raise
 
-        yield record
+        yield Lines(record, lambda: os.fsync(file.fileno()))
