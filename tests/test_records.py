@@ -1,0 +1,152 @@
+"""Records of a run that is interrupted, goes on, or finds no room."""
+
+import json
+import os
+import signal
+import threading
+
+import pytest
+
+from jaxfed import Config
+from jaxfed.interruption import stopping
+from jaxfed.recording import records
+
+
+def started(workdir, **changes):
+    return records.make_workdir(Config(workdir=str(workdir), **changes), [])
+
+
+def write(workdir, entries):
+    with records.lines(workdir) as lines:
+        for entry in entries:
+            lines.record(entry)
+        lines.settle()
+
+
+ROUNDS = [{'round': r, 'value': r / 7} for r in range(1, 6)]
+
+
+def test_lines_are_appended_and_cut_off_after_a_round(tmp_path):
+    write(tmp_path, ROUNDS[:3])
+    write(tmp_path, ROUNDS[3:])
+    path = tmp_path / records.METRICS
+    assert [json.loads(line) for line in path.read_text().splitlines()] == ROUNDS
+    with path.open('a') as file:
+        file.write('{"round": 6, "val')  # torn
+    assert records.rewind(tmp_path, 4) == ROUNDS[:4]
+    write(tmp_path, ROUNDS[4:])
+    assert [json.loads(line) for line in path.read_text().splitlines()] == ROUNDS
+    assert records.rewind(tmp_path, 0) == []
+    assert path.read_text() == ''
+    assert [p.name for p in tmp_path.iterdir()] == [records.METRICS]
+
+
+@pytest.mark.parametrize(
+    'text',
+    [
+        '',
+        '{"round": 1}\n',
+        '{"round": 1}\n{"round": 3}\n',
+        '{"round": 1}\n{"roun\n',
+        '[]\n{"round": 2}\n',
+        '\xff\n\n',
+    ],
+)
+def test_lines_that_a_checkpoint_counts_must_be_there(tmp_path, text):
+    path = tmp_path / records.METRICS
+    path.write_bytes(text.encode('latin1'))
+    with pytest.raises(ValueError, match=r'metrics.jsonl lacks some of the first 2 rounds'):
+        records.rewind(tmp_path, 2)
+    assert path.read_bytes() == text.encode('latin1')
+
+
+def test_a_full_disk_leaves_no_torn_line(tmp_path):
+    import resource
+
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with records.lines(tmp_path) as lines:
+            lines.record(ROUNDS[0])
+            # The next line finds room for a part of it.
+            size = (tmp_path / records.METRICS).stat().st_size
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))
+            with pytest.raises(OSError, match=r'metrics.jsonl|File too large'):
+                lines.record(ROUNDS[1])
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            lines.record(ROUNDS[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    held = (tmp_path / records.METRICS).read_text().splitlines()
+    assert [json.loads(line) for line in held] == ROUNDS[:2]
+
+
+def test_a_run_is_resumed_with_the_same_settings_only(tmp_path):
+    workdir = tmp_path / 'run'
+    started(workdir, alpha=0.3)
+    before = (workdir / records.CONFIG).read_bytes()
+    # What makes no difference may change.
+    started(workdir, alpha=0.3, devices='2', lanes=1, checkpoint_every=1, data_dir='/else')
+    with pytest.raises(ValueError, match=r'\(--alpha=0.3 there, 0.5 here, --rounds=30 there, 31 h'):
+        started(workdir, alpha=0.5, rounds=31)
+    with pytest.raises(ValueError, match=r'already holds a run \(config.json\)'):
+        started(workdir, alpha=0.3, resume=False)
+    assert (workdir / records.CONFIG).read_bytes() == before
+    (workdir / records.SUMMARY).write_text('{}')
+    with pytest.raises(ValueError, match='already holds a finished run'):
+        started(workdir, alpha=0.3)
+    with pytest.raises(ValueError, match='holds no run'):
+        started(tmp_path / 'none', resume=True)
+    assert not (tmp_path / 'none').exists()
+
+
+@pytest.mark.parametrize('text', ['', '{', '[]', '\x00', '{"method": 1}', '[' * 100000])
+def test_a_damaged_config_is_told(tmp_path, text):
+    started(tmp_path)
+    (tmp_path / records.CONFIG).write_text(text)
+    with pytest.raises(ValueError, match=r'config.json|other settings'):
+        started(tmp_path)
+    assert (tmp_path / records.CONFIG).read_text() == text
+
+
+def test_one_process_a_work_directory(tmp_path):
+    with (
+        records.alone(tmp_path),
+        pytest.raises(ValueError, match='another process is at work'),
+        records.alone(tmp_path),
+    ):
+        pass
+    with records.alone(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_noted_and_the_second_one_ends(number):
+    said, ended = [], []
+    before = signal.signal(number, lambda *_: ended.append(number))
+    try:
+        with stopping(said.append) as came:
+            assert came() is None
+            os.kill(os.getpid(), number)
+            assert came() == number and not ended
+            assert said == [f'{number.name}: stopping after this round; once more stops at once']
+            os.kill(os.getpid(), number)
+            assert ended == [number]
+        os.kill(os.getpid(), number)
+        assert len(ended) == 2
+    finally:
+        signal.signal(number, before)
+
+
+def test_signals_are_left_alone_outside_the_main_thread():
+    seen = []
+
+    def work():
+        with stopping(seen.append) as came:
+            seen.append(came())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [None]
