@@ -12,6 +12,7 @@ from jaxfed.costs import Cost, method_cost
 from jaxfed.data.cache import cache_folder
 from jaxfed.devices import use_every_core
 from jaxfed.experiment import set_up
+from jaxfed.metrics.measures import MEASURES
 from jaxfed.models import make_model
 from jaxfed.recording import console
 
@@ -31,6 +32,14 @@ def list_methods() -> None:
             (name, '\n'.join(filter(None, (sentence, cost and f'Costs: {cost}', paper))), shown)
         )
     console.show_methods(rows)
+
+
+def list_measures() -> None:
+    """Print every measure with the fields that it adds to metrics.jsonl and its cost."""
+    rows = []
+    for name, measure in MEASURES.items():
+        rows.append((name, f'{measure.text}\nCosts: {measure.cost}', measure.fields, measure.local))
+    console.show_measures(rows)
 
 
 def cost_of(name: str) -> Cost:
@@ -63,6 +72,9 @@ def main(arguments: Sequence[str]) -> int:
     config.quiet_libraries()
     if flags.FLAGS.method == 'list':
         list_methods()
+        return 0
+    if flags.FLAGS.measure == 'list':
+        list_measures()
         return 0
     with contextlib.suppress(RuntimeError):  # who has used JAX already has chosen its devices
         use_every_core()

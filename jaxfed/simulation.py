@@ -10,10 +10,11 @@ from jaxfed.costs import method_cost
 from jaxfed.execution import run_waves
 from jaxfed.experiment import Experiment, client_steps, sample_cohort, set_up
 from jaxfed.method import Method
+from jaxfed.metrics.past import no_past, remember
 from jaxfed.partition.heatmap import draw_heatmap
 from jaxfed.preparation import TooLarge, in_words, memory_errors, prepare
 from jaxfed.recording import console, records
-from jaxfed.recording.entries import FAILED, describe_round, not_finite, summarise
+from jaxfed.recording.entries import describe_round, failed_values, not_finite, summarise
 from jaxfed.recording.plots import draw_accuracy
 from jaxfed.types import PyTree
 
@@ -75,6 +76,7 @@ def train(
         return every > 0 and (round_ % every == 0 or round_ == config.rounds)
 
     metrics: list[dict[str, Any]] = []
+    past = no_past(dealt.dataset.num_classes, len(dealt.dataset.y_test))
     with (
         console.progress(config.rounds, quiet=quiet) as report,
         records.lines(workdir) as record,
@@ -83,6 +85,7 @@ def train(
         for round_, cohort, rate, waves in prepared.feed(lanes):
             ticks = [time.perf_counter()]
             local_due = due(config.local_eval_every, round_)
+            before = server
             server, trained, kept = run_waves(
                 prepared.programs, mesh, server, prepared.client_states, cohort, waves, rate,
                 prepared.key, keep=local_due,
@@ -91,9 +94,13 @@ def train(
             ticks.append(time.perf_counter())
             evaluation = tests.of_global(server) if due(config.eval_every, round_) else None
             ticks.append(time.perf_counter())
-            local = tests.of_locals(server, kept, cohort) if local_due else {}
+            local, details = (
+                tests.of_locals(before, server, kept, cohort) if local_due else ({}, None)
+            )
+            measured = tests.measure(cohort, evaluation, past, details)
+            past = past if evaluation is None else remember(past, evaluation)
             ticks.append(time.perf_counter())
-            entry = describe_round(round_, train_loss, evaluation, local, rate)
+            entry = describe_round(round_, train_loss, evaluation, local, rate, measured)
             entry['seconds'] = round(ticks[3] - ticks[0], 4)
             entry['evaluation_seconds'] = round(ticks[2] - ticks[1], 4)
             entry['local_evaluation_seconds'] = round(ticks[3] - ticks[2], 4)
@@ -105,7 +112,7 @@ def train(
                     f'are in {workdir}. --on_divergence=record ends such a run without an error.'
                 )
             if failed:
-                entry |= dict.fromkeys(FAILED) | {'failed': True}
+                entry |= failed_values(config) | {'failed': True}
             metrics.append(entry)
             record(entry)
             report(entry)

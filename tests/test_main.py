@@ -14,6 +14,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from jaxfed import Config, config, main
+from jaxfed.metrics.measures import MEASURES
 from jaxfed.recording import records
 
 
@@ -208,6 +209,9 @@ def test_auxiliary_data_is_taken_from_nobody(tmp_path):
         (['--clients_per_round=30'], '--clients_per_round=30 must be at most --num_clients=20'),
         (['--eval_every=0'], 'eval_every=0'),
         (['--local_eval_every=-1'], 'local_eval_every=-1'),
+        (['--measure=drfit'], "--measure=drfit names 'drfit': choose from forgetting"),
+        (['--measure=drift'], '--measure=drift: drift is taken where local models'),
+        (['--confusion_clients=0'], '--confusion_clients=0 is for --measure=confusion'),
         (['--batch_size=0'], '--batch_size=0 must be at least 1'),
         (['--rounds=0'], '--rounds=0'),
         (['--learning_rate=-1'], '--learning_rate=-1.0'),
@@ -353,6 +357,15 @@ def test_list_shows_every_method(command, capsys):
     shown = capsys.readouterr().out
     for name in ('fedavg', 'fedlmd_tf', '--fedlsd.alpha', 'fedssd', '--max_weight', 'ACM MM'):
         assert name in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_list_shows_every_measure(command, capsys):
+    assert command('--measure=list') == 0
+    shown = capsys.readouterr().out
+    for name, measure in MEASURES.items():
+        assert name in shown
+        assert all(field in shown for field in measure.fields)
     assert max(map(len, shown.splitlines())) <= 80
 
 

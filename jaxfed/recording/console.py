@@ -228,7 +228,8 @@ def show_error(message: str) -> None:
     Args:
       message: what is wrong and what would do.
     """
-    Console(stderr=True, highlight=False).print(f'error: {message}', markup=False, soft_wrap=True)
+    console = Console(stderr=True, highlight=False, emoji=False)
+    console.print(f'error: {message}', markup=False, soft_wrap=True)
 
 
 def show_methods(rows: list[tuple[str, str, list[tuple[str, str]]]]) -> None:
@@ -248,4 +249,24 @@ def show_methods(rows: list[tuple[str, str, list[tuple[str, str]]]]) -> None:
     table.add_column('what it does, and its paper')
     for name, text, flags in rows:
         table.add_row(name, '\n'.join(f'{flag}={value}' for flag, value in flags), text)
+    _console.print(table)
+
+
+def show_measures(rows: list[tuple[str, str, tuple[str, ...], bool]]) -> None:
+    """Print the measures with what they record.
+
+    Args:
+      rows: (name, one sentence and cost, fields of metrics.jsonl, whether it needs local models) a
+        measure.
+    """
+    table = Table(
+        title='Measures; join them with commas',
+        caption='* needs --local_eval_every, in whose rounds it is taken.',
+        show_lines=True,
+    )
+    table.add_column('--measure', style='bold', no_wrap=True)
+    table.add_column('in metrics.jsonl', no_wrap=True)
+    table.add_column('what it is')
+    for name, text, fields, local in rows:
+        table.add_row(name + ' *' * local, '\n'.join(fields), text)
     _console.print(table)
