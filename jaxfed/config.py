@@ -11,6 +11,7 @@ from absl import logging as absl_logging
 
 from jaxfed import methods
 from jaxfed.cohorts import Sampling, candidates
+from jaxfed.metrics.measures import MEASURES, parse_clients, parse_measures
 from jaxfed.models import MODELS, Precision
 from jaxfed.models.blocks import Norm, Stem
 from jaxfed.partition import PARTITIONS, NoiseForm, partition_settings
@@ -115,6 +116,12 @@ class Config:
     eval_every: int = _setting(1, 'rounds between evaluations on the test data')
     local_eval_every: int = _setting(
         0, 'rounds between evaluations of all local models of a round; 0 for never'
+    )
+    measure: str = _setting(
+        'none', "comma list of what else is recorded, 'all' or 'none'; 'list' shows all measures"
+    )
+    confusion_clients: str | None = _setting(
+        None, 'comma list of clients whose local models --measure=confusion looks at, too'
     )
     stream: Stream = _setting(
         'auto', "whether a round's images are read in waves of clients; auto where they do not fit"
@@ -238,6 +245,7 @@ def check(config: Config) -> None:
             f'--personal_test={config.personal_test} is for evaluating local models, but '
             '--local_eval_every=0; give it, as in --local_eval_every=10.'
         )
+    _check_measures(config)
     for name, value in config.partition_settings.items():
         extra = [key for key in own if not hasattr(config, key)]
         if name not in extra:
@@ -259,6 +267,33 @@ def check(config: Config) -> None:
         raise ValueError(
             f'--dataset={config.dataset} and --path={config.path}: a folder is read with both '
             '--dataset=image_folder and --path=DIR.'
+        )
+
+
+def _check_measures(config: Config) -> None:
+    names, clients = parse_measures(config.measure), parse_clients(config.confusion_clients)
+    local = [name for name in names if MEASURES[name].local]
+    if local and not config.local_eval_every:
+        raise ValueError(
+            f'--measure={config.measure}: {", ".join(local)} is taken where local models are '
+            'evaluated, but --local_eval_every=0; give it, as in --local_eval_every=10.'
+        )
+    if not clients:
+        return
+    given = f'--confusion_clients={config.confusion_clients}'
+    if max(clients) >= config.num_clients:
+        raise ValueError(
+            f'{given} must be from 0 to {config.num_clients - 1}, of '
+            f'--num_clients={config.num_clients}.'
+        )
+    if 'confusion' not in names:
+        raise ValueError(
+            f'{given} is for --measure=confusion, but --measure={config.measure}; add confusion.'
+        )
+    if not config.local_eval_every:
+        raise ValueError(
+            f'{given} is for evaluating local models, but --local_eval_every=0; give it, as in '
+            '--local_eval_every=10.'
         )
 
 

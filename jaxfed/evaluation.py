@@ -1,20 +1,41 @@
 """Evaluation of an experiment's models, compiled: the global one, and the local ones of a round."""
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxfed.devices import replicate, split
+from jaxfed.execution import peak_memory
 from jaxfed.experiment import Experiment
+from jaxfed.gradients import make_gradients
 from jaxfed.lanes import Schedule
-from jaxfed.metrics import Evaluation, Own, evaluate, local_accuracy, personal_accuracy
+from jaxfed.metrics import (
+    Evaluation,
+    Own,
+    Teacher,
+    evaluate,
+    evaluate_locals,
+    evaluate_teacher,
+    personal_accuracy,
+)
+from jaxfed.metrics.measures import (
+    Locals,
+    Seen,
+    needs,
+    of_local_models,
+    parse_clients,
+    parse_measures,
+    take,
+)
+from jaxfed.metrics.past import Past
 from jaxfed.round import ServerState
 from jaxfed.types import Array, Outputs, PyTree
 
+T = TypeVar('T')
 Kept = list[tuple[Schedule, PyTree]]  # a round's waves and local models, from `run_waves`
 
 
@@ -22,9 +43,15 @@ class Tests(NamedTuple):
     """How an experiment's models are evaluated."""
 
     of_global: Callable[[ServerState], Evaluation]
-    # (server after the round, what the round kept, cohort) -> means over the round's clients
-    of_locals: Callable[[ServerState, Kept, np.ndarray], dict[str, float]]
-    programs: list[Any]  # compiled
+    # (server before the round, after it, what the round kept, cohort)
+    # -> means over the round's clients, and what the chosen measures look at
+    of_locals: Callable[
+        [ServerState, ServerState, Kept, np.ndarray], tuple[dict[str, float], Locals | None]
+    ]
+    # (cohort, evaluation, earlier rounds, local models), None where not evaluated
+    # -> fields of the chosen measures
+    measure: Callable[[np.ndarray, Evaluation | None, Past, Locals | None], dict[str, Any]]
+    memory: int  # bytes that the largest program takes on each device, besides the test data
 
 
 def compile_tests(
@@ -49,10 +76,15 @@ def compile_tests(
       lanes: models that a device evaluates side by side.
 
     Returns:
-      The evaluations; that of local models gives an empty dict where nobody asked for it.
+      The evaluations; that of local models is there if the settings ask for it.
     """
-    config, dataset, model = experiment.config, experiment.dealt.dataset, experiment.model
+    config, dealt, model = experiment.config, experiment.dealt, experiment.model
+    dataset, names = dealt.dataset, parse_measures(config.measure)
+    chosen, needed = parse_clients(config.confusion_clients), needs(names)
+    looks_at_locals = bool(chosen) or of_local_models(names)
+    teaches = 'agreement' in needed
     test_set = replicate((dataset.x_test, dataset.y_test), mesh)
+    everywhere = NamedSharding(mesh, PartitionSpec())
 
     def apply(weights: tuple[PyTree, PyTree], x: Array) -> Outputs:
         params, stats = weights
@@ -66,29 +98,51 @@ def compile_tests(
         )
 
     weights = server.params, server.stats
-    of_global = compiled(evaluate, weights, *test_set)
-    programs = {'global': of_global}
+    programs = {'global': compiled(evaluate_teacher if teaches else evaluate, weights, *test_set)}
     if config.local_eval_every:
         kept = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((*plan.slot.shape, *leaf.shape), leaf.dtype), weights
         )
-        local = functools.partial(local_accuracy, lanes=lanes)
-        personal = functools.partial(personal_accuracy, lanes=lanes)
+        teacher = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere),
+            programs['global'].out_info[1] if teaches else None,
+        )
         count = split(plan.clients, mesh)
-        programs['local'] = compiled(local, kept, count, *test_set)
+        local = functools.partial(evaluate_locals, lanes=lanes)
+        programs['local'] = compiled(local, kept, count, *test_set, teacher)
         if config.personal_test:
             own = split(held_out(experiment, plan, cohort), mesh)
+            personal = functools.partial(personal_accuracy, lanes=lanes)
             programs['personal'] = compiled(personal, kept, weights, count, own)
+    of_gradients = None
+    if 'gradients' in needed:
+        of_gradients, programs['gradients'] = make_gradients(experiment, mesh, weights, to_input)
 
-    def of_locals(server: ServerState, kept: Kept, cohort: np.ndarray) -> dict[str, float]:
-        if not config.local_eval_every:
-            return {}
+    def test(server: ServerState) -> tuple[Evaluation, Teacher | None]:
+        found = programs['global']((server.params, server.stats), *test_set)
+        evaluation, teacher = found if teaches else (found, None)
+        return jax.device_get(evaluation), replicate(teacher, mesh)
+
+    # The global model after one round is that before the next.
+    observe = remember_two(test) if looks_at_locals else test
+
+    def of_locals(
+        before: ServerState, server: ServerState, kept: Kept, cohort: np.ndarray
+    ) -> tuple[dict[str, float], Locals | None]:
+        if not kept:  # every client was lost
+            return {}, None
+        evaluation, teacher = observe(before) if looks_at_locals else (None, None)
         found: dict[str, list[np.ndarray]] = {}
+        tested = []
         for plan, rows in kept:
             used, count = plan.used, split(plan.clients, mesh)
             models = split(jax.tree.map(functools.partial(spread, used=used), rows), mesh)
-            each = programs['local'](models, count, *test_set)
-            found.setdefault('local_accuracy', []).append(np.asarray(each)[used])
+            each = jax.tree.map(
+                lambda leaf, used=used: np.asarray(leaf)[used],
+                programs['local'](models, count, *test_set, teacher),
+            )
+            tested.append(each)
+            found.setdefault('local_accuracy', []).append(each[0].accuracy)
             if not config.personal_test:
                 continue
             own = held_out(experiment, plan, cohort)
@@ -100,16 +154,82 @@ def compile_tests(
                 ('personal_accuracy', 'personal_global_accuracy'), both, strict=True
             ):
                 found.setdefault(name, []).append(np.asarray(each)[holding])
-        means = {name: np.concatenate(parts) for name, parts in found.items()}
-        return {name: float(values.mean()) for name, values in means.items() if values.size}
+        parts = {name: np.concatenate(values) for name, values in found.items()}
+        means = {name: float(values.mean()) for name, values in parts.items() if values.size}
+        if evaluation is None:
+            return means, None
+        slots = np.concatenate([plan.slot[plan.used] for plan, _ in kept])
+        order = np.argsort(slots)
+        arrived = cohort[slots[order]]
+        each, agreement = in_order(tested, order)
+        with_models = 'models' in needed
+        return means, Locals(
+            before=evaluation,
+            after=observe(server)[0],
+            each=each,
+            agreement=agreement,
+            models=in_order([rows[0] for _, rows in kept], order) if with_models else None,
+            start=jax.device_get(before.params) if with_models else None,
+            end=jax.device_get(server.params) if with_models else None,
+            gradients=of_gradients((before.params, before.stats), arrived)
+            if of_gradients
+            else None,
+        )
+
+    @np.errstate(over='ignore', invalid='ignore')  # of a run that diverges
+    def measure(
+        cohort: np.ndarray,
+        now: Evaluation | None,
+        past: Past,
+        local: Locals | None,
+    ) -> dict[str, Any]:
+        counts = dealt.label_counts[cohort]
+        return take(names, Seen(cohort, counts, dataset.y_test, past, chosen), now, local)
 
     return Tests(
-        of_global=lambda server: jax.device_get(
-            of_global((server.params, server.stats), *test_set)
-        ),
+        of_global=lambda server: observe(server)[0],
         of_locals=of_locals,
-        programs=list(programs.values()),
+        measure=measure,
+        memory=max(
+            peak_memory(program) - (dataset.x_test.nbytes if name in ('global', 'local') else 0)
+            for name, program in programs.items()
+        ),
     )
+
+
+def remember_two(function: Callable[[ServerState], T]) -> Callable[[ServerState], T]:
+    """Makes a function that computes nothing again for its last two arguments.
+
+    Args:
+      function: of a server state, which is never changed in place.
+
+    Returns:
+      The same function.
+    """
+    last: list[tuple[ServerState, T]] = []
+
+    def remembering(server: ServerState) -> T:
+        for known, result in last:
+            if known is server:
+                return result
+        result = function(server)
+        last[:] = [*last[-1:], (server, result)]
+        return result
+
+    return remembering
+
+
+def in_order(parts: Sequence[PyTree], order: np.ndarray) -> PyTree:
+    """Puts rows of several waves in the order of the cohort.
+
+    Args:
+      parts: trees of NumPy arrays [n, ...], one a wave.
+      order: [S] positions in all parts one after another.
+
+    Returns:
+      A tree of [S, ...].
+    """
+    return jax.tree.map(lambda *rows: np.concatenate(rows)[order], *parts)
 
 
 def spread(rows: np.ndarray, used: np.ndarray) -> np.ndarray:

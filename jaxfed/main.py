@@ -12,6 +12,7 @@ from jaxfed.costs import Cost, method_cost
 from jaxfed.data.cache import cache_folder
 from jaxfed.devices import use_every_core
 from jaxfed.experiment import set_up
+from jaxfed.metrics.measures import MEASURES
 from jaxfed.models import make_model
 from jaxfed.recording import console
 
@@ -31,6 +32,14 @@ def list_methods() -> None:
             (name, '\n'.join(filter(None, (sentence, cost and f'Costs: {cost}', paper))), shown)
         )
     console.show_methods(rows)
+
+
+def list_measures() -> None:
+    """Print every measure with the fields that it adds to metrics.jsonl and its cost."""
+    rows = []
+    for name, measure in MEASURES.items():
+        rows.append((name, f'{measure.text}\nCosts: {measure.cost}', measure.fields, measure.local))
+    console.show_measures(rows)
 
 
 def cost_of(name: str) -> Cost:
@@ -55,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
 
     Returns:
       The exit status: 0, 1 if training diverged or a file could not be read or written, 2 for bad
-      input or too little memory, 130 if interrupted.
+      input or too little memory, 130 if interrupted, 143 if terminated.
     """
     if len(arguments) > 1:
         console.show_error(f'unexpected arguments {" ".join(arguments[1:])}; flags begin with --.')
@@ -63,6 +72,9 @@ def main(arguments: Sequence[str]) -> int:
     config.quiet_libraries()
     if flags.FLAGS.method == 'list':
         list_methods()
+        return 0
+    if flags.FLAGS.measure == 'list':
+        list_measures()
         return 0
     with contextlib.suppress(RuntimeError):  # who has used JAX already has chosen its devices
         use_every_core()
@@ -78,12 +90,15 @@ def main(arguments: Sequence[str]) -> int:
     except simulation.Diverged as error:
         console.show_error(str(error))
         return 1
-    except simulation.TooLarge as error:
+    except ValueError as error:  # too large for the memory, or a damaged work directory
         console.show_error(str(error))
         return 2
     except OSError as error:
         console.show_error(f'{error}; the rounds done are in {experiment.workdir}.')
         return 1
+    except simulation.Interrupted as error:
+        console.show_error(str(error))
+        return 128 + error.signal
     except KeyboardInterrupt:
         console.show_error(f'interrupted; the rounds done are in {experiment.workdir}.')
         return 130

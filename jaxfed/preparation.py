@@ -21,6 +21,7 @@ from jaxfed.evaluation import Tests, compile_tests
 from jaxfed.execution import compile_round, peak_memory
 from jaxfed.experiment import Experiment, client_steps, stream
 from jaxfed.lanes import choose_lanes
+from jaxfed.metrics.measures import needs, parse_measures
 from jaxfed.models import options
 from jaxfed.round import LocalSettings, Round, ServerState, TrainingData, make_round
 from jaxfed.streaming import WAVES, Feed, make_feed
@@ -100,7 +101,7 @@ def prepare(experiment: Experiment) -> Prepared:
         while True:
             parts = make_round(model, method, settings, augment, to_input, mesh=mesh)
             # Any round does, but one in which nobody trains.
-            first = next(round_ for round_ in feed(lanes) if round_.cohort.epochs.any())
+            first = next(round_ for round_ in feed(lanes, 1) if round_.cohort.epochs.any())
             plan, data = next(first.waves)
             programs = compile_round(
                 parts, mesh, server, client_states, first.cohort, plan, first.learning_rate, key,
@@ -200,19 +201,20 @@ def needed_memory(
     # Every program takes images as an argument, which are counted once, with all others.
     inside = max(
         peak_memory(programs.train) - data.x.nbytes,
-        *(peak_memory(program) - tested for program in tests.programs),
+        tests.memory,
     )
     stay = data.x.nbytes * (WAVES if streams else 1) + tested
     if mesh.devices.flat[0].platform != 'cpu':
         return inside + stay
     row = size_of(client_states) // config.num_clients
-    # All that were in a round, and two copies of a round's.
+    # All that were in a round, and two copies of a round's; of local models three if measured.
     rows = min(config.num_clients, config.rounds * config.clients_per_round)
     stay += row * (rows + 2 * config.clients_per_round)
     if config.local_eval_every:
         model = experiment.model
         weights = jax.eval_shape(model.init, jax.random.key(0)), model.stats
-        stay += 2 * config.clients_per_round * size_of(weights)
+        copies = 3 if 'models' in needs(parse_measures(config.measure)) else 2
+        stay += copies * config.clients_per_round * size_of(weights)
     return inside + stay // mesh.size
 
 

@@ -1,23 +1,35 @@
 """The host's loop over rounds: train an experiment and record it."""
 
+import contextlib
+import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+
 from jaxfed.config import Config
 from jaxfed.costs import method_cost
+from jaxfed.devices import replicate
 from jaxfed.execution import run_waves
-from jaxfed.experiment import Experiment, cohort_steps, set_up
+from jaxfed.experiment import Experiment, cohort_steps, sample_cohort, set_up
+from jaxfed.interruption import Interrupted, stopping
 from jaxfed.method import Method
+from jaxfed.metrics.past import Past, no_past, remember
 from jaxfed.partition.heatmap import draw_heatmap
-from jaxfed.preparation import TooLarge, in_words, memory_errors, prepare
+from jaxfed.preparation import Prepared, TooLarge, in_words, memory_errors, prepare
 from jaxfed.recording import console, records
-from jaxfed.recording.entries import FAILED, describe_round, not_finite, summarise
+from jaxfed.recording.checkpoints import FOLDER, open_checkpoints, restore, save
+from jaxfed.recording.entries import describe_round, failed_values, not_finite, summarise
 from jaxfed.recording.plots import draw_accuracy
+from jaxfed.round import ServerState
+from jaxfed.streaming import Planned
 from jaxfed.types import PyTree
 
-__all__ = ['Diverged', 'Result', 'TooLarge', 'simulate', 'train']
+__all__ = ['Diverged', 'Interrupted', 'Result', 'TooLarge', 'simulate', 'train']
 
 
 class Diverged(RuntimeError):
@@ -34,6 +46,14 @@ class Result(NamedTuple):
     workdir: Path
 
 
+class State(NamedTuple):
+    """What a run goes on from after a round."""
+
+    server: ServerState
+    clients: PyTree  # [N, ...] NumPy, every client's state; the next round changes it in place
+    past: Past
+
+
 def train(
     experiment: Experiment,
     *,
@@ -41,6 +61,8 @@ def train(
     watch: Callable[[dict[str, Any]], None] = lambda entry: None,
 ) -> Result:
     """Train an experiment to its last round and record it in its work directory.
+
+    A run that was interrupted goes on from its last checkpoint.
 
     Args:
       experiment: from `set_up`.
@@ -52,90 +74,202 @@ def train(
 
     Raises:
       TooLarge: if it does not fit into the devices' memory, before the first round.
+      ValueError: if another process is at work in the directory, or what it holds is damaged.
       Diverged: if training produces values that are not finite; earlier rounds stay recorded.
+      Interrupted: if SIGINT or SIGTERM came, after the end of the round.
+      OSError: if records or checkpoints cannot be written; earlier ones stay as they are.
     """
     began = time.perf_counter()
-    config, dealt, workdir = experiment.config, experiment.dealt, experiment.workdir
-    title = f'{config.dataset}, {config.partition}, {config.num_clients} clients'
-    try:
-        with console.status('compiling', quiet=quiet):
-            prepared = prepare(experiment)
-    except TooLarge:
-        records.discard_workdir(workdir)
-        raise
-    draw_heatmap(dealt.label_counts, workdir / 'partition.png', title=title)
-    mesh, lanes, tests, server = prepared.mesh, prepared.lanes, prepared.tests, prepared.server
-    console.say(
-        f'memory: about {in_words(prepared.needed)} of {in_words(prepared.available)} on each of '
-        f'{mesh.size} device(s)' + (', images in waves' if prepared.streams else ''),
-        quiet=quiet,
-    )
+    config, workdir = experiment.config, experiment.workdir
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(records.alone(workdir))
+        try:
+            with console.status('compiling', quiet=quiet):
+                prepared = prepare(experiment)
+        except TooLarge:
+            records.discard_workdir(workdir)
+            raise
+        draw_heatmap(
+            experiment.dealt.label_counts, workdir / 'partition.png', title=title_of(config)
+        )
+        console.say(
+            f'memory: about {in_words(prepared.needed)} of {in_words(prepared.available)} on each '
+            f'of {prepared.mesh.size} device(s)'
+            + (', images in waves' if prepared.streams else ''),
+            quiet=quiet,
+        )
+        checkpoints = stack.enter_context(open_checkpoints(workdir, keep=config.keep))
+        done, state = start(experiment, prepared, checkpoints)
+        metrics = records.rewind(workdir, done)
+        if done:
+            console.say(f'going on after round {done}', quiet=quiet)
+        report = stack.enter_context(console.progress(config.rounds, quiet=quiet))
+        lines = stack.enter_context(records.lines(workdir))
+        came = stack.enter_context(stopping(partial(console.say, quiet=quiet)))
+        stack.enter_context(memory_errors(experiment, prepared.mesh, prepared.lanes))
 
-    def due(every: int, round_: int) -> bool:
-        return every > 0 and (round_ % every == 0 or round_ == config.rounds)
+        def checkpoint() -> None:
+            # A checkpoint counts on the lines of its rounds.
+            lines.settle()
+            save(checkpoints, metrics[-1]['round'], state)
 
-    metrics: list[dict[str, Any]] = []
-    size, steps = dealt.label_counts.sum(axis=1), 0
-    with (
-        console.progress(config.rounds, quiet=quiet) as report,
-        records.lines(workdir) as record,
-        memory_errors(experiment, mesh, lanes),
-    ):
-        for round_, cohort, rate, waves in prepared.feed(lanes):
-            ticks = [time.perf_counter()]
-            local_due = due(config.local_eval_every, round_)
-            server, trained, kept = run_waves(
-                prepared.programs, mesh, server, prepared.client_states, cohort, waves, rate,
-                prepared.key, keep=local_due,
-            )  # fmt: skip
-            train_loss = None if trained is None else float(trained.train_loss)
-            ticks.append(time.perf_counter())
-            evaluation = tests.of_global(server) if due(config.eval_every, round_) else None
-            ticks.append(time.perf_counter())
-            local = tests.of_locals(server, kept, cohort.clients) if local_due else {}
-            ticks.append(time.perf_counter())
-            entry = describe_round(round_, train_loss, evaluation, local, rate)
-            entry['clients'] = int((cohort.epochs > 0).sum())
-            entry['seconds'] = round(ticks[3] - ticks[0], 4)
-            entry['evaluation_seconds'] = round(ticks[2] - ticks[1], 4)
-            entry['local_evaluation_seconds'] = round(ticks[3] - ticks[2], 4)
-            steps += int(cohort_steps(config, size, cohort).sum())
+        for planned in prepared.feed(prepared.lanes, done + 1):
+            state, entry = play(prepared, config, planned, state)
             failed = not_finite(entry)
             if failed and config.on_divergence == 'stop':
                 raise Diverged(
-                    f'round {round_}: {failed} is not finite; training diverged. A lower '
+                    f'round {planned.number}: {failed} is not finite; training diverged. A lower '
                     '--learning_rate or smaller weights of the method may help. The rounds before '
                     f'are in {workdir}. --on_divergence=record ends such a run without an error.'
                 )
             if failed:
-                entry |= dict.fromkeys(FAILED) | {'failed': True}
+                entry |= failed_values(config) | {'failed': True}
             metrics.append(entry)
-            record(entry)
+            lines.record(entry)
             report(entry)
             watch(entry)
-            if failed:
+            if failed or planned.number == config.rounds:
                 break
+            signal = came()
+            if config.checkpoint_every and (
+                signal or planned.number % config.checkpoint_every == 0
+            ):
+                checkpoint()
+            if signal:
+                kept = (
+                    'the same command goes on from there'
+                    if config.checkpoint_every
+                    else ('without checkpoints (--checkpoint_every=0) the same command begins anew')
+                )
+                raise Interrupted(
+                    f'stopped after round {planned.number}; {kept}, with --workdir={workdir}.',
+                    signal,
+                )
+        summary = finish(experiment, prepared, metrics)
+        summary['resumed_after'] = done or None
+        summary['seconds_total'] = round(time.perf_counter() - began, 2)
+        # The summary tells that the run is finished, so it comes last.
+        records.write_json(workdir / records.SUMMARY, summary)
+    shutil.rmtree(workdir / FOLDER, ignore_errors=True)
+    if not quiet:
+        console.show_summary(summary, workdir)
+    return Result(summary, metrics, state.server.params, state.server.stats, workdir)
 
+
+def title_of(config: Config) -> str:
+    """What pictures of a run are of, in a few words."""
+    return f'{config.dataset}, {config.partition}, {config.num_clients} clients'
+
+
+def start(experiment: Experiment, prepared: Prepared, checkpoints: Any) -> tuple[int, State]:
+    """The state to begin with: that of the newest checkpoint, or the first.
+
+    Args:
+      experiment: from `set_up`.
+      prepared: from `prepare`.
+      checkpoints: of the run.
+
+    Returns:
+      (rounds done, the state).
+
+    Raises:
+      ValueError: if there are checkpoints, but none is whole.
+    """
+    dataset = experiment.dealt.dataset
+    past = no_past(dataset.num_classes, len(dataset.y_test))
+    first = State(prepared.server, prepared.client_states, past)
+    saved = restore(checkpoints, first)
+    if saved is None:
+        return 0, first
+    server, clients, past = saved.state
+    writable = jax.tree.map(np.array, clients)
+    return saved.round, State(replicate(server, prepared.mesh), writable, past)
+
+
+def play(
+    prepared: Prepared, config: Config, planned: Planned, state: State
+) -> tuple[State, dict[str, Any]]:
+    """Run a round: train, evaluate, measure.
+
+    Args:
+      prepared: from `prepare`.
+      config: the settings.
+      planned: the round.
+      state: after the round before; the clients' states are changed in place.
+
+    Returns:
+      (state, the round's line of metrics.jsonl).
+    """
+    number, cohort, rate, waves = planned
+    tests, before, past = prepared.tests, state.server, state.past
+
+    def due(every: int) -> bool:
+        return every > 0 and (number % every == 0 or number == config.rounds)
+
+    ticks = [time.perf_counter()]
+    local_due = due(config.local_eval_every)
+    server, trained, kept = run_waves(
+        prepared.programs, prepared.mesh, before, state.clients, cohort, waves, rate,
+        prepared.key, keep=local_due,
+    )  # fmt: skip
+    train_loss = None if trained is None else float(trained.train_loss)
+    ticks.append(time.perf_counter())
+    evaluation = tests.of_global(server) if due(config.eval_every) else None
+    ticks.append(time.perf_counter())
+    local: dict[str, float] = {}
+    details = None
+    if local_due:
+        local, details = tests.of_locals(before, server, kept, cohort.clients)
+    arrived = cohort.clients[cohort.epochs > 0]
+    measured = tests.measure(arrived, evaluation, past, details)
+    ticks.append(time.perf_counter())
+    entry = describe_round(number, train_loss, evaluation, local, rate, measured)
+    entry['clients'] = len(arrived)
+    entry['seconds'] = round(ticks[3] - ticks[0], 4)
+    entry['evaluation_seconds'] = round(ticks[2] - ticks[1], 4)
+    entry['local_evaluation_seconds'] = round(ticks[3] - ticks[2], 4)
+    past = past if evaluation is None else remember(past, evaluation)
+    return State(server, state.clients, past), entry
+
+
+def finish(
+    experiment: Experiment, prepared: Prepared, metrics: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Summarise a run and draw its accuracy.
+
+    Args:
+      experiment: from `set_up`.
+      prepared: from `prepare`.
+      metrics: one entry a round.
+
+    Returns:
+      The summary.
+    """
+    config, dealt = experiment.config, experiment.dealt
+    size = dealt.label_counts.sum(axis=1)
+    cohorts = [sample_cohort(config, size, entry['round']) for entry in metrics]
+    steps = sum(int(cohort_steps(config, size, cohort).sum()) for cohort in cohorts)
     summary = summarise(config, metrics, prepared.compile_seconds, steps)
-    dataset = dealt.dataset
     cost = method_cost(
         experiment.method,
         experiment.model,
-        input_shape=dataset.x_train.shape[1:],
-        num_classes=dataset.num_classes,
+        input_shape=dealt.dataset.x_train.shape[1:],
+        num_classes=dealt.dataset.num_classes,
     )
-    summary['cost'] = cost._asdict()
-    summary['evaluated_on'] = 'validation' if config.validation else 'test'
-    summary['devices'] = mesh.size
-    summary['lanes'] = lanes
-    summary['memory_bytes'] = prepared.needed
-    summary['auxiliary_examples'] = len(dealt.auxiliary)
-    summary['seconds_total'] = round(time.perf_counter() - began, 2)
-    records.write_json(workdir / 'summary.json', summary)
-    draw_accuracy(metrics, workdir / 'accuracy.png', title=f'{config.method}, {title}')
-    if not quiet:
-        console.show_summary(summary, workdir)
-    return Result(summary, metrics, server.params, server.stats, workdir)
+    draw_accuracy(
+        metrics,
+        experiment.workdir / 'accuracy.png',
+        title=f'{config.method}, {title_of(config)}',
+    )
+    return {
+        **summary,
+        'cost': cost._asdict(),
+        'evaluated_on': 'validation' if config.validation else 'test',
+        'devices': prepared.mesh.size,
+        'lanes': prepared.lanes,
+        'memory_bytes': prepared.needed,
+        'auxiliary_examples': len(dealt.auxiliary),
+    }
 
 
 def simulate(config: Config, *, method: Method | None = None, quiet: bool = True) -> Result:

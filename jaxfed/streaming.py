@@ -45,7 +45,8 @@ class Planned(NamedTuple):
     waves: Iterator[Wave]
 
 
-Feed = Callable[[int], Iterator[Planned]]  # lanes -> all rounds of an experiment
+# (lanes, first round) -> an experiment's rounds from that one on
+Feed = Callable[[int, int], Iterator[Planned]]
 
 
 def make_feed(
@@ -73,12 +74,11 @@ def make_feed(
         rate = config.learning_rate * config.lr_decay ** (number - 1)
         return Planned(number, cohort, rate, waves)
 
-    numbers = range(1, config.rounds + 1)
     if config.stream == 'off' or (config.stream == 'auto' and fits):
         data = place_all(*given)
 
-        def whole(lanes: int) -> Iterator[Planned]:
-            for number in numbers:
+        def whole(lanes: int, first: int) -> Iterator[Planned]:
+            for number in range(first, config.rounds + 1):
                 cohort = sample_cohort(config, size, number)
                 arrived, waves = np.flatnonzero(cohort.epochs), []
                 if arrived.size:
@@ -93,7 +93,8 @@ def make_feed(
     room = max(int(min(images / WAVES / dataset.x_train[0].nbytes, largest)), int(size.max()))
     place = place_some(*given, room=room)
 
-    def in_waves(lanes: int) -> Iterator[Planned]:
+    def in_waves(lanes: int, first: int) -> Iterator[Planned]:
+        numbers = range(first, config.rounds + 1)
         cohorts = {number: sample_cohort(config, size, number) for number in numbers}
         slots = {
             number: split_waves(size[cohort.clients], np.flatnonzero(cohort.epochs), room)

@@ -14,6 +14,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from jaxfed import Config, config, main
+from jaxfed.metrics.measures import MEASURES
 from jaxfed.recording import records
 
 
@@ -62,7 +63,7 @@ def test_run_leaves_its_records(command, tmp_path, capsys):
     assert status == 0
     out = tmp_path / 'out'
     names = {'config.json', 'metrics.jsonl', 'summary.json', 'accuracy.png', 'partition.png'}
-    assert {path.name for path in out.iterdir()} == names
+    assert {path.name for path in out.glob('[!.]*')} == names
     settings = json.loads((out / 'config.json').read_text())
     assert settings['rounds'] == 3
     assert settings['seed'] == 0
@@ -208,6 +209,9 @@ def test_auxiliary_data_is_taken_from_nobody(tmp_path):
         (['--clients_per_round=30'], '--clients_per_round=30 must be at most --num_clients=20'),
         (['--eval_every=0'], 'eval_every=0'),
         (['--local_eval_every=-1'], 'local_eval_every=-1'),
+        (['--measure=drfit'], "--measure=drfit names 'drfit': choose from forgetting"),
+        (['--measure=drift'], '--measure=drift: drift is taken where local models'),
+        (['--confusion_clients=0'], '--confusion_clients=0 is for --measure=confusion'),
         (['--batch_size=0'], '--batch_size=0 must be at least 1'),
         (['--rounds=0'], '--rounds=0'),
         (['--learning_rate=-1'], '--learning_rate=-1.0'),
@@ -228,7 +232,7 @@ def test_auxiliary_data_is_taken_from_nobody(tmp_path):
         (['--dataset=no_such_set'], 'no_such_set'),
         (['--method=fedcad', '--auxiliary_per_class=0'], '--auxiliary_per_class=0'),
         (['--auxiliary_per_class=4000'], '4000'),
-        (['--workdir=held'], '--workdir=held already holds a run'),
+        (['--workdir=held'], '--workdir=held holds an unfinished run with other settings'),
         (['--workdir=text.npz'], '--workdir=text.npz is a file'),
         (['--workdir=/proc/jaxfed'], '--workdir=/proc/jaxfed cannot be written to'),
         (['stray'], 'unexpected arguments stray'),
@@ -297,6 +301,7 @@ def test_config_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match='cannot be written to: no space left'):
             records.make_workdir(settings, [])
     assert not list((tmp_path / 'b').iterdir())
+    settings = Config(workdir=str(tmp_path / 'b'), resume=False)
     records.make_workdir(settings, [])
     assert [path.name for path in (tmp_path / 'b').iterdir()] == ['config.json']
     written = (tmp_path / 'b' / 'config.json').read_text()
@@ -353,6 +358,15 @@ def test_list_shows_every_method(command, capsys):
     shown = capsys.readouterr().out
     for name in ('fedavg', 'fedlmd_tf', '--fedlsd.alpha', 'fedssd', '--max_weight', 'ACM MM'):
         assert name in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_list_shows_every_measure(command, capsys):
+    assert command('--measure=list') == 0
+    shown = capsys.readouterr().out
+    for name, measure in MEASURES.items():
+        assert name in shown
+        assert all(field in shown for field in measure.fields)
     assert max(map(len, shown.splitlines())) <= 80
 
 

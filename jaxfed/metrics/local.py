@@ -1,4 +1,4 @@
-"""Accuracy of each of a round's local models, on common test data or on the clients' own."""
+"""Evaluation of each of a round's local models, on common test data or on the clients' own."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,7 +9,8 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxfed.devices import AXIS
-from jaxfed.metrics.accuracy import evaluate, predict
+from jaxfed.metrics.accuracy import Evaluation, evaluate, grade, predict
+from jaxfed.metrics.teacher import Agreement, Teacher, agreement, without_stats
 from jaxfed.stacking import row
 from jaxfed.types import Array, Outputs, PyTree
 
@@ -22,18 +23,19 @@ class Own(NamedTuple):
     mask: Any  # [D, M, n] bool, False for what fills up
 
 
-def local_accuracy(
+def evaluate_locals(
     apply: Callable[[PyTree, Array], Outputs],
     params: PyTree,
     count: Array,
     x: Array,
     y: Array,
+    teacher: Teacher | None = None,
     prepare: Callable[[Array], Array] = lambda x: x,
     *,
     mesh: Mesh,
     lanes: int = 1,
-) -> Array:
-    """Accuracy of each of a round's local models on the same examples.
+) -> tuple[Evaluation, Agreement | None]:
+    """Evaluates each of a round's local models on the same examples, in one pass over them.
 
     Args:
       apply: the network.
@@ -41,25 +43,37 @@ def local_accuracy(
       count: [D] int32, models of each device; those behind them are not evaluated.
       x: [m, H, W, channels].
       y: [m] int32 labels.
+      teacher: what the global model makes of the examples, if the models are compared with it.
       prepare: as in `predict`.
       mesh: the devices.
       lanes: models that a device evaluates side by side, mapped over.
 
     Returns:
-      [D, M]; the mean over all models is the average local accuracy.
+      Evaluations [D, M, ...], the mean of whose accuracies is the average local accuracy, and
+      agreements [D, M] with the teacher, None without one; 0 for models that are not evaluated.
     """
 
-    def of_device(params: PyTree, count: Array, x: Array, y: Array) -> Array:
-        def accuracy(model: PyTree) -> Array:
-            return evaluate(apply, model, x, y, prepare).accuracy
+    def of_device(
+        params: PyTree, count: Array, x: Array, y: Array, teacher: Teacher | None
+    ) -> tuple[Evaluation, Agreement | None]:
+        def of_model(model: PyTree) -> tuple[Evaluation, Agreement | None]:
+            if teacher is None:
+                return evaluate(apply, model, x, y, prepare), None
+            outputs = predict(apply, model, x, prepare, take=without_stats)
+            return grade(outputs.logits, y), agreement(teacher, outputs, y)
 
-        return _of_each(accuracy, row(params, 0), count[0], lanes)[None]
+        found = _of_each(of_model, row(params, 0), count[0], lanes)
+        return jax.tree.map(lambda leaf: leaf[None], found)
 
     same, split = PartitionSpec(), PartitionSpec(AXIS)
     over_devices = jax.shard_map(
-        of_device, mesh=mesh, in_specs=(split, split, same, same), out_specs=split, check_vma=False
+        of_device,
+        mesh=mesh,
+        in_specs=(split, split, same, same, same),
+        out_specs=split,
+        check_vma=False,
     )
-    return over_devices(params, count, x, y)
+    return over_devices(params, count, x, y, teacher)
 
 
 def personal_accuracy(
@@ -116,15 +130,18 @@ def personal_accuracy(
 def _of_each(
     function: Callable[[PyTree], PyTree], stack: PyTree, count: Array, lanes: int
 ) -> PyTree:
-    """Numbers [M] of each entry of a stack [M, ...], 0 for those from `count` on."""
+    """Results [M, ...] for each entry of a stack [M, ...], 0 for those from `count` on."""
     room = jax.tree.leaves(stack)[0].shape[0]
     shapes = jax.eval_shape(function, jax.eval_shape(lambda stack: row(stack, 0), stack))
 
-    def body(group: Array, numbers: PyTree) -> PyTree:
+    def body(group: Array, results: PyTree) -> PyTree:
         rows = jnp.minimum(group * lanes + jnp.arange(lanes), room - 1)
         got = jax.vmap(function)(jax.tree.map(lambda leaf: leaf[rows], stack))
-        return jax.tree.map(lambda all_, some: all_.at[rows].set(some), numbers, got)
+        return jax.tree.map(lambda all_, some: all_.at[rows].set(some), results, got)
 
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(room, leaf.dtype), shapes)
-    numbers = lax.fori_loop(0, -(-count // lanes), body, zeros)
-    return jax.tree.map(lambda leaf: jnp.where(jnp.arange(room) < count, leaf, 0), numbers)
+    def cut(leaf: Array) -> Array:
+        here = (jnp.arange(room) < count).reshape(room, *[1] * (leaf.ndim - 1))
+        return jnp.where(here, leaf, 0)
+
+    zeros = jax.tree.map(lambda leaf: jnp.zeros((room, *leaf.shape), leaf.dtype), shapes)
+    return jax.tree.map(cut, lax.fori_loop(0, -(-count // lanes), body, zeros))

@@ -84,7 +84,7 @@ def progress(rounds: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]],
             loss = entry['train_loss']
             lost = 'failed' if entry.get('failed') else '-'
             text = f'accuracy {accuracy}  loss {lost if loss is None else f"{loss:7.4f}":>7}'
-            bar.update(task, advance=1, description=text)
+            bar.update(task, completed=entry['round'], description=text)
             done = entry['round']
             if in_lines and (done % every == 0 or done == rounds or entry.get('failed')):
                 left = entry['seconds'] * (rounds - done)
@@ -188,7 +188,7 @@ def show_summary(summary: dict[str, Any], workdir: Path) -> None:
         table.add_row(*row)
     _console.print(table)
     _console.print(f'files: {workdir}/', soft_wrap=True)
-    for path in sorted(workdir.iterdir()):
+    for path in sorted(workdir.glob('[!.]*')):
         _console.print(f'  {path.name}', soft_wrap=True)
 
 
@@ -229,7 +229,8 @@ def show_error(message: str) -> None:
     Args:
       message: what is wrong and what would do.
     """
-    Console(stderr=True, highlight=False).print(f'error: {message}', markup=False, soft_wrap=True)
+    console = Console(stderr=True, highlight=False, emoji=False)
+    console.print(f'error: {message}', markup=False, soft_wrap=True)
 
 
 def show_methods(rows: list[tuple[str, str, list[tuple[str, str]]]]) -> None:
@@ -249,4 +250,24 @@ def show_methods(rows: list[tuple[str, str, list[tuple[str, str]]]]) -> None:
     table.add_column('what it does, and its paper')
     for name, text, flags in rows:
         table.add_row(name, '\n'.join(f'{flag}={value}' for flag, value in flags), text)
+    _console.print(table)
+
+
+def show_measures(rows: list[tuple[str, str, tuple[str, ...], bool]]) -> None:
+    """Print the measures with what they record.
+
+    Args:
+      rows: (name, one sentence and cost, fields of metrics.jsonl, whether it needs local models) a
+        measure.
+    """
+    table = Table(
+        title='Measures; join them with commas',
+        caption='* needs --local_eval_every, in whose rounds it is taken.',
+        show_lines=True,
+    )
+    table.add_column('--measure', style='bold', no_wrap=True)
+    table.add_column('in metrics.jsonl', no_wrap=True)
+    table.add_column('what it is')
+    for name, text, fields, local in rows:
+        table.add_row(name + ' *' * local, '\n'.join(fields), text)
     _console.print(table)

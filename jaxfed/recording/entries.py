@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 
 from jaxfed.config import Config
-from jaxfed.metrics import Evaluation
+from jaxfed.metrics import Evaluation, rounds_to_target
+from jaxfed.metrics.measures import MEASURES, fields, parse_measures
 
-# What a round that diverged has no value for.
-FAILED = (
+# What a round that diverged has no value for, nor for measures.
+_FAILED = (
     'train_loss',
     'test_loss',
     'test_accuracy',
@@ -25,6 +26,7 @@ def describe_round(
     evaluation: Evaluation | None,
     local: dict[str, float],
     learning_rate: float,
+    measured: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Makes one line of metrics.jsonl, without its times; None for what was not evaluated.
 
@@ -35,6 +37,7 @@ def describe_round(
       local: means over the round's clients, of those that were evaluated: local_accuracy,
         personal_accuracy and personal_global_accuracy.
       learning_rate: of the clients.
+      measured: fields of measures, numbers and arrays; what is not finite becomes None.
 
     Returns:
       The line.
@@ -55,7 +58,33 @@ def describe_round(
         entry['test_accuracy'] = round(float(evaluation.accuracy), 6)
         entry['test_loss'] = round(float(evaluation.loss), 6)
         entry['class_accuracy'] = [round(float(a), 6) for a in evaluation.class_accuracy]
-    return entry
+    return entry | {name: _plain(value) for name, value in (measured or {}).items()}
+
+
+def _plain(value: Any) -> Any:
+    """Numbers, arrays and dicts of them as JSON has them."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if value is None:
+        return None
+    array = np.asarray(value)
+    if np.issubdtype(array.dtype, np.integer):
+        return array.tolist()
+    rounded = np.round(array.astype(np.float64), 6).astype(object)
+    finite: Any = np.where(np.isfinite(array), rounded, np.array(None, object))
+    return finite.tolist()
+
+
+def failed_values(config: Config) -> dict[str, None]:
+    """What a round that diverged has in place of its values.
+
+    Args:
+      config: the settings.
+
+    Returns:
+      None for every field that has no value.
+    """
+    return dict.fromkeys((*_FAILED, *fields(parse_measures(config.measure))))
 
 
 def not_finite(entry: dict[str, Any]) -> str | None:
@@ -92,7 +121,8 @@ def summarise(
     seconds = [entry['seconds'] for entry in metrics]
     best = int(np.argmax(accuracy)) if tested else None
     target = config.target_accuracy
-    reached = [e['round'] for e in tested if target and e['test_accuracy'] >= target]
+    curve = [e['round'] for e in tested], accuracy
+    scalars = [s for name in parse_measures(config.measure) for s in MEASURES[name].scalars]
 
     def share(name: str) -> float:
         return round(sum(entry[name] for entry in metrics) / sum(seconds), 4)
@@ -113,10 +143,11 @@ def summarise(
         'personal_accuracy': last('personal_accuracy'),
         'personal_global_accuracy': last('personal_global_accuracy'),
         'target_accuracy': target,
-        'rounds_to_target': reached[0] if reached else None,
+        'rounds_to_target': None if target is None else rounds_to_target(curve, target),
         'seconds_per_round': round(float(np.median(seconds)), 4),
         'compile_seconds': round(compile_seconds, 2),
         'client_steps_per_second': round(steps / sum(seconds), 2),
         'evaluation_share': share('evaluation_seconds'),
         'local_evaluation_share': share('local_evaluation_seconds'),
+        **{name: last(name) for name in scalars},
     }

@@ -56,9 +56,10 @@ def check_workdir(path: Path, config: Config, parts: list[Part]) -> None:
             'or move this one away.'
         )
     if held and (other := differing(path, config, parts)):
-        told = ', '.join(f'--{name}={was} there, {now} here' for name, (was, now) in other.items())
+        told = [f'--{name}={was} there, {now} here' for name, (was, now) in other.items()]
+        shown = ', '.join(told[:8] + ['...'] * (len(told) > 8))
         raise ValueError(
-            f'--workdir={path} holds an unfinished run with other settings ({told}); give the same '
+            f'--workdir={path} holds an unfinished run with other settings ({shown}); give the same '
             'ones to go on with it, or name another directory.'
         )
     if config.resume and not held:
@@ -107,8 +108,12 @@ def discard_workdir(workdir: Path) -> None:
     """Give up a work directory whose run has not begun, so that another run can have it.
 
     Args:
-      workdir: from `make_workdir`; it is removed unless it holds something else.
+      workdir: from `make_workdir`; it is removed unless it holds something else. One whose run has
+        begun stays as it is.
     """
+    if (workdir / METRICS).exists():
+        return
+    (workdir / '.lock').unlink(missing_ok=True)
     (workdir / CONFIG).unlink()
     with contextlib.suppress(OSError):
         workdir.rmdir()
@@ -185,17 +190,30 @@ def differing(workdir: Path, config: Config, parts: list[Part]) -> dict[str, tup
     Raises:
       ValueError: if its config.json cannot be read.
     """
-    held = read_json(workdir / CONFIG)
-    wanted = json.loads(_json(describe_config(config, parts)))
+    held = _flat(read_json(workdir / CONFIG))
+    wanted = _flat(json.loads(_json(describe_config(config, parts))))
     # A run recorded before there was a setting had what is now its default.
-    defaults = json.loads(_json(describe_config(Config(), [])))
-    # Parts tell all hyper-parameters, whichever were given.
-    skipped = {'hyperparameters', 'versions', 'device', *NEUTRAL}
+    held = _flat(json.loads(_json(describe_config(Config(), [])))) | held
+    skipped = {'versions', 'device', *NEUTRAL}
     return {
-        name: (was, value)
-        for name, value in wanted.items()
-        if name not in skipped and (was := held.get(name, defaults[name])) != value
+        name: (held.get(name), wanted.get(name))
+        for name in wanted | held
+        if name not in skipped and held.get(name) != wanted.get(name)
     }
+
+
+def _flat(described: dict[str, Any]) -> dict[str, Any]:
+    """Settings and hyper-parameters of all parts side by side, under the names of their flags."""
+    flat = dict(described)
+    # Parts tell all hyper-parameters, whichever were given.
+    flat.pop('hyperparameters', None)
+    try:
+        for part in flat.pop('method_parts', []):
+            values = part['hyperparameters']
+            flat |= {f'{part["name"]}.{name}': value for name, value in values.items()}
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f'{CONFIG} describes no method: {error!r}.') from error
+    return flat
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,0 +1,52 @@
+"""Weight alignment: whether the same neuron stands for the same class in two models."""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jaxfed.types import Array
+
+
+def class_preference(activations: ArrayLike, y: ArrayLike, num_classes: int) -> Array:
+    """The class for which each neuron of a layer is most active.
+
+    argmax_c mean_{x of class c} a(x)
+
+    Classes without examples are nobody's preference. Of equal means the lowest class wins, so a
+    neuron that is never active prefers class 0, or the first that has examples.
+
+    Args:
+      activations: a [m, F], of a layer with F neurons on m examples; a feature map averaged over
+        its places, or its places taken as neurons.
+      y: [m] int32 labels.
+      num_classes: C.
+
+    Returns:
+      [F] int32.
+
+    Reference:
+      Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
+      NeurIPS 2022, section 5.1.
+    """
+    member = jax.nn.one_hot(jnp.asarray(y), num_classes)
+    held = jnp.sum(member, axis=0)
+    sums = jnp.matmul(member.T, jnp.asarray(activations), precision='highest')
+    means = jnp.where(held[:, None] > 0, sums / jnp.maximum(held, 1)[:, None], -jnp.inf)
+    return jnp.argmax(means, axis=0).astype(jnp.int32)
+
+
+def alignment(preference: ArrayLike, other: ArrayLike) -> Array:
+    """Share of a layer's neurons that prefer the same class in two models.
+
+    Args:
+      preference: [F] int32, of one model, from `class_preference`.
+      other: [F] int32, of the other one.
+
+    Returns:
+      [], in 0..1.
+
+    Reference:
+      Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
+      NeurIPS 2022, section 5.1.
+    """
+    return jnp.mean((jnp.asarray(preference) == jnp.asarray(other)).astype(jnp.float32))

@@ -1,0 +1,43 @@
+"""Consistency: how much of what the global model predicts stays the same between rounds."""
+
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jaxfed.types import Array
+
+
+def class_consistency(before: ArrayLike, now: ArrayLike) -> Array:
+    """Cosine similarity of the class accuracies of two rounds.
+
+    <A, A'> / (||A|| ||A'||)
+
+    Two vectors of zeros are the same and give 1; one of them alone gives 0.
+
+    Args:
+      before: A [C], class accuracies after the earlier round.
+      now: A' [C], after the later one.
+
+    Returns:
+      [], in 0..1.
+
+    Reference:
+      Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
+      NeurIPS 2022, section 2.1.
+    """
+    before, now = jnp.asarray(before), jnp.asarray(now)
+    lengths = jnp.sqrt(jnp.sum(before**2) * jnp.sum(now**2))
+    same = jnp.all(before == now).astype(lengths.dtype)
+    return jnp.where(lengths > 0, jnp.sum(before * now) / jnp.where(lengths > 0, lengths, 1), same)
+
+
+def same_predictions(before: ArrayLike, now: ArrayLike) -> Array:
+    """Share of the test examples that are predicted as before.
+
+    Args:
+      before: [m] int32, the predicted classes after the earlier round.
+      now: [m] int32, after the later one.
+
+    Returns:
+      [], in 0..1.
+    """
+    return jnp.mean((jnp.asarray(before) == jnp.asarray(now)).astype(jnp.float32))

@@ -1,0 +1,50 @@
+"""How fast a curve of accuracies rises: rounds to a target, and speed-up over another run."""
+
+from collections.abc import Sequence
+
+Curve = tuple[Sequence[int], Sequence[float | None]]  # rounds, ascending, and their accuracies
+
+
+def rounds_to_target(curve: Curve, target: float) -> int | None:
+    """The first round with a test accuracy of at least the target.
+
+    min {t : A^t >= target}
+
+    Args:
+      curve: rounds and accuracies; a round that was not evaluated has None.
+      target: in the same unit as the accuracies.
+
+    Returns:
+      The round, None if the target is not reached.
+
+    Reference:
+      He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning,
+      FL-AAAI workshop 2022, table 1.
+    """
+    reached = (t for t, a in zip(*curve, strict=True) if a is not None and a >= target)
+    return next(reached, None)
+
+
+def speed_up(reference: Curve, curve: Curve, target: float | None = None) -> float | None:
+    """How many times fewer rounds than a reference a run needs to the same accuracy.
+
+    (reference's rounds to the target) / (this run's rounds to the target)
+
+    Args:
+      reference: rounds and accuracies of the run to compare with, as FedAvg's.
+      curve: of this run.
+      target: the accuracy; None for the reference's best.
+
+    Returns:
+      The factor, None if one of the two does not reach the target.
+
+    Reference:
+      Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023, table 3.
+    """
+    if target is None:
+        tested = [accuracy for accuracy in reference[1] if accuracy is not None]
+        if not tested:
+            return None
+        target = max(tested)
+    theirs, ours = rounds_to_target(reference, target), rounds_to_target(curve, target)
+    return None if theirs is None or ours is None else theirs / ours

@@ -1,0 +1,71 @@
+"""Client drift: lengths and directions of the clients' updates, or of their gradients."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jaxfed.types import Array, PyTree
+
+
+class Drift(NamedTuple):
+    """Updates of S clients, d_i = w_i - w_g, and their mean d = mean_i d_i."""
+
+    norms: Array  # [S], ||d_i||
+    cosines: Array  # [S], <d_i, d> / (||d_i|| ||d||), 0 where one of the two is zero
+    diversity: Array  # [], as `diversity`
+
+
+def drift(models: PyTree, start: PyTree) -> Drift:
+    """Measures the updates of a round's clients, all of the same weight.
+
+    Args:
+      models: w, parameters of S local models, NumPy or JAX arrays [S, ...]; NumPy's stay on the
+        host.
+      start: w_g, of the global model that they started from, without the first axis.
+
+    Returns:
+      The drift.
+
+    Reference:
+      Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML
+      2020, section 3.2, names the drift; Yin et al., Gradient Diversity: a Key Ingredient for
+      Scalable Distributed Learning, AISTATS 2018, definition 1, the diversity.
+    """
+
+    def products(models: Array, start: Array) -> Array:
+        rows = (models - start).reshape(len(models), -1)
+        mean = rows.mean(axis=0)
+        whole = jnp.broadcast_to((mean * mean).sum(), len(rows))
+        return jnp.stack([(rows * rows).sum(axis=1), (rows * mean).sum(axis=1), whole])
+
+    leaves = jax.tree.leaves(jax.tree.map(products, models, start))
+    squares, along, whole = jnp.sum(jnp.stack(leaves), axis=0)
+    norms = jnp.sqrt(squares)
+    lengths = norms * jnp.sqrt(whole)
+    cosines = jnp.where(lengths > 0, along / jnp.where(lengths > 0, lengths, 1), 0.0)
+    return Drift(norms, cosines, diversity(squares, whole[0]))
+
+
+def diversity(squares: ArrayLike, mean_square: ArrayLike) -> Array:
+    """How little vectors point in the same direction.
+
+    mean_i ||v_i||^2 / ||mean_i v_i||^2 >= 1
+
+    It is 1 where all are the same, as where all are zero, and infinite where they cancel out.
+
+    Args:
+      squares: [S], ||v_i||^2.
+      mean_square: [], ||mean_i v_i||^2.
+
+    Returns:
+      [].
+
+    Reference:
+      Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
+      NeurIPS 2022, definition 2, for gradients.
+    """
+    mean, whole = jnp.mean(jnp.asarray(squares)), jnp.asarray(mean_square)
+    ratio = jnp.where(whole > 0, mean / jnp.where(whole > 0, whole, 1), jnp.inf)
+    return jnp.where(mean > 0, ratio, 1.0)

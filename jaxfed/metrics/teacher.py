@@ -1,0 +1,105 @@
+"""How far a local model has left the global one that it started from, its teacher."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.typing import ArrayLike
+
+from jaxfed import losses
+from jaxfed.metrics.accuracy import Evaluation, grade, predict
+from jaxfed.metrics.alignment import alignment, class_preference
+from jaxfed.types import Array, Outputs, PyTree
+
+
+class Teacher(NamedTuple):
+    """What a global model makes of m test examples."""
+
+    logits: Array  # [m, C]
+    preference: Array  # [F] int32, of the neurons before the last layer
+
+
+class Agreement(NamedTuple):
+    """A local model next to its teacher."""
+
+    kl: Array  # [], as `teacher_kl`
+    alignment: Array  # [], of the layer before the last
+
+
+def teacher_kl(teacher_logits: ArrayLike, logits: ArrayLike) -> Array:
+    """Mean divergence of a student's predictions from its teacher's.
+
+    mean_x KL(softmax(zg(x)) || softmax(z(x)))
+
+    Args:
+      teacher_logits: zg [m, C].
+      logits: z [m, C].
+
+    Returns:
+      [], in nats.
+    """
+    return jnp.mean(losses.kl_distillation(logits, teacher_logits, temperature=1.0))
+
+
+def without_stats(outputs: Outputs) -> Outputs:
+    """What of a network's outputs has a row for each example."""
+    return Outputs(outputs.logits, outputs.features)
+
+
+def as_teacher(outputs: Outputs, y: Array) -> Teacher:
+    """What students are compared with.
+
+    Args:
+      outputs: of the global model on the test examples.
+      y: [m] int32 labels.
+
+    Returns:
+      The teacher.
+    """
+    classes = outputs.logits.shape[-1]
+    return Teacher(outputs.logits, class_preference(outputs.features, y, classes))
+
+
+def evaluate_teacher(
+    apply: Callable[[PyTree, Array], Outputs],
+    params: PyTree,
+    x: Array,
+    y: Array,
+    prepare: Callable[[Array], Array] = lambda x: x,
+    *,
+    mesh: Mesh | None = None,
+) -> tuple[Evaluation, Teacher]:
+    """Evaluates a global model that local ones are compared with, in one pass.
+
+    Args:
+      apply: the network.
+      params: its parameters.
+      x: [m, H, W, channels].
+      y: [m] int32 labels.
+      prepare: as in `predict`.
+      mesh: as in `predict`.
+
+    Returns:
+      The evaluation and the teacher.
+    """
+    outputs = predict(apply, params, x, prepare, mesh=mesh, take=without_stats)
+    return grade(outputs.logits, y), as_teacher(outputs, y)
+
+
+def agreement(teacher: Teacher, outputs: Outputs, y: Array) -> Agreement:
+    """Compares a local model with its teacher.
+
+    Args:
+      teacher: from `as_teacher`.
+      outputs: of the local model on the same examples.
+      y: [m] int32 labels.
+
+    Returns:
+      The agreement.
+    """
+    own = as_teacher(outputs, y)
+    return Agreement(
+        kl=teacher_kl(teacher.logits, outputs.logits),
+        alignment=alignment(teacher.preference, own.preference),
+    )
