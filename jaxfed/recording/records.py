@@ -36,13 +36,16 @@ NEUTRAL = (
 )
 
 
-def check_workdir(path: Path, config: Config, parts: list[Part]) -> None:
+def check_workdir(path: Path, config: Config, parts: list[Part]) -> bool:
     """See that a directory can take the records of a run, a new one or the rest of one.
 
     Args:
       path: the directory, which need not exist.
       config: the settings.
       parts: the method's parts with all their hyper-parameters.
+
+    Returns:
+      Whether it holds a run to go on with.
 
     Raises:
       ValueError: if it holds another run or a finished one, is not a directory or cannot be written
@@ -59,8 +62,8 @@ def check_workdir(path: Path, config: Config, parts: list[Part]) -> None:
         told = [f'--{name}={was} there, {now} here' for name, (was, now) in other.items()]
         shown = ', '.join(told[:8] + ['...'] * (len(told) > 8))
         raise ValueError(
-            f'--workdir={path} holds an unfinished run with other settings ({shown}); give the same '
-            'ones to go on with it, or name another directory.'
+            f'--workdir={path} holds an unfinished run with other settings ({shown}); give the '
+            'same ones to go on with it, or name another directory.'
         )
     if config.resume and not held:
         raise ValueError(f'--resume, but --workdir={path} holds no run; leave one of them out.')
@@ -70,6 +73,7 @@ def check_workdir(path: Path, config: Config, parts: list[Part]) -> None:
     nearest = next(p for p in (path, *path.absolute().parents) if p.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise ValueError(f'--workdir={path} cannot be written to; name another directory.')
+    return bool(held)
 
 
 def make_workdir(config: Config, parts: list[Part]) -> Path:
@@ -92,8 +96,7 @@ def make_workdir(config: Config, parts: list[Part]) -> Path:
     while config.workdir is None and workdir.exists():
         count += 1
         workdir = base.with_name(f'{base.name}-{count}')
-    check_workdir(workdir, config, parts)
-    if (workdir / CONFIG).exists():  # to be resumed
+    if check_workdir(workdir, config, parts):
         return workdir
     text = _json(describe_config(config, parts))  # before anything is written
     try:
@@ -126,7 +129,8 @@ def _claim(workdir: Path, text: str, config: Config, parts: list[Part]) -> None:
     # has its name already finds it.
     with temporary.open('x') as file:
         try:
-            check_workdir(workdir, config, parts)
+            if check_workdir(workdir, config, parts):
+                raise ValueError(f'--workdir={workdir} already holds a run, begun just now.')
             file.write(text)
             file.close()
             os.replace(temporary, workdir / CONFIG)
