@@ -1,7 +1,9 @@
 """A grid of runs on disk: column x row x seed, each run once, skipped when done, read back."""
 
+import dataclasses
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +13,6 @@ from filelock import FileLock, Timeout
 from jaxfed import config as config_lib
 from jaxfed import methods
 from jaxfed.config import Config
-from jaxfed.data import load_dataset
 from jaxfed.experiment import set_up
 from jaxfed.recording import console, records
 from jaxfed.simulation import TooLarge, train
@@ -29,6 +30,8 @@ NEUTRAL = (
     'wandb',
     'workdir',
 )
+# Flags that a grid sets for each of its cells.
+RESERVED = ('method', 'on_divergence', 'seed', 'workdir')
 
 
 class Row(NamedTuple):
@@ -47,6 +50,7 @@ class Cell(NamedTuple):
     seed: int
     config: Config
     folder: Path  # its work directory
+    measured: bool = True  # whether a run without the measures that it asks for is another one
 
     @property
     def name(self) -> str:
@@ -88,6 +92,8 @@ def make_cell(
     output: Path,
     flags: Sequence[str] = (),
     variant: Sequence[str] = (),
+    base: Sequence[str] | None = None,
+    measured: bool = True,
 ) -> Cell:
     """Make a cell, its settings checked as far as that goes without data.
 
@@ -98,6 +104,8 @@ def make_cell(
       output: folder of all cells.
       flags: that hold for the whole grid, as --rounds=20; they win over the column's and the row's.
       variant: flags that set the cell apart from others of its column and row.
+      base: flags of the column; None for those in its flag file.
+      measured: whether a finished run has to have the measures that the cell asks for.
 
     Returns:
       The cell.
@@ -105,17 +113,21 @@ def make_cell(
     Raises:
       ValueError: for settings that do not do.
     """
+    for flag in flags:
+        if flag.lstrip('-').partition('=')[0] in RESERVED:
+            raise ValueError(f'{flag} is set for each run by the grid; leave it out.')
     name = '_'.join([row.name.replace(' ', ''), *(flag.lstrip('-') for flag in variant)])
     folder = output / column / name / f'seed{seed}'
     fixed = (f'--seed={seed}', f'--workdir={folder}', '--on_divergence=record')
-    given = [f'--flagfile={flag_file(column)}', *row.flags, *variant, *flags, *fixed]
+    own = [f'--flagfile={flag_file(column)}'] if base is None else base
+    given = [*own, *row.flags, *variant, *flags, *fixed]
     try:
         config = config_lib.parse(given)
         config_lib.check(config)
         methods.build(parts_of(config), switch_round=config.switch_round)
     except ValueError as error:
         raise ValueError(f'{column}, {row.name}: {error}') from error
-    return Cell(column, row.name, tuple(variant), seed, config, folder)
+    return Cell(column, row.name, tuple(variant), seed, config, folder, measured)
 
 
 def parts_of(config: Config) -> list[methods.Part]:
@@ -152,7 +164,7 @@ def differing(cell: Cell) -> dict[str, tuple[Any, Any]]:
         for name, value in wanted.items()
         if name not in skipped and held.get(name, defaults[name]) != value
     }
-    missing = _measures(wanted) - _measures(held)
+    missing = _measures(wanted) - _measures(held) if cell.measured else set()
     return other | ({'measure': (held.get('measure'), wanted['measure'])} if missing else {})
 
 
@@ -184,26 +196,24 @@ def is_done(cell: Cell) -> bool:
 
 
 def check(cells: Iterable[Cell]) -> None:
-    """Check folders and data of all cells, before the first is run.
+    """Check folders, settings and data of all cells, before the first is run.
 
     Args:
       cells: of the grid.
 
     Raises:
-      ValueError: if a folder holds something else, or data is missing.
+      ValueError: if a folder holds something else, or a setting or data does not do.
       OSError: if data cannot be read.
     """
-    seen = set()
-    for cell in cells:
-        config = cell.config
-        source = (config.dataset, config.data_dir, config.npz, config.path)
-        if is_done(cell) or source in seen:
-            continue
-        try:
-            load_dataset(config.dataset, data_dir=config.data_dir, npz=config.npz, path=config.path)
-        except (ValueError, OSError) as error:
-            raise ValueError(f'column {cell.column}: {error}') from error
-        seen.add(source)
+    left = [cell for cell in cells if not is_done(cell)]
+    # Seeds differ in nothing that is checked but in chance.
+    kinds = {(cell.column, cell.row, cell.variant): cell for cell in left}
+    for cell in kinds.values():
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                set_up(dataclasses.replace(cell.config, workdir=folder))
+            except (ValueError, OSError) as error:
+                raise ValueError(f'{cell.column}, {cell.row}: {error}') from error
 
 
 def run_cells(cells: Sequence[Cell], *, quiet: bool = False) -> dict[str, str]:

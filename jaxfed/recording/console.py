@@ -233,6 +233,16 @@ def show_error(message: str) -> None:
     console.print(f'error: {message}', markup=False, soft_wrap=True)
 
 
+def show_warning(message: str) -> None:
+    """Print a warning to standard error.
+
+    Args:
+      message: what is wrong and what comes of it.
+    """
+    console = Console(stderr=True, highlight=False, emoji=False)
+    console.print(f'warning: {message}', markup=False, soft_wrap=True)
+
+
 def show_methods(rows: list[tuple[str, str, list[tuple[str, str]]]]) -> None:
     """Print the methods with their hyper-parameters, costs and papers.
 

@@ -1,0 +1,138 @@
+"""What the commands of this folder share: their own flags, further flags for runs, errors."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from absl import flags
+
+from jaxfed import config
+from jaxfed.devices import use_every_core
+from jaxfed.main import keep_compiled_programs
+from jaxfed.recording import console, records
+
+
+class Help(Exception):
+    """Help was asked for."""
+
+
+def parse(
+    arguments: Sequence[str], define: Callable[[flags.FlagValues], None], about: str
+) -> tuple[flags.FlagValues, list[str], list[str]]:
+    """Read a command line: flags and names, then '--' and flags that every run gets.
+
+    Args:
+      arguments: without the program's name.
+      define: defines the command's flags.
+      about: what the command does, for --help.
+
+    Returns:
+      The flags, the names, and the flags of the runs.
+
+    Raises:
+      ValueError: for an unknown flag or a value that does not do.
+      Help: with the text to print.
+    """
+    cut = arguments.index('--') if '--' in arguments else len(arguments)
+    values = flags.FlagValues()
+    define(values)
+    if any(argument in ('--help', '-help', '-h') for argument in arguments[:cut]):
+        texts = [f'  --{name}: {values[name].help}' for name in values]
+        raise Help('\n'.join([about, '', *texts]))
+    try:
+        names = values(['', *arguments[:cut]])[1:]
+    except flags.Error as error:
+        raise ValueError(str(error)) from error
+    further = list(arguments[cut + 1 :])
+    for flag in further:
+        if not flag.startswith('--'):
+            raise ValueError(f'{flag} after -- must be a flag, as --NAME=VALUE.')
+    return values, names, further
+
+
+def check_output(path: str | None) -> Path:
+    """See that a folder can be written to.
+
+    Args:
+      path: of --output.
+
+    Returns:
+      The folder, which need not exist.
+
+    Raises:
+      ValueError: if it cannot.
+    """
+    if not path:
+        raise ValueError(f'--output={path} must name a folder.')
+    try:
+        records.check_workdir(Path(path))
+    except ValueError as error:
+        raise ValueError(str(error).replace('--workdir=', '--output=')) from None
+    return Path(path)
+
+
+def make_output(output: Path) -> None:
+    """Make the folder of --output, once everything else is checked.
+
+    Args:
+      output: the folder.
+
+    Raises:
+      ValueError: if it cannot be made.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f'--output={output} cannot be made: {error}.') from error
+
+
+def write(path: Path, text: str) -> None:
+    """Write a text file whole or not at all.
+
+    Args:
+      path: the file; its folder is made.
+      text: what it holds.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f'.{path.name}.tmp')
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def use_machine() -> None:
+    """Use all cores, and keep compiled programs for the next start."""
+    config.quiet_libraries()
+    with contextlib.suppress(RuntimeError):  # who has used JAX already has chosen its devices
+        use_every_core()
+    if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
+        keep_compiled_programs()
+
+
+def guarded(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """Run a command and tell its errors in one line.
+
+    Args:
+      main: the command; it raises ValueError or OSError for bad input.
+      arguments: without the program's name.
+
+    Returns:
+      The exit status: that of the command, 2 for bad input, 130 if interrupted.
+    """
+    try:
+        return main(arguments)
+    except Help as help_:
+        print(help_)
+        return 0
+    except (ValueError, OSError) as error:
+        console.show_error(' '.join(str(error).split()))
+        return 2
+    except KeyboardInterrupt:
+        console.show_error('interrupted; what is done is kept, and the same command goes on.')
+        return 130
+
+
+def run(main: Callable[[Sequence[str]], int]) -> None:
+    """Run `main` on the command line and end the process with its status."""
+    sys.exit(main(sys.argv[1:]))

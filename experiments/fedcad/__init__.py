@@ -1,0 +1,1 @@
+"""FedCAD: its settings, a flag file for each column of its tables, and its numbers."""
