@@ -66,10 +66,7 @@ def check_output(path: str | None) -> Path:
     """
     if not path:
         raise ValueError(f'--output={path} must name a folder.')
-    try:
-        records.check_workdir(Path(path))
-    except ValueError as error:
-        raise ValueError(str(error).replace('--workdir=', '--output=')) from None
+    records.check_writable(Path(path), '--output')
     return Path(path)
 
 

@@ -14,22 +14,10 @@ from jaxfed import config as config_lib
 from jaxfed import methods
 from jaxfed.config import Config
 from jaxfed.experiment import set_up
+from jaxfed.metrics.measures import parse_measures
 from jaxfed.recording import console, records
 from jaxfed.simulation import TooLarge, train
 
-# Settings that change neither what is trained nor what is recorded of it.
-NEUTRAL = (
-    'csv',
-    'data_dir',
-    'devices',
-    'lanes',
-    'npz',
-    'path',
-    'stream',
-    'tensorboard',
-    'wandb',
-    'workdir',
-)
 # Flags that a grid sets for each of its cells.
 RESERVED = ('method', 'on_divergence', 'seed', 'workdir')
 
@@ -149,27 +137,10 @@ def differing(cell: Cell) -> dict[str, tuple[Any, Any]]:
     Raises:
       ValueError: if config.json there cannot be read.
     """
-    path = cell.folder / records.CONFIG
-    try:
-        held = json.loads(path.read_text())
-        assert isinstance(held, dict)
-    except (OSError, ValueError, AssertionError) as error:
-        raise ValueError(f'{path} cannot be read ({error}); move its folder away.') from error
-    wanted = json.loads(json.dumps(records.describe_config(cell.config, parts_of(cell.config))))
-    defaults = json.loads(json.dumps(records.describe_config(Config(), [])))
-    # Parts tell all hyper-parameters, whichever were given.
-    skipped = {'hyperparameters', 'versions', 'device', 'measure', *NEUTRAL}
-    other = {
-        name: (held.get(name, defaults[name]), value)
-        for name, value in wanted.items()
-        if name not in skipped and held.get(name, defaults[name]) != value
-    }
-    missing = _measures(wanted) - _measures(held) if cell.measured else set()
-    return other | ({'measure': (held.get('measure'), wanted['measure'])} if missing else {})
-
-
-def _measures(config: dict[str, Any]) -> set[str]:
-    return set(str(config.get('measure') or 'none').split(',')) - {'none'}
+    other = records.differing(cell.folder, cell.config, parts_of(cell.config))
+    there, asked = other.pop('measure', ('none', 'none'))
+    missing = set(parse_measures(asked)) - set(parse_measures(there)) if cell.measured else set()
+    return other | ({'measure': (there, asked)} if missing else {})
 
 
 def is_done(cell: Cell) -> bool:
@@ -219,8 +190,8 @@ def check(cells: Iterable[Cell]) -> None:
 def run_cells(cells: Sequence[Cell], *, quiet: bool = False) -> dict[str, str]:
     """Run the cells that are not done, one after another.
 
-    A cell that was interrupted is begun again. Several processes may work on one grid: what
-    another one is at is left to it.
+    A cell that was interrupted goes on from its last checkpoint. Several processes may work on one
+    grid: what another one is at is left to it.
 
     Args:
       cells: of the grid, checked.
@@ -251,7 +222,9 @@ def _run(cell: Cell, report: Callable[[dict[str, Any]], None]) -> None:
         with FileLock(cell.folder.with_name(f'.{cell.folder.name}.lock'), timeout=0):
             if is_done(cell):
                 return
-            if (cell.folder / records.CONFIG).exists():
+            begun = (cell.folder / records.CONFIG).exists()
+            # It can only have other measures.
+            if begun and records.differing(cell.folder, cell.config, parts_of(cell.config)):
                 shutil.rmtree(cell.folder)
             train(set_up(cell.config), quiet=True, watch=report)
     except Timeout:

@@ -24,6 +24,7 @@ from experiments.layout import Filled
 from experiments.published import BASELINE, Column, Table, read_numbers
 from jaxfed import config as config_lib
 from jaxfed.recording import console as progress
+from jaxfed.recording import records
 
 TABLES = {table.name: table for table in (*FEDCAD, *FEDSSD, *FEDLMD)}
 ROMAN = {'i': '1', 'ii': '2', 'iii': '3'}
@@ -161,7 +162,7 @@ def make_plan(
 
 def _neutral(flag: str) -> bool:
     name = flag.lstrip('-').partition('=')[0]
-    return name in (*grid.NEUTRAL, 'rounds', 'measure')
+    return name in (*records.NEUTRAL, 'rounds', 'measure')
 
 
 def fill(plan: Plan, command: str) -> Filled:

