@@ -1,0 +1,63 @@
+"""FedCAD's figures."""
+
+from collections.abc import Callable
+
+from experiments.draw import take
+from experiments.draw.phase import after_fedavg
+from experiments.draw.plan import Figure, Panel, of_table
+from experiments.fedcad.tables import TABLE_1
+
+_COLUMN = 'fedcad/cifar10_dirichlet0.5'
+
+
+def _figure_1(rounds: int | None) -> Figure:
+    """Class accuracies of one client's model after a round of FedAvg, FedLSD and FedCAD."""
+    of_methods = of_table(TABLE_1, _COLUMN, rows=('FedAvg', 'FedLSD', 'FedCAD'))
+    series = tuple(after_fedavg(one, rounds or 11, client=0) for one in of_methods)
+    return Figure(
+        'data of a client, class accuracies of the global model after FedAvg and of the model that '
+        'the client trains from it by each method (CIFAR-10, Dirichlet 0.5)',
+        (Panel('', series, take.one_client),),
+        one_seed=True,
+        notes=(
+            '10 rounds of FedAvg, then one round of 10 local epochs of each method from the same '
+            'global model. With fewer --rounds the last one is still of that method.',
+            'The paper does not tell which client; this is client 0. White cells are zero.',
+        ),
+    )
+
+
+def _figure_3(rounds: int | None) -> Figure:
+    """Examples of each class at each client."""
+    panel = Panel(
+        'CIFAR-10, Dirichlet 0.5',
+        of_table(TABLE_1, _COLUMN, rows=('FedAvg',)),
+        take.partition,
+        False,
+    )
+    return Figure(
+        'training examples of each class at each client', (panel,), one_seed=True,
+        notes=('The 32 examples a class that the server keeps are not among them.',),
+    )  # fmt: skip
+
+
+def _figure_4(rounds: int | None) -> Figure:
+    """Accuracy of the global model and of local models by round."""
+    series = of_table(TABLE_1, _COLUMN, variant=('--local_eval_every=1',))
+    return Figure(
+        'test accuracy of the global model, and mean of the local models, by round (CIFAR-10, '
+        'Dirichlet 0.5)',
+        (
+            Panel('global model', series, take.by_round()),
+            Panel('local models', series, take.by_round(take.local_accuracy)),
+        ),
+        across=2,
+        notes=('The paper does not tell which methods it draws; these are those of table 1.',),
+    )
+
+
+FIGURES: dict[str, Callable[[int | None], Figure]] = {
+    '1': _figure_1,
+    '3': _figure_3,
+    '4': _figure_4,
+}

@@ -1,0 +1,184 @@
+"""FedLMD's figures."""
+
+from collections.abc import Callable, Iterable
+
+from experiments.draw import take
+from experiments.draw.plan import Figure, Panel, Series, of_table
+from experiments.fedlmd.tables import FEDAVG, FEDLMD, TABLE_1, TABLE_2, TABLE_3
+from experiments.grid import Row
+
+_DEFAULT = 'fedlmd/cifar10_lda0.05'
+_WHERE = 'CIFAR-10, Dirichlet 0.05'
+_BEST = 'best test accuracy (%)'
+_ROUNDS = 200
+_SHOWN = 100  # rounds of figure 2
+
+FEDLMD_TF = TABLE_2.rows[-1]
+_SWITCHED = Row(
+    'FedLMD-Tf then FedLMD',
+    (
+        '--method=fedlmd_tf,fedlmd', '--fedlmd_tf.beta=1', '--fedlmd_tf.tau=1', '--fedlmd.beta=1',
+        '--fedlmd.tau=1',
+    ),
+)  # fmt: skip
+_ROWS = {row.name: row for row in (*TABLE_3.rows, FEDLMD_TF)}
+
+
+def _figure_2(rounds: int | None) -> Figure:
+    """Labels of a round's clients, and what the global model then predicts."""
+    fedavg, fedlmd = (Series(_DEFAULT, row) for row in (FEDAVG, FEDLMD))
+
+    def of(values: Callable[[take.Entry], list[float] | None], label: str) -> take.Tabled:
+        return take.classes_by_round(values, label, last=_SHOWN, gamma=0.5)
+
+    predicted = of(take.predicted_shares, 'predictions (%)')
+    return Figure(
+        f'training examples of the clients of each round by class, and predictions of the global '
+        f'model after it by class ({_WHERE})',
+        (
+            Panel("the round's clients", (fedavg,), of(take.cohort_labels, 'training examples')),
+            Panel('predictions, FedAvg', (fedavg,), predicted),
+            Panel('predictions, FedLMD', (fedlmd,), predicted),
+        ),
+        one_seed=True,
+        notes=(f'As in the paper, of its {_ROUNDS} rounds the first {_SHOWN} are shown.',),
+    )
+
+
+def _figure_4(rounds: int | None) -> Figure:
+    """Accuracy by round of ways to distil."""
+    return Figure(
+        f'test accuracy by round with and without distillation ({_WHERE})',
+        (Panel('', of_table(TABLE_1, _DEFAULT), take.by_round()),),
+    )
+
+
+def _figure_5(rounds: int | None) -> Figure:
+    """Best accuracy of methods without additional computation, by skew."""
+    rows = [_ROWS[n] for n in ('FedAvg', 'FedProx', 'FedNova', 'FedRS', 'FedLMD-Tf')]
+
+    def panel(title: str, name: str, values: Iterable[float], xlabel: str) -> Panel:
+        series = tuple(
+            Series(f'fedlmd/cifar10_{name}{value}', row, at=(str(value),))
+            for row in rows
+            for value in values
+        )
+        return Panel(title, series, take.sweep(take.best, xlabel, _BEST))
+
+    return Figure(
+        'best test accuracy of methods that compute nothing more than FedAvg does, by skew of the '
+        'labels (CIFAR-10)',
+        (
+            panel('sharding', 'sharding', (2, 3, 5, 10), 'shards a client s'),
+            panel('LDA', 'lda', (0.05, 0.1, 0.3, 0.5), 'Dirichlet α'),
+        ),
+        across=2,
+        notes=(
+            'The paper does not list the methods; these have no forward pass, no pass over the '
+            "data and no vector to send beyond FedAvg's.",
+        ),
+    )
+
+
+def _figure_6(rounds: int | None) -> Figure:
+    """Accuracy by round under three skews."""
+    return Figure(
+        'test accuracy by round (CIFAR-10, Dirichlet 0.05, 0.3 and 0.5)',
+        tuple(
+            Panel(
+                f'α = {alpha}',
+                of_table(TABLE_3, f'fedlmd/cifar10_lda{alpha}'),
+                take.by_round(),
+            )
+            for alpha in (0.05, 0.3, 0.5)
+        ),
+        across=3,
+    )
+
+
+def _figure_7(rounds: int | None) -> Figure:
+    """Best accuracy by local epochs and by clients of a round."""
+    names = ('FedAvg', 'FedCurv', 'FedProx', 'FedNTD', 'FedLMD-Tf', 'FedLMD')
+    rows = [_ROWS[name] for name in names]
+
+    def panel(title: str, flag: str, values: Iterable[int], default: int) -> Panel:
+        series = tuple(
+            Series(_DEFAULT, row, _unless(flag, value, default), at=(str(value),))
+            for row in rows
+            for value in values
+        )
+        return Panel('', series, take.sweep(take.best, title, _BEST))
+
+    return Figure(
+        f'best test accuracy by local epochs and by clients of a round ({_WHERE})',
+        (
+            panel('local epochs', 'local_epochs', (1, 5, 10, 20), 5),
+            panel('clients a round', 'clients_per_round', (5, 10, 20, 50), 10),
+        ),
+        across=2,
+        notes=(
+            'The paper tells of 10 local epochs and of 20 and 50 clients; the other values are '
+            "chosen around its defaults, and the methods are those of the paper's text.",
+        ),
+    )
+
+
+def _unless(flag: str, value: float, default: float) -> tuple[str, ...]:
+    """A flag, unless it is what the column says already: runs are then shared with the tables."""
+    return () if value == default else (f'--{flag}={value}',)
+
+
+def _figure_8(rounds: int | None) -> Figure:
+    """Best accuracy by the round in which FedLMD-Tf gives way to FedLMD."""
+    rounds = rounds or _ROUNDS
+    switches = sorted({round(rounds * fifth / 5) for fifth in range(6)})
+
+    def at(switch: int) -> Series:
+        if 0 < switch < rounds:
+            row, flags = _SWITCHED, [f'--switch_round={switch}']
+        else:
+            row, flags = (FEDLMD_TF if switch else FEDLMD), []
+        return Series(_DEFAULT, row, tuple(flags), _SWITCHED.name, (str(switch),))
+
+    panel = Panel('', tuple(map(at, switches)), take.sweep(take.best, 'rounds of FedLMD-Tf', _BEST))
+    return Figure(
+        f'best test accuracy where FedLMD follows FedLMD-Tf after some rounds ({_WHERE})',
+        (panel,),
+        notes=(
+            '0 is FedLMD, the last is FedLMD-Tf. The paper does not tell the rounds between; these '
+            'are fifths of the run.',
+        ),
+    )
+
+
+def _figure_9(rounds: int | None) -> Figure:
+    """Best accuracy by temperature and weight of the distillation."""
+
+    def grid(row: Row) -> Panel:
+        series = tuple(
+            Series(_DEFAULT, row, (*_unless('tau', tau, 1), *_unless('beta', beta, 1)),
+                   at=(str(tau), str(beta)))
+            for tau in (0.5, 1, 2, 4)
+            for beta in (0.25, 0.5, 1, 2)
+        )  # fmt: skip
+        return Panel(
+            row.name, series, take.sensitivity(take.best, 'weight β', 'temperature τ', _BEST)
+        )
+
+    return Figure(
+        f'best test accuracy by temperature τ and weight β ({_WHERE})',
+        (grid(FEDLMD), grid(FEDLMD_TF)),
+        across=2,
+        notes=("The paper's text does not tell the values; these are chosen around τ = β = 1.",),
+    )
+
+
+FIGURES: dict[str, Callable[[int | None], Figure]] = {
+    '2': _figure_2,
+    '4': _figure_4,
+    '5': _figure_5,
+    '6': _figure_6,
+    '7': _figure_7,
+    '8': _figure_8,
+    '9': _figure_9,
+}

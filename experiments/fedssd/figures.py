@@ -1,0 +1,189 @@
+"""FedSSD's figures."""
+
+from collections.abc import Callable, Sequence
+
+from experiments.draw import take
+from experiments.draw.phase import after_fedavg
+from experiments.draw.plan import Figure, Panel, Series, of_table
+from experiments.fedssd.tables import TABLE_1, TABLE_2
+
+_CIFAR10 = 'fedssd/cifar10_dirichlet0.5'
+_DATASETS = {
+    _CIFAR10: 'CIFAR-10',
+    'fedssd/cifar100_dirichlet0.5': 'CIFAR-100',
+    'fedssd/tiny_imagenet_dirichlet0.5': 'Tiny-ImageNet',
+}
+_SKEWS = {
+    'fedssd/cifar10_labels2': '#K=2',
+    'fedssd/cifar10_labels5': '#K=5',
+    'fedssd/cifar10_dirichlet0.1': 'δ=0.1',
+    _CIFAR10: 'δ=0.5',
+    'fedssd/cifar10_dirichlet10': 'δ=10',
+}
+_BY_CLASS = 'class accuracy (%)'
+_LOCAL = ('--local_eval_every=1',)
+_SERVER = "The 64 examples a class that the server keeps are not among the clients' data."
+
+
+def _figure_2(rounds: int | None) -> Figure:
+    """How much worse local models are than the global one."""
+    series = tuple(
+        one._replace(label=label, at=(label,))
+        for column, label in _SKEWS.items()
+        for one in of_table(TABLE_2, column, rows=('FedAvg',), variant=_LOCAL)
+    )
+    by_skew = tuple(s._replace(label='mean of all rounds') for s in series)
+    return Figure(
+        'what local training of FedAvg forgets: global against mean local test accuracy, a dot a '
+        'round; their difference by round; and its mean over rounds by heterogeneity (CIFAR-10)',
+        (
+            Panel('a dot a round', series, take.dots(
+                take.global_accuracy, take.local_accuracy,
+                'global test accuracy (%)', 'mean local test accuracy (%)',
+            )),
+            Panel('by round', series, take.by_round(take.gap, take.GAP, zero=True)),
+            Panel('by heterogeneity', by_skew, take.sweep(
+                take.mean_gap, 'partition', take.GAP, zero=True,
+            )),
+        ),
+        across=3,
+        notes=(
+            'The local models of a round start from the global model before it; the global '
+            'accuracy is that after it.',
+            'The paper does not tell the levels of heterogeneity; these are those of table II.',
+        ),
+    )  # fmt: skip
+
+
+def _figure_3(rounds: int | None) -> Figure:
+    """Class accuracies of the global model and of client 0's model by round."""
+    fedavg = TABLE_1.rows[0]
+    look = (*_LOCAL, '--measure=confusion', '--confusion_clients=0')
+    panels = [
+        Panel(f'{where}: {whose}', (Series(column, fedavg, look),), read)
+        for column, where in ((_CIFAR10, 'Dirichlet 0.5'), ('fedssd/cifar10_iid', 'IID'))
+        for whose, read in (
+            ('global model', take.classes_by_round(take.class_accuracy, _BY_CLASS, high=100)),
+            ('client 0', take.classes_by_round(take.local_class_accuracy, _BY_CLASS, high=100)),
+        )
+    ]
+    return Figure(
+        'class-wise test accuracy of the global model of FedAvg and of the local model of client '
+        '0 by round (CIFAR-10)',
+        tuple(panels),
+        across=2,
+        one_seed=True,
+        notes=('The data of client 0 is the first column of figure 6.',),
+    )
+
+
+def _figure_4(rounds: int | None) -> Figure:
+    """Confusion matrices of one client's data and models."""
+    fedavg, fedssd = (
+        after_fedavg(one, rounds or 11, client=8)
+        for one in of_table(TABLE_1, _CIFAR10, rows=('FedAvg', 'FedSSD'))
+    )
+    return Figure(
+        'the data of client 8, and confusion matrices of the global model and of the models that '
+        'the client trains from it by FedAvg and by FedSSD (CIFAR-10, Dirichlet 0.5)',
+        (
+            Panel("client's data", (fedavg,), take.client_data),
+            Panel('global model', (fedavg,), take.global_confusion),
+            Panel('local model, FedAvg', (fedavg,), take.local_confusion),
+            Panel('local model, FedSSD', (fedssd,), take.local_confusion),
+        ),
+        across=2,
+        one_seed=True,
+        notes=(
+            'Rows are true classes and sum to 1; of the data the diagonal is the share of each '
+            'class. White cells are zero.',
+            'The paper does not tell after how many rounds; this is after 10 of FedAvg, as in '
+            'FedCAD, figure 1. With fewer --rounds the last one is still of the method looked at.',
+        ),
+    )
+
+
+def _figure_6(rounds: int | None) -> Figure:
+    """Examples of each class at each client."""
+    return Figure(
+        'training examples of each class at each client, Dirichlet 0.5',
+        tuple(
+            Panel(name, of_table(TABLE_1, column, rows=('FedAvg',)), take.partition, trains=False)
+            for column, name in _DATASETS.items()
+        ),
+        across=3,
+        one_seed=True,
+        notes=(_SERVER,),
+    )
+
+
+def _figure_7(rounds: int | None) -> Figure:
+    """Accuracy of the global model and of local models by round, three datasets."""
+    return Figure(
+        'test accuracy of the global model, and mean of the local models, by round (Dirichlet 0.5)',
+        tuple(
+            Panel(
+                f'{name}: {whose}',
+                of_table(TABLE_1, column, variant=_LOCAL),
+                take.by_round(value),
+            )
+            for whose, value in (
+                ('global model', take.global_accuracy),
+                ('local models', take.local_accuracy),
+            )
+            for column, name in _DATASETS.items()
+        ),
+        across=3,
+    )
+
+
+def _figure_8(rounds: int | None) -> Figure:
+    """Accuracy by round with 100 clients."""
+    return Figure(
+        'test accuracy by round, 100 clients of which a share C takes part in a round (Dirichlet '
+        '0.5)',
+        tuple(
+            Panel(
+                f'{_DATASETS[column]}, C = {share}',
+                of_table(TABLE_1, column, variant=_hundred(share)),
+                take.by_round(),
+            )
+            for column in tuple(_DATASETS)[:2]
+            for share in (0.1, 0.2)
+        ),
+        across=2,
+    )
+
+
+def _hundred(share: float) -> tuple[str, ...]:
+    return '--num_clients=100', f'--clients_per_round={round(100 * share)}'
+
+
+def _figure_9(rounds: int | None) -> Figure:
+    """Accuracy by local epochs."""
+    return Figure(
+        'final test accuracy by local epochs (CIFAR-10, Dirichlet 0.5)',
+        (Panel('', _epochs((1, 10, 20, 50)), take.sweep(take.final, 'local epochs')),),
+        notes=("The paper's text tells only E = 1; the others are those of FedCAD's table 4.",),
+    )
+
+
+def _epochs(values: Sequence[int], default: int = 10) -> tuple[Series, ...]:
+    return tuple(
+        one._replace(at=(str(e),))
+        for e in values
+        for one in of_table(
+            TABLE_1, _CIFAR10, variant=(f'--local_epochs={e}',) if e != default else ()
+        )
+    )
+
+
+FIGURES: dict[str, Callable[[int | None], Figure]] = {
+    '2': _figure_2,
+    '3': _figure_3,
+    '4': _figure_4,
+    '6': _figure_6,
+    '7': _figure_7,
+    '8': _figure_8,
+    '9': _figure_9,
+}
