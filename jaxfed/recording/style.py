@@ -42,7 +42,7 @@ def style() -> Iterator[None]:
         yield
 
 
-def line(i: int) -> dict[str, str]:
+def line(i: int) -> dict[str, Any]:
     """The colour and dashes of the i-th curve of a picture, different for the first 28.
 
     Args:
