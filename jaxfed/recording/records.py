@@ -17,6 +17,7 @@ from jaxfed.config import Config
 from jaxfed.methods import Part
 
 CONFIG, METRICS, SUMMARY = 'config.json', 'metrics.jsonl', 'summary.json'
+RUNS = 'runs'  # where a work directory is made if none is named
 
 
 def check_workdir(path: Path) -> None:
