@@ -14,6 +14,7 @@ from jaxfed.partition.heatmap import draw_heatmap
 from jaxfed.preparation import TooLarge, in_words, memory_errors, prepare
 from jaxfed.recording import console, records
 from jaxfed.recording.entries import FAILED, describe_round, not_finite, summarise
+from jaxfed.recording.models import save_model
 from jaxfed.recording.plots import draw_accuracy
 from jaxfed.types import PyTree
 
@@ -131,6 +132,7 @@ def train(
     summary['memory_bytes'] = prepared.needed
     summary['auxiliary_examples'] = len(dealt.auxiliary)
     summary['seconds_total'] = round(time.perf_counter() - began, 2)
+    save_model(workdir, experiment, server.params, server.stats)
     records.write_json(workdir / 'summary.json', summary)
     draw_accuracy(metrics, workdir / 'accuracy.png', title=f'{config.method}, {title}')
     if not quiet:

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from jaxfed.config import Config
 from jaxfed.methods import Part
 
 CONFIG, METRICS, SUMMARY = 'config.json', 'metrics.jsonl', 'summary.json'
+MODEL = 'model.safetensors'
 RUNS = 'runs'  # where a work directory is made if none is named
 
 
@@ -29,7 +31,7 @@ def check_workdir(path: Path) -> None:
     Raises:
       ValueError: if it holds a run already, is not a directory or cannot be written to.
     """
-    held = [name for name in (CONFIG, METRICS, SUMMARY) if (path / name).exists()]
+    held = [name for name in (CONFIG, METRICS, SUMMARY, MODEL) if (path / name).exists()]
     if held:
         raise ValueError(
             f'--workdir={path} already holds a run ({", ".join(held)}); name another directory, '
@@ -57,8 +59,9 @@ def make_workdir(config: Config, parts: list[Part]) -> Path:
       ValueError: if it cannot be made or written to.
     """
     stamp = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
-    name = f'{config.dataset}-{config.method}'
-    base = Path(config.workdir) if config.workdir else Path('runs') / f'{name}-{stamp}'
+    # Settings from Python may hold what leads out of the directory, or is no name.
+    name = re.sub(r'[^\w.+,-]+', '_', f'{config.dataset}-{config.method}')[:100]
+    base = Path(config.workdir) if config.workdir else Path(RUNS) / f'{name}-{stamp}'
     workdir, count = base, 1
     while config.workdir is None and workdir.exists():
         count += 1
@@ -111,9 +114,26 @@ def write_json(path: Path, value: Any) -> None:
       path: the file.
       value: what it holds.
     """
+    write_whole(path, _json(value).encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all.
+
+    Args:
+      path: the file.
+      content: what it holds.
+
+    Raises:
+      OSError: if it cannot be written; what was there before stays.
+    """
     temporary = path.with_name(f'.{path.name}.tmp')
-    temporary.write_text(_json(value))
-    os.replace(temporary, path)
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def describe_config(config: Config, parts: list[Part]) -> dict[str, Any]:
@@ -131,7 +151,7 @@ def describe_config(config: Config, parts: list[Part]) -> dict[str, Any]:
     return {
         **dataclasses.asdict(config),
         'method_parts': [part._asdict() for part in parts],
-        'versions': {'python': platform.python_version(), **_versions(packages)},
+        'versions': {'python': platform.python_version(), **versions(packages)},
         'device': {
             'platform': device.platform,
             'kind': device.device_kind,
@@ -141,7 +161,15 @@ def describe_config(config: Config, parts: list[Part]) -> dict[str, Any]:
     }
 
 
-def _versions(packages: tuple[str, ...]) -> dict[str, str]:
+def versions(packages: tuple[str, ...]) -> dict[str, str]:
+    """Versions of packages, of those that are installed.
+
+    Args:
+      packages: their names.
+
+    Returns:
+      Name -> version.
+    """
     found = {}
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
