@@ -1,7 +1,6 @@
 """What a person sees during and after training."""
 
 import contextlib
-import datetime
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -75,10 +74,8 @@ def progress(rounds: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]],
         BarColumn(bar_width=14),
         TextColumn('{task.description}'),
     )
-    # What cannot move its cursor gets lines as well.
-    moving = _console.is_terminal and not _console.is_dumb_terminal
-    bar = Progress(*columns, console=_console, disable=quiet or not moving)
-    in_lines = not quiet and not moving
+    bar = Progress(*columns, console=_console, disable=quiet or not _moves())
+    in_lines = not quiet and not _moves()
     every = max(rounds // 10, 1)
     seconds: deque[float] = deque(maxlen=_RECENT)
     with bar:
@@ -105,6 +102,11 @@ def progress(rounds: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]],
         yield report
 
 
+def _moves() -> bool:
+    """Whether the output is a terminal that can go back on a line, as TERM=dumb cannot."""
+    return _console.is_terminal and not _console.is_dumb_terminal
+
+
 def time_in_words(seconds: float) -> str:
     """A time as a person reads it, '42 s' or '1:02:33'.
 
@@ -115,7 +117,9 @@ def time_in_words(seconds: float) -> str:
       Seconds below two minutes, else hours, minutes and seconds.
     """
     whole = round(seconds)
-    return f'{whole} s' if whole < 120 else str(datetime.timedelta(seconds=whole))
+    if whole < 120:
+        return f'{whole} s'
+    return f'{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}'
 
 
 @contextlib.contextmanager
@@ -143,8 +147,8 @@ def grid_progress(
         TextColumn('+'),
         TimeRemainingColumn(compact=True),
     )
-    bar = Progress(*columns, console=_console, disable=quiet or not _console.is_terminal)
-    in_lines = not quiet and not _console.is_terminal
+    bar = Progress(*columns, console=_console, disable=quiet or not _moves())
+    in_lines = not quiet and not _moves()
     begun, began, of_run, done = 0, time.perf_counter(), 0, 0
     with bar:
         task = bar.add_task('', total=rounds, name='')

@@ -89,7 +89,8 @@ def read_model(path: Path) -> tuple[Described, dict[str, np.ndarray]]:
     try:
         with safe_open(path, framework='numpy') as file:
             told = file.metadata() or {}
-            arrays = {name: np.asarray(file.get_tensor(name)) for name in file.keys()}
+            names = file.keys()
+            arrays = {name: np.asarray(file.get_tensor(name)) for name in names}
         given = {name: json.loads(told[name]) for name in Described._fields}
         if told.pop('digest') != _digest(told, arrays):
             raise ValueError('its digest is another one')
