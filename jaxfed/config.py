@@ -2,11 +2,12 @@
 
 import dataclasses
 import logging
+import sys
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from absl import flags
+from absl import app, flags
 from absl import logging as absl_logging
 
 from jaxfed import methods, usage
@@ -400,6 +401,22 @@ def _define(into: flags.FlagValues, name: str, kind: Any, default: Any, help_: s
     define[kinds.pop()](name, default, help_, flag_values=into)
 
 
+def parse_program(arguments: list[str]) -> list[str]:
+    """Parse the program's own flags, as absl does where it is told nothing else.
+
+    Args:
+      arguments: of the program, its name first.
+
+    Returns:
+      What is left over.
+    """
+    try:
+        return app.parse_flags_with_usage(arguments)
+    except UnicodeDecodeError as error:
+        print(f'error: a file given as --flagfile is no text ({error}).', file=sys.stderr)
+        sys.exit(2)
+
+
 def from_flags(values: flags.FlagValues = flags.FLAGS) -> Config:
     """Read the parsed flags.
 
@@ -453,7 +470,7 @@ def parse(arguments: Sequence[str]) -> Config:
     define_flags(own)
     try:
         left = own(['', *arguments])[1:]
-    except (flags.Error, OSError) as error:
+    except (flags.Error, OSError, UnicodeDecodeError) as error:
         raise ValueError(str(error)) from error
     if left:
         raise ValueError(f'unexpected arguments {" ".join(left)}; flags begin with --.')

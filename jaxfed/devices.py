@@ -63,8 +63,7 @@ def idle_accelerator() -> str | None:
     Returns:
       A sentence; None where JAX uses an accelerator, there is none, or the CPU was asked for.
     """
-    asked = jax.config.jax_platforms or ''  # type: ignore[attr-defined]
-    if jax.default_backend() != 'cpu' or 'cpu' in asked.split(','):
+    if jax.default_backend() != 'cpu' or 'cpu' in (asked_platforms() or '').split(','):
         return None
     if os.environ.get('CUDA_VISIBLE_DEVICES') not in ('', '-1') and has_nvidia_driver():
         kind, extra, package = 'an NVIDIA GPU', 'cuda12', 'jax_cuda12_plugin'
@@ -81,6 +80,11 @@ def idle_accelerator() -> str | None:
         f"this machine has {kind} that JAX cannot use: pip install -e '.[{extra}]' lets it; "
         'JAX_PLATFORMS=cpu says that the CPU is meant.'
     )
+
+
+def asked_platforms() -> str | None:
+    """What JAX_PLATFORMS, or a program in its place, asks for."""
+    return jax.config.jax_platforms  # type: ignore[attr-defined]
 
 
 def has_nvidia_driver() -> bool:

@@ -69,8 +69,10 @@ def main(arguments: Sequence[str]) -> int:
         use_every_core()
     try:
         found, idle = describe_devices(jax.devices()), idle_accelerator()
-    except RuntimeError as error:  # JAX_PLATFORMS asks for what is not there
-        console.show_error(str(error))
+    except (RuntimeError, AssertionError) as error:  # JAX's, for a platform that is not there
+        asked = os.environ.get('JAX_PLATFORMS')
+        told = f' ({error})' if str(error) else ''
+        console.show_error(f'JAX finds no device with JAX_PLATFORMS={asked}{told}; leave it out.')
         return 2
     console.say(f'device: {found}', quiet=False)
     if idle:
@@ -109,7 +111,7 @@ def main(arguments: Sequence[str]) -> int:
 def run() -> None:
     """Define the flags, parse them and run `main`."""
     config.define_flags()
-    app.run(main)
+    app.run(main, flags_parser=config.parse_program)
 
 
 if __name__ == '__main__':

@@ -12,6 +12,7 @@ _PRINTED = 20  # clients printed to a terminal
 _PRINTED_CLASSES = 10  # classes up to which the printed cells are numbers
 _STRIP = 50  # characters of a printed strip of more classes
 _SHADES = ' ░▒▓█'
+_ASCII = str.maketrans('·░▒▓█', '.-=*#')  # for output that is not Unicode
 
 
 def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str) -> None:
@@ -72,6 +73,7 @@ def print_heatmap(counts: np.ndarray, console: Console, *, most: int = _PRINTED)
     counts = _checked(counts)
     num_clients, num_classes = counts.shape
     group = -(-num_classes // _STRIP)
+    plain = not console.encoding.lower().startswith('utf')
     table = Table(box=None, padding=(0, 1, 0, 0), header_style='bold')
     for name in ('client', 'size', 'held'):
         table.add_column(name, justify='right')
@@ -85,7 +87,10 @@ def print_heatmap(counts: np.ndarray, console: Console, *, most: int = _PRINTED)
             no_wrap=True,
         )
     for i, row in enumerate(counts[:most]):
-        cells = [_cell(n, counts.max()) for n in row] if numbers else [_strip(row, group)]
+        largest = counts.max()
+        cells = [_cell(n, largest) for n in row] if numbers else [_strip(row, group)]
+        if plain:
+            cells = [Text(cell.plain.translate(_ASCII)) for cell in cells]
         table.add_row(str(i), str(row.sum()), str((row > 0).sum()), *cells)
     console.print(table)
     sizes = counts.sum(axis=1)
