@@ -2,16 +2,19 @@
 
 from jaxfed.config import Config
 from jaxfed.devices import use_every_core
+from jaxfed.loading import Loaded, load
 from jaxfed.method import Method, chain
 from jaxfed.simulation import Diverged, Result, TooLarge, simulate
 
 __all__ = [
     'Config',
     'Diverged',
+    'Loaded',
     'Method',
     'Result',
     'TooLarge',
     'chain',
+    'load',
     'simulate',
     'use_every_core',
 ]

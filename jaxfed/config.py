@@ -2,14 +2,15 @@
 
 import dataclasses
 import logging
+import sys
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from absl import flags
+from absl import app, flags
 from absl import logging as absl_logging
 
-from jaxfed import methods
+from jaxfed import methods, usage
 from jaxfed.cohorts import Sampling, candidates
 from jaxfed.metrics.measures import MEASURES, parse_clients, parse_measures
 from jaxfed.models import MODELS, Precision
@@ -26,96 +27,117 @@ Conv = Literal['auto', 'grouped', 'unrolled', 'patches', 'fourier', 'blocks']
 flags.disclaim_key_flags()
 
 
-def _setting(default: Any, help_: str) -> Any:
-    return dataclasses.field(default=default, metadata={'help': help_})
+def _setting(default: Any, help_: str, group: str | None = None) -> Any:
+    # Without a group a setting belongs to that of the one before it. --help shows the help up to
+    # its first ';'.
+    return dataclasses.field(default=default, metadata={'help': help_, 'group': group})
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Everything that determines an experiment; every field is a flag of the same name."""
 
-    method: str = _setting('fedavg', "federated method, parts joined by '+'; 'list' shows all")
+    method: str = _setting(
+        'fedavg', "federated method, parts joined by '+'; 'list' shows all", group='method'
+    )
     hyperparameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     dataset: str = _setting(
-        'digits', "'digits', 'npz', 'image_folder', or a set of TFDS or of jaxfed.data.prepare"
+        'digits',
+        'digits, npz, image_folder or a prepared set; of TFDS or of jaxfed.data.prepare',
+        group='data and seed',
     )
     data_dir: str | None = _setting(
-        None, 'directory of prepared datasets [$TFDS_DATA_DIR or ~/tensorflow_datasets]'
+        None, 'of prepared sets; [$TFDS_DATA_DIR or ~/tensorflow_datasets]'
     )
-    npz: str | None = _setting(None, 'file for --dataset=npz: x_train, y_train, x_test, y_test')
+    npz: str | None = _setting(None, 'file for --dataset=npz; x_train, y_train, x_test, y_test')
     path: str | None = _setting(
-        None, 'directory for --dataset=image_folder: train/CLASS/ and test/CLASS/ with image files'
+        None, 'folder for --dataset=image_folder; train/CLASS/ and test/CLASS/ with image files'
     )
     augment: str = _setting('none', "comma list of crop, flip, cutout, or 'none'")
     auxiliary_per_class: int | None = _setting(
-        None, 'examples a class taken from the training data for the server [what --method needs]'
+        None,
+        "the server's own examples a class; taken from the training data [what --method needs]",
     )
 
-    partition: str = _setting('dirichlet', 'how examples are dealt to clients')
+    partition: str = _setting('dirichlet', 'how examples are dealt to clients', group='partition')
     partition_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     alpha: float = _setting(0.1, 'Dirichlet concentration; small is skewed')
     size_alpha: float = _setting(
-        0.5, "quantity: Dirichlet concentration of the clients' sizes; small is skewed"
+        0.5, "quantity: concentration of the clients' sizes; Dirichlet, small is skewed"
     )
     min_size: int = _setting(10, 'Dirichlet and quantity: fewest examples of a client')
     balanced: bool = _setting(
-        False, 'Dirichlet: no more of a class to a client with >= n/N examples'
+        False, 'Dirichlet: clients of much the same size; no more to one that has n/N examples'
     )
     shards_per_client: int = _setting(2, 'sharding: shards (about: classes) a client')
     labels_per_client: int = _setting(2, 'label_quantity, extended_dirichlet: classes a client')
-    num_users: int = _setting(0, 'natural: users that take part, drawn at random; 0 for all')
+    num_users: int = _setting(0, 'natural: users that take part; drawn at random, 0 for all')
     min_user_size: int = _setting(1, 'natural: fewest examples of a user that takes part')
     num_clients: int = _setting(20, 'clients in all')
     sampling: Sampling = _setting(
-        'uniform', "how a round's clients are chosen: uniform, by size, or in turn"
+        'uniform',
+        "of a round's clients; uniform, by size, or in turn",
+        group='rounds and clients',
     )
-    dropout: float = _setting(0.0, 'probability that a sampled client fails and its update is lost')
+    dropout: float = _setting(0.0, 'probability that a client fails; its update is lost')
     stragglers: float = _setting(
-        0.0, 'probability that a client gets only some of its --local_epochs done'
+        0.0, 'probability that a client is late; it gets only some of its --local_epochs done'
     )
     over_selection: float = _setting(
         0.0,
-        'clients sampled beyond --clients_per_round, as a share of them; the first to report stay',
+        'clients sampled in reserve, as a share; of --clients_per_round, of which the first stay',
     )
     label_noise: float = _setting(
-        0.0, "probability with which a client's training label becomes another class"
+        0.0,
+        'probability that a training label is wrong; another class, at the clients',
+        group='partition',
     )
     label_noise_form: NoiseForm = _setting(
-        'equal', "every client's probability is --label_noise, or uniform from 0 to that"
+        'equal',
+        "over clients; every client's probability is --label_noise, or uniform from 0 to that",
     )
     validation: float = _setting(
         0.0,
-        'share of the training data taken out of it to evaluate on instead of the test data, which '
-        'is then not looked at; for choosing hyper-parameters',
+        'share of the training data to evaluate on; it is taken out of it, and the test data is '
+        'not looked at: for choosing hyper-parameters',
+        group='data and seed',
     )
     personal_test: float = _setting(
-        0.0, "share of each client's examples that it keeps for testing; 0 for none"
+        0.0,
+        "share of a client's examples kept for testing; 0 for none",
+        group='partition',
     )
 
-    model: str = _setting('cnn', 'network: ' + ', '.join(MODELS))
-    norm: Norm | None = _setting(None, 'normalisation of resnets, mobilenet and vgg11 [batch]')
+    model: str = _setting('cnn', 'network; ' + ', '.join(MODELS), group='network')
+    norm: Norm | None = _setting(None, 'of resnets, mobilenet, vgg11 [batch]; normalisation')
     stem: Stem | None = _setting(
-        None, 'first layers of resnets and mobilenet, for images as large as theirs [cifar]'
+        None, 'first layers of resnets, mobilenet [cifar]; for images as large as theirs'
     )
     width: float | None = _setting(None, 'mobilenet: multiplier of the channels [1.0]')
     remat: bool | None = _setting(
-        None, 'compute the inside of blocks again for the gradient: less memory, more time [False]'
+        None, 'less memory, more time [False]; computes the inside of blocks again for the gradient'
     )
-    rounds: int = _setting(30, 'rounds of training')
+    rounds: int = _setting(30, 'rounds of training', group='rounds and clients')
     clients_per_round: int = _setting(5, 'clients sampled a round')
-    local_epochs: int = _setting(5, 'epochs over its own examples a client trains in a round')
+    local_epochs: int = _setting(
+        5, 'epochs of a client in a round; over its own examples', group='local training'
+    )
     batch_size: int = _setting(50, 'examples in a batch of local training')
     learning_rate: float = _setting(0.01, "of the clients' SGD")
     lr_decay: float = _setting(1.0, 'factor on the learning rate after every round')
     momentum: float = _setting(0.9, "of the clients' SGD, reset every round")
     weight_decay: float = _setting(1e-5, "of the clients' SGD, coupled as in PyTorch")
-    aggregation: Aggregation = _setting('size', "clients' weights: by examples held, or uniform")
+    aggregation: Aggregation = _setting(
+        'size', "clients' weights; by examples held, or uniform", group='rounds and clients'
+    )
 
-    seed: int = _setting(0, 'of everything random')
-    eval_every: int = _setting(1, 'rounds between evaluations on the test data')
+    seed: int = _setting(0, 'of everything random', group='data and seed')
+    eval_every: int = _setting(
+        1, 'rounds between evaluations on the test data', group='evaluation and records'
+    )
     local_eval_every: int = _setting(
-        0, 'rounds between evaluations of all local models of a round; 0 for never'
+        0, 'rounds between evaluations of local models; of all of a round, 0 for never'
     )
     measure: str = _setting(
         'none', "comma list of what else is recorded, 'all' or 'none'; 'list' shows all measures"
@@ -124,36 +146,64 @@ class Config:
         None, 'comma list of clients whose local models --measure=confusion looks at, too'
     )
     stream: Stream = _setting(
-        'auto', "whether a round's images are read in waves of clients; auto where they do not fit"
+        'auto',
+        'images in waves of clients; auto where they do not fit into memory',
+        group='machine',
     )
-    precision: Precision = _setting(
-        'float32', "of the networks' arithmetic; parameters are always float32"
-    )
+    precision: Precision = _setting('float32', 'of arithmetic; parameters are always float32')
     conv: Conv = _setting(
-        'auto', 'how convolutions are computed; auto chooses for each by device and shape'
+        'auto', 'how to compute convolutions; auto chooses for each by device and shape'
     )
     switch_round: int | None = _setting(
-        None, 'last round of the first method where two follow each other: fedlmd_tf,fedlmd'
+        None,
+        'last round of the first of two methods; as in --method=fedlmd_tf,fedlmd',
+        group='method',
     )
     on_divergence: Divergence = _setting(
-        'stop', 'stop with an error, or record the round as failed and end the run'
+        'stop',
+        'end with an error, or a record; of the failed round',
+        group='evaluation and records',
     )
-    devices: str = _setting('all', "how many devices train, or 'all'; a CPU's are its cores")
-    lanes: int = _setting(
-        0, 'clients that a device trains side by side; 0 chooses by device and sizes'
+    devices: str = _setting(
+        'all', "how many train, or 'all'; a CPU's are its cores", group='machine'
     )
+    lanes: int = _setting(0, 'clients side by side on a device; 0 chooses by device and sizes')
     checkpoint_every: int = _setting(
-        10, 'rounds between checkpoints, to resume an interrupted run from; 0 for none'
+        10,
+        'rounds between checkpoints, to resume from; 0 for none',
+        group='evaluation and records',
     )
-    keep: int = _setting(2, 'checkpoints that are kept until the run is finished')
-    resume: bool | None = _setting(
-        None, 'whether --workdir holds an unfinished run to go on with [if it does]'
-    )
+    keep: int = _setting(2, 'checkpoints kept until the run is finished')
+    resume: bool | None = _setting(None, 'go on with the unfinished run in --workdir [if any]')
     target_accuracy: float | None = _setting(
-        None, 'test accuracy in 0..1 for which summary.json tells the rounds needed'
+        None,
+        'in 0..1, to tell the rounds needed for it; in summary.json',
+        group='evaluation and records',
     )
     workdir: str | None = _setting(None, 'directory of the records [a new one under runs/]')
 
+
+# The order of --help.
+GROUPS = (
+    'method',
+    'data and seed',
+    'partition',
+    'rounds and clients',
+    'local training',
+    'network',
+    'evaluation and records',
+    'machine',
+)
+
+# Flags of the command line that are no settings of the experiment.
+_COMMAND = {
+    'compilation_cache': (True, 'keep compiled programs for the next start; in ~/.cache/jaxfed'),
+    'dry_run': (
+        False,
+        'tell sizes, memory and time, and stop; data is loaded, programs are compiled and one '
+        'round is timed, but no work directory is made',
+    ),
+}
 
 # Fields that are no flags themselves: what methods and partitions of one's own take.
 _MAPPINGS = ('hyperparameters', 'partition_settings')
@@ -307,15 +357,17 @@ def quiet_libraries() -> None:
         logging.getLogger('jaxfed').setLevel(logging.INFO)
 
 
-def define_flags(into: flags.FlagValues = flags.FLAGS) -> None:
+def define_flags(into: flags.FlagValues = flags.FLAGS, *, groups: Sequence[str] = GROUPS) -> None:
     """Define one absl flag a field of `Config`, and the flags of all methods' hyper-parameters.
 
     A hyper-parameter is `--NAME` where that is not a flag of the experiment, and always
     `--METHOD.NAME`.
 
     Args:
-      into: where to define them.
+      into: where to define them. Where they are the program's own, --help shows them by purpose.
+      groups: those of `GROUPS` that --help shows.
     """
+    before = set(into)
     types = typing.get_type_hints(Config)
     for field in dataclasses.fields(Config):
         if field.name == 'partition':
@@ -325,12 +377,8 @@ def define_flags(into: flags.FlagValues = flags.FLAGS) -> None:
             )
         elif field.name not in _MAPPINGS:
             _define(into, field.name, types[field.name], field.default, field.metadata['help'])
-    flags.DEFINE_bool(
-        'compilation_cache',
-        True,
-        'keep compiled programs in ~/.cache/jaxfed for the next start',
-        flag_values=into,
-    )
+    for name, (default, text) in _COMMAND.items():
+        flags.DEFINE_bool(name, default, text, flag_values=into)
     taken = {field.name for field in dataclasses.fields(Config)}
     for name, by in _partitions_by_setting().items():
         if name not in taken:
@@ -348,6 +396,26 @@ def define_flags(into: flags.FlagValues = flags.FLAGS) -> None:
         if name not in taken:
             kind = methods.hyperparameters(by[0])[name].annotation
             _define(into, name, kind, None, f'hyper-parameter of {", ".join(by)}')
+    if into is flags.FLAGS:
+        shown = help_rows()
+        usage.define_help({group: shown[group] for group in groups}, [*set(into) - before])
+
+
+def help_rows() -> dict[str, list[usage.Row]]:
+    """What --help tells of each setting, by purpose."""
+    rows: dict[str, list[usage.Row]] = {group: [] for group in GROUPS}
+    types = typing.get_type_hints(Config)
+    group = GROUPS[0]
+    for field in dataclasses.fields(Config):
+        if field.name in _MAPPINGS:
+            continue
+        group = field.metadata['group'] or group
+        literal = _literal(types[field.name])
+        named = {'partition': tuple(PARTITIONS), 'model': tuple(MODELS)}
+        choices = named.get(field.name, typing.get_args(literal))
+        rows[group].append(usage.Row(field.name, field.metadata['help'], field.default, choices))
+    rows['machine'] += [usage.Row(name, text, given) for name, (given, text) in _COMMAND.items()]
+    return rows
 
 
 def _partitions_by_setting() -> dict[str, list[str]]:
@@ -358,10 +426,13 @@ def _partitions_by_setting() -> dict[str, list[str]]:
     return by
 
 
+def _literal(kind: Any) -> Any:
+    kinds = (kind, *typing.get_args(kind))
+    return next((k for k in kinds if typing.get_origin(k) is Literal), None)
+
+
 def _define(into: flags.FlagValues, name: str, kind: Any, default: Any, help_: str) -> None:
-    literal = next(
-        (k for k in (kind, *typing.get_args(kind)) if typing.get_origin(k) is Literal), None
-    )
+    literal = _literal(kind)
     if literal is not None:
         values = list(typing.get_args(literal))
         flags.DEFINE_enum(name, default, values, help_, flag_values=into)
@@ -374,6 +445,22 @@ def _define(into: flags.FlagValues, name: str, kind: Any, default: Any, help_: s
         str: flags.DEFINE_string,
     }
     define[kinds.pop()](name, default, help_, flag_values=into)
+
+
+def parse_program(arguments: list[str]) -> list[str]:
+    """Parse the program's own flags, as absl does where it is told nothing else.
+
+    Args:
+      arguments: of the program, its name first.
+
+    Returns:
+      What is left over.
+    """
+    try:
+        return app.parse_flags_with_usage(arguments)
+    except UnicodeDecodeError as error:
+        print(f'error: a file given as --flagfile is no text ({error}).', file=sys.stderr)
+        sys.exit(2)
 
 
 def from_flags(values: flags.FlagValues = flags.FLAGS) -> Config:
@@ -429,8 +516,10 @@ def parse(arguments: Sequence[str]) -> Config:
     define_flags(own)
     try:
         left = own(['', *arguments])[1:]
-    except (flags.Error, OSError) as error:
+    except (flags.Error, OSError, UnicodeDecodeError) as error:
         raise ValueError(str(error)) from error
     if left:
         raise ValueError(f'unexpected arguments {" ".join(left)}; flags begin with --.')
+    if own['dry_run'].value:
+        raise ValueError('--dry_run=True is a flag of python -m jaxfed.main alone; leave it out.')
     return from_flags(own)

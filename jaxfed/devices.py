@@ -1,7 +1,10 @@
 """The devices that train: GPUs, TPU cores, or the cores of a CPU."""
 
+import importlib.util
 import math
 import os
+import shutil
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -30,6 +33,69 @@ def use_every_core() -> None:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+
+
+def describe_devices(devices: Sequence[Any]) -> str:
+    """Says what devices there are, in a few words.
+
+    Args:
+      devices: JAX's, all of one kind.
+
+    Returns:
+      The words, as '4 cpu cores, each one a device' or '2 x NVIDIA H100, 60 GiB each for JAX'.
+    """
+    first = devices[0]
+    if first.platform == 'cpu':
+        here = cores()
+        return (
+            f'{len(devices)} cpu cores, each one a device'
+            if len(devices) > 1
+            else f'1 cpu device of {here} core{"s" * (here > 1)}'
+        )
+    told = (first.memory_stats() or {}).get('bytes_limit')
+    room = f', {told / 2**30:.0f} GiB each for JAX' if told else ''
+    return f'{len(devices)} x {first.device_kind}{room}'
+
+
+def idle_accelerator() -> str | None:
+    """Says how to use a GPU or TPU of this machine that JAX does not use.
+
+    Returns:
+      A sentence; None where JAX uses an accelerator, there is none, or the CPU was asked for.
+    """
+    if jax.default_backend() != 'cpu' or 'cpu' in (asked_platforms() or '').split(','):
+        return None
+    if os.environ.get('CUDA_VISIBLE_DEVICES') not in ('', '-1') and has_nvidia_driver():
+        kind, extra, package = 'an NVIDIA GPU', 'cuda12', 'jax_cuda12_plugin'
+    elif has_tpu():
+        kind, extra, package = 'a TPU', 'tpu', 'libtpu'
+    else:
+        return None
+    if importlib.util.find_spec(package):
+        return (
+            f'this machine has {kind} that JAX cannot use, although {package} is installed: '
+            'python -c "import jax; print(jax.devices())" tells why.'
+        )
+    return (
+        f"this machine has {kind} that JAX cannot use: pip install -e '.[{extra}]' lets it; "
+        'JAX_PLATFORMS=cpu says that the CPU is meant.'
+    )
+
+
+def asked_platforms() -> str | None:
+    """What JAX_PLATFORMS, or a program in its place, asks for."""
+    return jax.config.jax_platforms  # type: ignore[attr-defined]
+
+
+def has_nvidia_driver() -> bool:
+    """Tells whether an NVIDIA GPU with its driver is here; in WSL the driver is Windows' own."""
+    files = ('/proc/driver/nvidia/version', '/dev/nvidia0')
+    return any(map(os.path.exists, files)) or shutil.which('nvidia-smi') is not None
+
+
+def has_tpu() -> bool:
+    """Tells whether a TPU is here, as far as its device file does."""
+    return os.path.exists('/dev/accel0')
 
 
 def check_devices(wanted: str) -> None:

@@ -38,14 +38,14 @@ class Dealt(NamedTuple):
 
 
 class Experiment(NamedTuple):
-    """An experiment that passed every check and has its work directory."""
+    """An experiment that passed every check."""
 
     config: Config
     parts: list[methods.Part]  # the method's parts and hyper-parameters, empty for one's own
     method: Method
     model: Model
     dealt: Dealt
-    workdir: Path
+    workdir: Path  # made by `set_up`
 
 
 # Separate random streams, so that changing what draws from one leaves the others as they are.
@@ -116,6 +116,24 @@ def set_up(config: Config, method: Method | None = None) -> Experiment:
       ValueError: for settings or data that do not do, naming what would.
       OSError: if data cannot be read.
     """
+    experiment = look(config, method)
+    return experiment._replace(workdir=records.make_workdir(config, experiment.parts))
+
+
+def look(config: Config, method: Method | None = None) -> Experiment:
+    """All that `set_up` does but for the work directory, which is not made.
+
+    Args:
+      config: as in `set_up`.
+      method: as in `set_up`.
+
+    Returns:
+      The experiment; its work directory is the one above, where no other is named.
+
+    Raises:
+      ValueError: as in `set_up`.
+      OSError: as in `set_up`.
+    """
     config_lib.check(config)
     parts = [] if method else methods.resolve(config.method, config.hyperparameters)
     built = method or methods.build(parts, switch_round=config.switch_round)
@@ -126,16 +144,7 @@ def set_up(config: Config, method: Method | None = None) -> Experiment:
     dealt = deal(config, auxiliary_per_class=built.auxiliary)
     dataset = dealt.dataset
     check_augment(augmentations, dataset.x_train.shape[1:])
-    network = make_model(
-        config.model,
-        input_shape=dataset.x_train.shape[1:],
-        num_classes=dataset.num_classes,
-        convolution=ops.convolution(None if config.conv == 'auto' else config.conv),
-        norm=config.norm,
-        stem=config.stem,
-        width=config.width,
-        remat=config.remat,
-    )
+    network = make_network(config, dataset.x_train.shape[1:], dataset.num_classes)
     model = with_precision(built.adapt(network), config.precision)
     size = dealt.label_counts.sum(axis=1)
     if not any(sample_cohort(config, size, r).epochs.any() for r in range(1, config.rounds + 1)):
@@ -143,7 +152,39 @@ def set_up(config: Config, method: Method | None = None) -> Experiment:
             f'--dropout={config.dropout} loses every client of all --rounds={config.rounds}; lower '
             'it, or train for more rounds.'
         )
-    return Experiment(config, parts, built, model, dealt, records.make_workdir(config, parts))
+    return Experiment(config, parts, built, model, dealt, Path(config.workdir or records.RUNS))
+
+
+def make_network(
+    config: Config,
+    input_shape: tuple[int, int, int],
+    num_classes: int,
+    convolution: ops.Convolution | None = None,
+) -> Model:
+    """The network that the settings name, before a method adapts it.
+
+    Args:
+      config: the settings.
+      input_shape: height, width and channels of an image.
+      num_classes: C.
+      convolution: what to compute convolutions with, instead of what --conv says.
+
+    Returns:
+      The network.
+
+    Raises:
+      ValueError: if there is no such network, or not with these options or for these images.
+    """
+    return make_model(
+        config.model,
+        input_shape=input_shape,
+        num_classes=num_classes,
+        convolution=convolution or ops.convolution(None if config.conv == 'auto' else config.conv),
+        norm=config.norm,
+        stem=config.stem,
+        width=config.width,
+        remat=config.remat,
+    )
 
 
 def deal(config: Config, *, auxiliary_per_class: int = 0) -> Dealt:

@@ -10,10 +10,11 @@ from absl import app, flags
 from jaxfed import config, methods, simulation
 from jaxfed.costs import Cost, method_cost
 from jaxfed.data.cache import cache_folder
-from jaxfed.devices import use_every_core
-from jaxfed.experiment import set_up
+from jaxfed.devices import describe_devices, idle_accelerator, use_every_core
+from jaxfed.experiment import look, set_up
 from jaxfed.metrics.measures import MEASURES
 from jaxfed.models import make_model
+from jaxfed.plan import show_plan
 from jaxfed.recording import console
 
 
@@ -78,13 +79,30 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     with contextlib.suppress(RuntimeError):  # who has used JAX already has chosen its devices
         use_every_core()
+    try:
+        found, idle = describe_devices(jax.devices()), idle_accelerator()
+    except (RuntimeError, AssertionError) as error:  # JAX's, for a platform that is not there
+        asked = os.environ.get('JAX_PLATFORMS')
+        told = f' ({error})' if str(error) else ''
+        console.show_error(f'JAX finds no device with JAX_PLATFORMS={asked}{told}; leave it out.')
+        return 2
+    console.say(f'device: {found}', quiet=False)
+    if idle:
+        console.show_warning(idle)
     if flags.FLAGS.compilation_cache and 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
         keep_compiled_programs()
     try:
-        experiment = set_up(config.from_flags())
-    except (ValueError, OSError) as error:
+        settings = config.from_flags()
+        if flags.FLAGS.dry_run:
+            show_plan(look(settings))
+            return 0
+        experiment = set_up(settings)
+    except (ValueError, OSError) as error:  # of them TooLarge in a dry run
         console.show_error(str(error))
         return 2
+    except KeyboardInterrupt:
+        console.show_error('interrupted; no round was trained.')
+        return 130
     try:
         simulation.train(experiment)
     except simulation.Diverged as error:
@@ -108,7 +126,7 @@ def main(arguments: Sequence[str]) -> int:
 def run() -> None:
     """Define the flags, parse them and run `main`."""
     config.define_flags()
-    app.run(main)
+    app.run(main, flags_parser=config.parse_program)
 
 
 if __name__ == '__main__':

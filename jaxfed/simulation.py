@@ -24,6 +24,7 @@ from jaxfed.preparation import Prepared, TooLarge, in_words, memory_errors, prep
 from jaxfed.recording import console, records
 from jaxfed.recording.checkpoints import FOLDER, open_checkpoints, restore, save
 from jaxfed.recording.entries import describe_round, failed_values, not_finite, summarise
+from jaxfed.recording.models import save_model
 from jaxfed.recording.plots import draw_accuracy
 from jaxfed.round import ServerState
 from jaxfed.streaming import Planned
@@ -148,6 +149,7 @@ def train(
         summary = finish(experiment, prepared, metrics)
         summary['resumed_after'] = done or None
         summary['seconds_total'] = round(time.perf_counter() - began, 2)
+        save_model(workdir, experiment, state.server.params, state.server.stats)
         # The summary tells that the run is finished, so it comes last.
         records.write_json(workdir / records.SUMMARY, summary)
     shutil.rmtree(workdir / FOLDER, ignore_errors=True)

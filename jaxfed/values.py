@@ -9,6 +9,7 @@ _WORDS = {
     str: 'a string',
     type(None): 'None',
 }
+_WIDEST = 2**63 - 1
 _LARGEST = 3.4e38  # of float32, in which everything is computed
 
 
@@ -23,7 +24,7 @@ def check_value(name: str, value: Any, kind: Any) -> None:
 
     Raises:
       ValueError: if the value is of another type, none of the Literal's, or a float that float32
-        cannot hold.
+        cannot hold, an int of more than 64 bits, or a string with a NUL character.
     """
     literal = next((k for k in (kind, *get_args(kind)) if get_origin(k) is Literal), None)
     if literal is not None:
@@ -37,5 +38,11 @@ def check_value(name: str, value: Any, kind: Any) -> None:
     fitting = (*kinds, int) if float in kinds else kinds
     if not (bool in kinds if isinstance(value, bool) else isinstance(value, fitting)):
         raise ValueError(f'{name}={value!r} must be {" or ".join(_WORDS[k] for k in kinds)}.')
+    if isinstance(value, str) and '\0' in value:
+        raise ValueError(f'{name}={value!r} must have no NUL character.')
+    if isinstance(value, int) and float not in kinds and abs(value) > _WIDEST:
+        raise ValueError(
+            f'{name} is an integer of {value.bit_length()} bits; it must be at most {_WIDEST}.'
+        )
     if float in kinds and value is not None and not abs(value) <= _LARGEST:
         raise ValueError(f'{name}={value} must be a finite number, up to {_LARGEST:g}.')

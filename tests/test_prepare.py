@@ -778,3 +778,36 @@ def test_official_numbers():
         ),
     }
     assert len(femnist.CLASSES) == 62
+
+
+def test_a_file_that_unpacks_to_too_much_is_told(tmp_path):
+    archive = tmp_path / 'bomb.zip'
+    with zipfile.ZipFile(archive, 'w', zipfile.ZIP_DEFLATED) as made:
+        made.writestr('a.png', bytes(1 << 20))
+    assert archive.stat().st_size < 1 << 12
+    with pytest.raises(ValueError, match=r'bomb\.zip.*a\.png has more than 1000 bytes'):
+        list(read_files(archive, ['a.png'], most=1000))
+    ((_, data),) = read_files(archive, ['a.png'], most=1 << 20)
+    assert len(data) == 1 << 20
+
+
+def test_an_image_of_another_size_is_not_decoded(monkeypatch):
+    from PIL import ImageFile
+
+    from jaxfed.data.images import checked_rgb, png
+
+    data = png(np.zeros((8, 8, 3), np.uint8))
+    monkeypatch.setattr(ImageFile.ImageFile, 'load', lambda self: pytest.fail('decoded'))
+    with pytest.raises(ValueError, match='where has 8 x 8 pixels instead of 32 x 32'):
+        checked_rgb(data, (32, 32), 'where')
+
+
+@pytest.mark.parametrize('kind', ['CHRTYPE', 'BLKTYPE', 'FIFOTYPE'])
+def test_devices_in_a_tar_are_never_read(tmp_path, kind):
+    archive = tmp_path / 'odd.tar'
+    with tarfile.open(archive, 'w') as made:
+        member = tarfile.TarInfo('train/zero.png')
+        member.type, member.devmajor, member.devminor = getattr(tarfile, kind), 1, 5
+        made.addfile(member)
+    assert list_files(archive) == []
+    assert list(read_files(archive, ['train/zero.png'])) == []

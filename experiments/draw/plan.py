@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from experiments.draw.shapes import Missing, Shape
-from experiments.grid import NEUTRAL, Cell, Row, Run, make_cell
+from experiments.grid import Cell, Row, Run, make_cell
 from experiments.published import Table
 from jaxfed.experiment import sample_cohort
 from jaxfed.metrics.measures import parse_clients
+from jaxfed.recording.records import NEUTRAL
 
 
 class Series(NamedTuple):
@@ -130,8 +133,12 @@ def plan(
                 f'--eval_every={config.eval_every} must be 1: the figure shows the global model '
                 'that a local one starts from.'
             )
-        last = sample_cohort(config, config.rounds)
-        if absent := {*parse_clients(config.confusion_clients)} - {*last}:
+        # Sizes have no say in who is sampled here, and are not known yet.
+        last = sample_cohort(config, np.ones(config.num_clients, int), config.rounds)
+        arrived = last.clients[last.epochs > 0]
+        told = config.sampling != 'size' and not config.over_selection
+        absent = {*parse_clients(config.confusion_clients)} - {*arrived}
+        if told and absent:
             raise ValueError(
                 f'--clients_per_round={config.clients_per_round} leaves client {min(absent)}, '
                 'whose model the figure shows, out of the last round; give --num_clients, or '

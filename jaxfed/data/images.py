@@ -77,7 +77,8 @@ def checked_rgb(data: bytes, size: tuple[int, int], where: str) -> bytes:
     """
     with reading_image(where), Image.open(io.BytesIO(data), formats=('PNG', 'JPEG')) as image:
         wide = is_wide(image)
-        image.load()
+        if image.size == size:  # no other is decoded, however large it says it is
+            image.load()
     if wide:
         raise ValueError(
             f'{where} has more than 8 bits a channel: it is not of the official dataset, replace '

@@ -1,8 +1,10 @@
 """A dataset from one .npz file of arrays."""
 
+import contextlib
 import os
+import tokenize
 import zipfile
-import zlib
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -34,19 +36,18 @@ def load_npz(path: str | os.PathLike[str]) -> Dataset:
             f'npz={path} is not an .npz archive, or was cut short: write it again with '
             f'np.savez(path, {", ".join(f"{key}=..." for key in _KEYS)}).'
         )
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            missing = [key for key in _KEYS if key not in archive.files]
-            if missing:
-                raise ValueError(
-                    f'npz={path} has no {", ".join(missing)}, only '
-                    f'{", ".join(archive.files) or "nothing"}: it needs {", ".join(_KEYS)}.'
-                )
-            arrays = {key: _read(archive, key, path) for key in _KEYS}
-    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(
-            f'npz={path} cannot be read ({error}): check its permissions or write it again.'
-        ) from error
+    with _reading(path):
+        archive = np.load(path, allow_pickle=False)
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise ValueError(f'npz={path} is one array and no archive: write it with np.savez.')
+    with archive:
+        missing = [key for key in _KEYS if key not in archive.files]
+        if missing:
+            raise ValueError(
+                f'npz={path} has no {", ".join(missing)}, only '
+                f'{", ".join(archive.files) or "nothing"}: it needs {", ".join(_KEYS)}.'
+            )
+        arrays = {key: _read(archive, key, path) for key in _KEYS}
     for split in ('train', 'test'):
         images, labels = f'x_{split}', f'y_{split}'
         arrays[images] = _checked_images(arrays[images], images, path)
@@ -81,15 +82,41 @@ def load_npz(path: str | os.PathLike[str]) -> Dataset:
     return Dataset(name=name, num_classes=num_classes, **arrays)
 
 
+class _NoArray(ValueError):
+    """What an archive holds is no array to train on."""
+
+
+@contextlib.contextmanager
+def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turns whatever is raised while reading an archive into a ValueError that names it."""
+    try:
+        yield
+    except _NoArray:
+        raise
+    # BadZipFile, zlib's and lzma's, RuntimeError, NotImplementedError and more, by what is damaged.
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(
+            f'npz={path} cannot be read ({reason}): check its permissions or write it again.'
+        ) from error
+
+
 def _read(archive: np.lib.npyio.NpzFile, key: str, path: str | os.PathLike[str]) -> np.ndarray:
     """Returns an array of the archive."""
-    try:
-        array = archive[key]
-    except ValueError as error:  # object arrays, or a header that does not parse
-        raise ValueError(
-            f'npz={path} has in {key} no plain array ({error}): save numbers, not objects '
-            '(images of unequal size make an array of objects).'
-        ) from error
+    with _reading(path):
+        try:
+            array = archive[key]
+        except (ValueError, tokenize.TokenError) as error:  # objects, or no header that parses
+            reason = str(error).splitlines()[0][:200]
+            raise _NoArray(
+                f'npz={path} has in {key} no plain array ({reason}): save numbers, not objects '
+                '(images of unequal size make an array of objects).'
+            ) from error
+        except MemoryError as error:
+            raise _NoArray(
+                f'npz={path} has in {key} more than fits into memory ({error}): make it smaller, '
+                'or write it again if it is damaged.'
+            ) from error
     if not isinstance(array, np.ndarray):
         raise ValueError(f'npz={path} has in {key} no array: write it with np.savez.')
     return array

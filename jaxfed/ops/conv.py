@@ -71,25 +71,22 @@ def conv_general_dilated(
     Raises:
       ValueError: unknown `use`.
     """
-    check(use)
-    depthwise = feature_group_count == lhs.shape[-1] == rhs.shape[-1] > 1
-    fast = (
-        use != 'grouped'
-        and lhs.ndim == rhs.ndim == 4
-        and _all_ones(lhs_dilation)
-        and _all_ones(rhs_dilation)
-        and batch_group_count == 1
-        and (feature_group_count == 1 or depthwise)
-        and lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
-        == lax.conv_dimension_numbers(lhs.shape, rhs.shape, LAYOUT)
-        and lhs.shape[3] == rhs.shape[2] * feature_group_count
-        and preferred_element_type is None
-        and out_sharding is None
-    )
     strides = tuple(window_strides)
-    if fast:
-        use = use or lowering(lhs.shape[1:3], rhs.shape, strides)
-    if not fast or use == 'grouped':
+    use = way(
+        lhs,
+        rhs,
+        strides,
+        padding,
+        lhs_dilation=lhs_dilation,
+        rhs_dilation=rhs_dilation,
+        dimension_numbers=dimension_numbers,
+        feature_group_count=feature_group_count,
+        batch_group_count=batch_group_count,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+        use=use,
+    )
+    if use == 'grouped':
         return lax.conv_general_dilated(
             lhs,
             rhs,
@@ -106,7 +103,7 @@ def conv_general_dilated(
         )
     image, kernel = lhs.shape[1:3], rhs.shape[:2]
     pads = explicit_padding(image, kernel, strides, padding)
-    if depthwise:
+    if use == 'depthwise':
         return depthwise_conv(lhs, rhs, strides, pads)
     if use == 'patches':
         return _patches(lhs, rhs, strides, pads, precision)
@@ -118,6 +115,67 @@ def conv_general_dilated(
         input=image, kernel=kernel, strides=strides, padding=pads, precision=precision
     )
     return _pieces(geometry)[0](lhs, rhs)
+
+
+def way(
+    lhs: Array,
+    rhs: Array,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: Any = None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    out_sharding: Any = None,
+    *,
+    use: str | None = None,
+) -> str:
+    """Says how `conv_general_dilated` computes a convolution.
+
+    Args:
+      lhs: as there, like all others.
+      rhs: see there.
+      window_strides: see there.
+      padding: see there.
+      lhs_dilation: see there.
+      rhs_dilation: see there.
+      dimension_numbers: see there.
+      feature_group_count: see there.
+      batch_group_count: see there.
+      precision: see there.
+      preferred_element_type: see there.
+      out_sharding: see there.
+      use: see there.
+
+    Returns:
+      One of `ops.lowering.LOWERINGS`, 'grouped' for `jax.lax.conv_general_dilated`, or 'depthwise'.
+
+    Raises:
+      ValueError: unknown `use`.
+    """
+    del padding, precision
+    check(use)
+    depthwise = feature_group_count == lhs.shape[-1] == rhs.shape[-1] > 1
+    fast = (
+        use != 'grouped'
+        and lhs.ndim == rhs.ndim == 4
+        and _all_ones(lhs_dilation)
+        and _all_ones(rhs_dilation)
+        and batch_group_count == 1
+        and (feature_group_count == 1 or depthwise)
+        and lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
+        == lax.conv_dimension_numbers(lhs.shape, rhs.shape, LAYOUT)
+        and lhs.shape[3] == rhs.shape[2] * feature_group_count
+        and preferred_element_type is None
+        and out_sharding is None
+    )
+    if not fast:
+        return 'grouped'
+    use = use or lowering(lhs.shape[1:3], rhs.shape, tuple(window_strides))
+    return 'depthwise' if depthwise and use != 'grouped' else use
 
 
 def explicit_padding(

@@ -6,6 +6,7 @@ the four places of a window are four long runs of memory, and need not put them 
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,9 +39,8 @@ def conv_max_pool(
     Raises:
       ValueError: unknown `use`, or the result of the convolution is smaller than a window.
     """
-    check(use)
     image, kernel = x.shape[1:3], w.shape
-    use = use or lowering(image, kernel, pooled=True)
+    use = pooled_way(x, w, use=use)
     pads = explicit_padding(image, kernel[:2], (1, 1), padding)
     sides = [image[i] + sum(pads[i]) - kernel[i] + 1 for i in range(2)]
     if min(sides) < 2:
@@ -53,6 +53,26 @@ def conv_max_pool(
     if use == 'fourier':
         return _fourier(x, w, pads)
     return max_pool(conv_general_dilated(x, w, (1, 1), pads, dimension_numbers=LAYOUT, use=use))
+
+
+def pooled_way(x: Array, w: Array, padding: Any = None, *, use: str | None = None) -> str:
+    """Says how `conv_max_pool` computes its convolution.
+
+    Args:
+      x: as there, like all others.
+      w: see there.
+      padding: see there.
+      use: see there.
+
+    Returns:
+      One of `ops.lowering.LOWERINGS`.
+
+    Raises:
+      ValueError: unknown `use`.
+    """
+    del padding
+    check(use)
+    return use or lowering(x.shape[1:3], w.shape, pooled=True)
 
 
 def _blocks(x: Array, w: Array, pads: Pads) -> Array:

@@ -71,6 +71,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == '__main__':
-    config.define_flags()
+    config.define_flags(groups=('data and seed', 'partition', 'method'))
     flags.DEFINE_string('output', None, 'PNG file of the heat map')
-    app.run(main)
+    app.run(main, flags_parser=config.parse_program)

@@ -12,6 +12,7 @@ _PRINTED = 20  # clients printed to a terminal
 _PRINTED_CLASSES = 10  # classes up to which the printed cells are numbers
 _STRIP = 50  # characters of a printed strip of more classes
 _SHADES = ' ░▒▓█'
+_ASCII = str.maketrans('·░▒▓█', '.-=*#')  # for output that is not Unicode
 
 
 def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str) -> None:
@@ -58,12 +59,13 @@ def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str
     figure.savefig(path, dpi=150, format='png')
 
 
-def print_heatmap(counts: np.ndarray, console: Console) -> None:
+def print_heatmap(counts: np.ndarray, console: Console, *, most: int = _PRINTED) -> None:
     """Prints the first clients' sizes, numbers of classes and counts in 80 columns.
 
     Args:
       counts: [N, C] integers, examples of class c at client i.
       console: to print to.
+      most: clients that are printed.
 
     Raises:
       ValueError: if counts is not a matrix.
@@ -71,6 +73,7 @@ def print_heatmap(counts: np.ndarray, console: Console) -> None:
     counts = _checked(counts)
     num_clients, num_classes = counts.shape
     group = -(-num_classes // _STRIP)
+    plain = not console.encoding.lower().startswith('utf')
     table = Table(box=None, padding=(0, 1, 0, 0), header_style='bold')
     for name in ('client', 'size', 'held'):
         table.add_column(name, justify='right')
@@ -83,12 +86,15 @@ def print_heatmap(counts: np.ndarray, console: Console) -> None:
             f'classes 0..{num_classes - 1}' + (f', {group} a character' if group > 1 else ''),
             no_wrap=True,
         )
-    for i, row in enumerate(counts[:_PRINTED]):
-        cells = [_cell(n, counts.max()) for n in row] if numbers else [_strip(row, group)]
+    for i, row in enumerate(counts[:most]):
+        largest = counts.max()
+        cells = [_cell(n, largest) for n in row] if numbers else [_strip(row, group)]
+        if plain:
+            cells = [Text(cell.plain.translate(_ASCII)) for cell in cells]
         table.add_row(str(i), str(row.sum()), str((row > 0).sum()), *cells)
     console.print(table)
     sizes = counts.sum(axis=1)
-    more = f'... and {num_clients - _PRINTED} more clients. ' if num_clients > _PRINTED else ''
+    more = f'... and {num_clients - most} more clients. ' if num_clients > most else ''
     console.print(
         f'{more}{num_clients} clients, sizes {sizes.min()} to {sizes.max()} '
         f'(median {np.median(sizes):g}), classes held {(counts > 0).sum(axis=1).mean():.1f} on '

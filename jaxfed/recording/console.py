@@ -2,10 +2,12 @@
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -16,7 +18,11 @@ from rich.progress import (
 )
 from rich.table import Table
 
-_console = Console(highlight=False)
+from jaxfed.partition.heatmap import print_heatmap
+
+_RECENT = 10  # rounds whose mean time says how long the others take
+# What is printed may hold names of files, in which brackets and colons are themselves.
+_console = Console(highlight=False, markup=False, emoji=False)
 
 
 @contextlib.contextmanager
@@ -65,14 +71,13 @@ def progress(rounds: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]],
     """
     columns = (
         TextColumn('round {task.completed:>4.0f}/{task.total:.0f}'),
-        BarColumn(bar_width=18),
+        BarColumn(bar_width=14),
         TextColumn('{task.description}'),
-        TimeRemainingColumn(compact=True),
-        TextColumn('left'),
     )
-    bar = Progress(*columns, console=_console, disable=quiet or not _console.is_terminal)
-    in_lines = not quiet and not _console.is_terminal
+    bar = Progress(*columns, console=_console, disable=quiet or not _moves())
+    in_lines = not quiet and not _moves()
     every = max(rounds // 10, 1)
+    seconds: deque[float] = deque(maxlen=_RECENT)
     with bar:
         task = bar.add_task('', total=rounds)
         accuracy = '      -'
@@ -83,14 +88,38 @@ def progress(rounds: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]],
                 accuracy = f'{entry["test_accuracy"]:7.2%}'
             loss = entry['train_loss']
             lost = 'failed' if entry.get('failed') else '-'
-            text = f'accuracy {accuracy}  loss {lost if loss is None else f"{loss:7.4f}":>7}'
-            bar.update(task, completed=entry['round'], description=text)
             done = entry['round']
+            seconds.append(entry['seconds'])
+            left = time_in_words(sum(seconds) / len(seconds) * (rounds - done))
+            text = (
+                f'accuracy {accuracy}  loss {lost if loss is None else f"{loss:7.4f}":>7}  '
+                f'{left} left'
+            )
+            bar.update(task, completed=done, description=text)
             if in_lines and (done % every == 0 or done == rounds or entry.get('failed')):
-                left = entry['seconds'] * (rounds - done)
-                _console.print(f'round {done:>4}/{rounds}  {text}  {left:.0f} s left')
+                _console.print(f'round {done:>4}/{rounds}  {text}', soft_wrap=True)
 
         yield report
+
+
+def _moves() -> bool:
+    """Whether the output is a terminal that can go back on a line, as TERM=dumb cannot."""
+    return _console.is_terminal and not _console.is_dumb_terminal
+
+
+def time_in_words(seconds: float) -> str:
+    """A time as a person reads it, '42 s' or '1:02:33'.
+
+    Args:
+      seconds: the time.
+
+    Returns:
+      Seconds below two minutes, else hours, minutes and seconds.
+    """
+    whole = round(seconds)
+    if whole < 120:
+        return f'{whole} s'
+    return f'{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}'
 
 
 @contextlib.contextmanager
@@ -118,8 +147,8 @@ def grid_progress(
         TextColumn('+'),
         TimeRemainingColumn(compact=True),
     )
-    bar = Progress(*columns, console=_console, disable=quiet or not _console.is_terminal)
-    in_lines = not quiet and not _console.is_terminal
+    bar = Progress(*columns, console=_console, disable=quiet or not _moves())
+    in_lines = not quiet and not _moves()
     begun, began, of_run, done = 0, time.perf_counter(), 0, 0
     with bar:
         task = bar.add_task('', total=rounds, name='')
@@ -223,24 +252,42 @@ def in_words(cost: dict[str, Any]) -> str:
     return ', '.join(words)
 
 
+def show_plan(rows: dict[str, str], counts: np.ndarray) -> None:
+    """Print what an experiment would be, and the data of its first clients.
+
+    Args:
+      rows: what -> in words.
+      counts: [N, C] examples of each class of each client.
+    """
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style='bold', no_wrap=True)
+    table.add_column()
+    for row in rows.items():
+        table.add_row(*row)
+    _console.print(table)
+    print_heatmap(counts, _console, most=5)
+
+
+def show_warning(message: str) -> None:
+    """Print to standard error what is not as it could be.
+
+    Args:
+      message: what it is and what would do.
+    """
+    _errors().print(f'warning: {message}', soft_wrap=True)
+
+
 def show_error(message: str) -> None:
     """Print an error to standard error, in words, without a traceback.
 
     Args:
       message: what is wrong and what would do.
     """
-    console = Console(stderr=True, highlight=False, emoji=False)
-    console.print(f'error: {message}', markup=False, soft_wrap=True)
+    _errors().print(f'error: {message}', soft_wrap=True)
 
 
-def show_warning(message: str) -> None:
-    """Print a warning to standard error.
-
-    Args:
-      message: what is wrong and what comes of it.
-    """
-    console = Console(stderr=True, highlight=False, emoji=False)
-    console.print(f'warning: {message}', markup=False, soft_wrap=True)
+def _errors() -> Console:
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def show_methods(rows: list[tuple[str, str, list[tuple[str, str]]]]) -> None:

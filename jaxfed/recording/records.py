@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ from jaxfed.config import Config
 from jaxfed.methods import Part
 
 CONFIG, METRICS, SUMMARY = 'config.json', 'metrics.jsonl', 'summary.json'
+MODEL = 'model.safetensors'
+RUNS = 'runs'  # where a work directory is made if none is named
 
 # Settings that change neither what is trained, but for rounding, nor what is recorded of it.
 NEUTRAL = (
@@ -51,7 +54,7 @@ def check_workdir(path: Path, config: Config, parts: list[Part]) -> bool:
       ValueError: if it holds another run or a finished one, is not a directory or cannot be written
         to; or if there is no run to resume, where the settings ask for one.
     """
-    held = [name for name in (CONFIG, METRICS, SUMMARY) if (path / name).exists()]
+    held = [name for name in (CONFIG, METRICS, SUMMARY, MODEL) if (path / name).exists()]
     if held and (CONFIG not in held or SUMMARY in held or config.resume is False):
         ended = 'a finished run' if SUMMARY in held else 'a run'
         raise ValueError(
@@ -103,8 +106,9 @@ def make_workdir(config: Config, parts: list[Part]) -> Path:
       ValueError: if it cannot be made or written to.
     """
     stamp = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
-    name = f'{config.dataset}-{config.method}'
-    base = Path(config.workdir) if config.workdir else Path('runs') / f'{name}-{stamp}'
+    # Settings from Python may hold what leads out of the directory, or is no name.
+    name = re.sub(r'[^\w.+,-]+', '_', f'{config.dataset}-{config.method}')[:100]
+    base = Path(config.workdir) if config.workdir else Path(RUNS) / f'{name}-{stamp}'
     workdir, count = base, 1
     while config.workdir is None and workdir.exists():
         count += 1
@@ -141,7 +145,7 @@ def _claim(workdir: Path, text: str, config: Config, parts: list[Part]) -> None:
     with alone(workdir):
         if check_workdir(workdir, config, parts):
             raise ValueError(f'--workdir={workdir} already holds a run, begun just now.')
-        _replace(workdir / CONFIG, text)
+        write_whole(workdir / CONFIG, text.encode())
 
 
 def _json(value: Any) -> str:
@@ -155,15 +159,23 @@ def write_json(path: Path, value: Any) -> None:
       path: the file.
       value: what it holds.
     """
-    _replace(path, _json(value))
+    write_whole(path, _json(value).encode())
 
 
-def _replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all.
+
+    Args:
+      path: the file.
+      content: what it holds.
+
+    Raises:
+      OSError: if it cannot be written; what was there before stays.
+    """
     temporary = path.with_name(f'.{path.name}.tmp')
     try:
-        with temporary.open('w', encoding='utf-8') as file:
-            file.write(text)
+        with temporary.open('wb') as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -187,7 +199,7 @@ def describe_config(config: Config, parts: list[Part]) -> dict[str, Any]:
     return {
         **dataclasses.asdict(config),
         'method_parts': [part._asdict() for part in parts],
-        'versions': {'python': platform.python_version(), **_versions(packages)},
+        'versions': {'python': platform.python_version(), **versions(packages)},
         'device': {
             'platform': device.platform,
             'kind': device.device_kind,
@@ -252,13 +264,21 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding='utf-8'))
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f'{path} cannot be read: {error}.') from error
+        raise ValueError(f'{path} cannot be read ({error}): it is damaged.') from error
     if not isinstance(value, dict):
-        raise ValueError(f'{path} holds no dictionary, but {type(value).__name__}.')
+        raise ValueError(f'{path} holds no settings or numbers by name: it is damaged.')
     return value
 
 
-def _versions(packages: tuple[str, ...]) -> dict[str, str]:
+def versions(packages: tuple[str, ...]) -> dict[str, str]:
+    """Versions of packages, of those that are installed.
+
+    Args:
+      packages: their names.
+
+    Returns:
+      Name -> version.
+    """
     found = {}
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -14,6 +14,9 @@ import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import IO, Any, cast
 
+LARGEST = 4 << 30  # bytes of a file that is read at once; LEAF's have a tenth of a GB
+IMAGE = 16 << 20  # of an image file
+
 
 def check_checksum(archive: pathlib.Path, checksum: str | None) -> None:
     """Checks that an archive is the published one, byte for byte; a folder has no checksum.
@@ -96,25 +99,30 @@ def check_one_copy(archive: pathlib.Path, what: str, places: Iterable[str]) -> N
         )
 
 
-def read_files(archive: pathlib.Path, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
+def read_files(
+    archive: pathlib.Path, names: Collection[str], *, most: int = LARGEST
+) -> Iterator[tuple[str, bytes]]:
     """Reads files of an archive one after another, in the archive's own order.
 
     Args:
       archive: as in `list_files`.
       names: of the files, from `list_files`.
+      most: bytes that a file may have; a few of an archive can be packed from very many.
 
     Yields:
       The name of a file and what is in it.
 
     Raises:
-      ValueError: if the archive is damaged or was cut short.
+      ValueError: if the archive is damaged or was cut short, or a file is too large.
     """
     wanted = set(names)
     with _reading(archive):
         for name, opened in _entries(archive):
             if opened and name in wanted:
                 with opened() as file:
-                    data = file.read()
+                    data = file.read(most + 1)
+                if len(data) > most:
+                    raise ValueError(f'{name} has more than {most} bytes')
                 yield name, data
 
 

@@ -3,7 +3,13 @@
 import pathlib
 
 from jaxfed.data.images import checked_rgb
-from jaxfed.data.prepare.archive import check_checksum, check_one_copy, list_files, read_files
+from jaxfed.data.prepare.archive import (
+    IMAGE,
+    check_checksum,
+    check_one_copy,
+    list_files,
+    read_files,
+)
 from jaxfed.data.prepare.recipe import (
     Contents,
     Example,
@@ -68,7 +74,7 @@ def read_cinic10(
     splits: dict[str, list[Example]] = {split: [] for split in _SPLITS.values()}
     labels = {split: [y for s, y in found.values() if s == split] for split in splits}
     check_counts(archive, labels, list(CLASSES), official)
-    for name, data in track(read_files(archive, found), 'reading images', len(found)):
+    for name, data in track(read_files(archive, found, most=IMAGE), 'reading images', len(found)):
         split, label = found[name]
         image = checked_rgb(data, (_SIDE, _SIDE), f'archive={archive}: {name}')
         # Where the archive is unpacked to does not matter to the order of the examples.

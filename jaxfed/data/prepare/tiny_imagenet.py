@@ -3,7 +3,7 @@
 import pathlib
 
 from jaxfed.data.images import checked_rgb
-from jaxfed.data.prepare.archive import check_checksum, list_files, read_files
+from jaxfed.data.prepare.archive import IMAGE, check_checksum, list_files, read_files
 from jaxfed.data.prepare.recipe import (
     Contents,
     Example,
@@ -71,7 +71,7 @@ def read_tiny_imagenet(
     splits: dict[str, list[Example]] = {'train': [], 'test': []}
     labels = {split: [y for s, y in found.values() if s == split] for split in splits}
     check_counts(archive, labels, classes, official)
-    for name, data in track(read_files(archive, found), 'reading images', len(found)):
+    for name, data in track(read_files(archive, found, most=IMAGE), 'reading images', len(found)):
         split, label = found[name]
         image = checked_rgb(data, (_SIDE, _SIDE), f'archive={archive}: {name}')
         splits[split].append(Example(name.removeprefix(roots[0]), image, label))

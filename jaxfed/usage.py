@@ -1,0 +1,100 @@
+"""What --help and --helpfull print: flags by purpose, a line or two each, on standard output."""
+
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from absl import app, flags
+
+_WIDTH = 80
+
+
+class Row(NamedTuple):
+    """A flag as --help shows it."""
+
+    name: str
+    text: str  # up to its first ';', what follows is for --helpfull
+    default: Any = None  # shown in brackets, unless it is None or the text has some
+    choices: Sequence[str] = ()
+
+
+class _HelpFlag(flags.BooleanFlag):
+    """A flag that prints something and ends the program with exit status 0."""
+
+    def __init__(self, name: str, text: str, show: Callable[[], None], short: str | None = None):
+        # absl's own flags of these names end with status 1.
+        super().__init__(name, False, text, short_name=short, allow_override=True)
+        self._show = show
+
+    def parse(self, arg: Any) -> None:
+        """Prints, if the flag is given."""
+        if self._parse(arg):
+            self._show()
+            sys.exit(0)
+
+
+def define_help(groups: Mapping[str, Sequence[Row]], known: Sequence[str]) -> None:
+    """Define --help, -?, --helpshort and --helpfull in the place of absl's.
+
+    Args:
+      groups: what --help shows, by purpose.
+      known: names of all flags that jaxfed defines; what the program itself defines besides is
+        shown in a group of its own.
+    """
+    app.define_help_flags()
+
+    def brief() -> None:
+        of_program = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
+        own = [Row(f.name, f.help or '', f.default) for f in of_program if f.name not in known]
+        print(short_help({**groups, 'this program': own}, sys.modules['__main__'].__doc__))
+
+    def full() -> None:
+        app.usage(writeto_stdout=True)
+
+    for flag in (
+        _HelpFlag('help', 'show the flags by purpose', brief, short='?'),
+        _HelpFlag('helpshort', 'the same as --help', brief),
+        _HelpFlag('helpfull', 'show all flags, also the hyper-parameters of all methods', full),
+    ):
+        flags.DEFINE_flag(flag)
+
+
+def short_help(groups: Mapping[str, Sequence[Row]], title: str | None) -> str:
+    """The text of --help.
+
+    Args:
+      groups: flags by purpose; a group without any is left out.
+      title: what the program is.
+
+    Returns:
+      Lines of at most 80 characters.
+    """
+    lines = [(title or f'usage: {sys.argv[0]} [flags]').strip().splitlines()[0]]
+    column = 3 + max(len(f'--{row.name}') for rows in groups.values() for row in rows)
+    for group, rows in groups.items():
+        if rows:
+            lines += [f'{group}:', *(line for row in rows for line in _lines(row, column))]
+    lines += [
+        '',
+        '--method=list shows every method with its hyper-parameters and its paper.',
+        "--helpfull shows all flags, the methods' hyper-parameters with them, in full.",
+        '--flagfile=FILE reads flags from a file. Bool flags: --remat, or --noremat.',
+    ]
+    return '\n'.join(lines)
+
+
+def _lines(row: Row, column: int) -> list[str]:
+    """A flag and what it does, in as few lines of 80 characters as it takes."""
+    text, told = row.text.split(';')[0], re.search(r'\[.*\]', row.text)
+    if '[' not in text and (told or row.default is not None):
+        text += f' {told[0]}' if told else f' [{row.default}]'
+    choices = '|'.join(row.choices)
+    room = _WIDTH - column
+    wrapped = textwrap.wrap(f'{choices}: {text}', room) if choices else []
+    if choices and len(wrapped) > 1:
+        wrapped = [*textwrap.wrap(text, room), *textwrap.wrap(', '.join(row.choices), room)]
+    wrapped = wrapped or textwrap.wrap(text, room) or ['']
+    head = f'  --{row.name}'.ljust(column)
+    return [f'{head if i == 0 else " " * column}{line}' for i, line in enumerate(wrapped)]

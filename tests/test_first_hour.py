@@ -1,0 +1,288 @@
+"""What a person meets first at the command line: help, a dry run, devices, progress."""
+
+import dataclasses
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+from rich.console import Console
+
+import jaxfed
+from jaxfed import config, devices, main, ops, plan, preparation, usage
+from jaxfed.experiment import look
+from jaxfed.partition.heatmap import print_heatmap
+from jaxfed.recording import console
+from tests.test_main import SMALL, command, defined_flags, make_npz  # noqa: F401
+
+TINY = ('--dataset=npz', '--npz=tiny.npz', *SMALL)
+
+
+def shown_by(flag, capsys):
+    with flagsaver.flagsaver(), pytest.raises(SystemExit) as ended:
+        flags.FLAGS.unparse_flags()
+        flags.FLAGS(['jaxfed', flag])
+    assert ended.value.code == 0
+    told = capsys.readouterr()
+    assert not told.err
+    return told.out
+
+
+@pytest.mark.parametrize('flag', ['--help', '--helpshort', '-?'])
+def test_help_is_short_and_has_every_setting(flag, capsys):
+    text = shown_by(flag, capsys)
+    lines = text.splitlines()
+    assert len(lines) <= 90
+    assert max(map(len, lines)) <= 80
+    for field in dataclasses.fields(config.Config):
+        at = re.search(rf'^  --{field.name} .*\S', text, re.M)
+        assert at or field.name in ('hyperparameters', 'partition_settings'), field.name
+    for group in config.GROUPS:
+        assert f'\n{group}:\n' in text
+    assert '[dirichlet]' in text
+    assert 'extended_dirichlet' in text
+    assert '[what --method needs]' in text
+    assert '--helpfull shows all' in lines[-2]
+    assert '--method=list' in lines[-3]
+    assert 'fedlsd.alpha' not in text
+
+
+def test_helpfull_has_every_flag(capsys):
+    text = shown_by('--helpfull', capsys)
+    for name in ('--fedlsd.alpha', '--batch_size', '--verbosity', '--[no]dry_run'):
+        assert name in text
+
+
+def test_help_of_a_program_has_its_own_flags(monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'argv', ['of_my_own.py'])
+    with flagsaver.flagsaver():
+        own = flags.DEFINE_float(
+            'strength_of_mine', 0.5, 'what I added', module_name='of_my_own.py'
+        )
+        try:
+            text = shown_by('--help', capsys)
+        finally:
+            delattr(flags.FLAGS, own.name)
+    line = next(line for line in text.splitlines() if 'strength_of_mine' in line)
+    assert re.fullmatch(r'  --strength_of_mine +what I added \[0\.5\]', line)
+
+
+def test_groups_without_flags_and_long_texts():
+    rows = [usage.Row('a', 'b; c [what]', None, ('x', 'y')), usage.Row('long', 'word ' * 40, 3)]
+    lines = usage.short_help({'one': rows, 'none': []}, 'Title.\n\nMore.').splitlines()
+    assert lines[:3] == ['Title.', 'one:', '  --a    x|y: b [what]']
+    assert 'none:' not in lines
+    assert max(map(len, lines)) <= 80
+
+
+def test_dry_run_tells_all_and_leaves_nothing(command, tmp_path, capsys):  # noqa: F811
+    make_npz(tmp_path / 'tiny.npz')
+    before = set(tmp_path.rglob('*'))
+    given = ('--method=fedlmd+fedprox', '--tau=2', '--dry_run', '--local_eval_every=2', *TINY)
+    assert command(*given) == 0
+    assert set(tmp_path.rglob('*')) == before
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    text = ' '.join(shown.split())
+    settings = jaxfed.Config(
+        dataset='npz', npz=str(tmp_path / 'tiny.npz'), model='mlp', rounds=3, num_clients=4,
+        clients_per_round=2, alpha=1.0,
+    )  # fmt: skip
+    experiment = look(settings)
+    steps = plan.client_steps(experiment)
+    assert f'{steps.min()} / {np.median(steps):g} / {steps.max()}' in text
+    for told in (
+        '120 examples at the clients, 30 test examples, 6x6x1 uint8, 3 classes',
+        'dirichlet (alpha=1.0, min_size=10, balanced=False)',
+        '2 of 4 a round',
+        'fedlmd (beta=1.0, tau=2.0) + fedprox (mu=',
+        'forward passes +1',
+        'mlp, 48203 parameters',
+        'convolutions none',
+        'no work directory was made',
+    ):
+        assert told in text
+    assert re.search(r'memory about \d+ MiB of [\d.]+ GiB on each', text)
+    assert re.search(r'time about \d+ s with evaluation', text)
+
+
+def test_dry_run_of_what_is_too_large(command, tmp_path, monkeypatch, capsys):  # noqa: F811
+    make_npz(tmp_path / 'tiny.npz')
+    before = set(tmp_path.rglob('*'))
+    monkeypatch.setattr(preparation, 'memory', lambda mesh: 1.0)
+    assert command('--dry_run', *TINY) == 2
+    assert 'error: training needs about' in capsys.readouterr().err
+    assert set(tmp_path.rglob('*')) == before
+
+
+def test_a_plan_is_no_setting():
+    with pytest.raises(ValueError, match='--dry_run=True is a flag of'):
+        config.parse(['--dry_run'])
+
+
+def test_time_is_told_from_one_round():
+    settings = jaxfed.Config(rounds=10, eval_every=3, local_eval_every=4)
+    timed = plan.Timed(training=2.0, steps=10, evaluation=1.0, local_evaluation=5.0)
+    # 1000 steps of .2 s, 4 evaluations, 3 of local models.
+    assert plan.estimate(settings, timed, 1000) == '0:03:39'
+
+
+def test_convolutions_are_told_as_they_are_computed():
+    told = plan.convolutions(look(jaxfed.Config(model='cnn')))
+    assert told == {
+        '5x5, 1 to 32 and 2x2 max-pool on 8x8': 'blocks',
+        '5x5, 32 to 64 and 2x2 max-pool on 4x4': 'fourier',
+    }
+    forced = plan.convolutions(look(jaxfed.Config(model='resnet8', conv='patches')))
+    assert set(forced.values()) == {'patches'}
+    told = plan.convolutions(look(jaxfed.Config(model='mobilenet', width=0.05)))
+    assert 'depthwise' in told.values()
+    with pytest.raises(ValueError, match='use='):
+        ops.observed('no way')
+
+
+class Device:
+    """Stands in for one of JAX's."""
+
+    def __init__(self, platform, kind='', limit=None):
+        self.platform, self.device_kind, self._limit = platform, kind, limit
+
+    def memory_stats(self):
+        return self._limit and {'bytes_limit': self._limit}
+
+
+@pytest.mark.parametrize(
+    'here, words',
+    [
+        ([Device('cpu')] * 4, '4 cpu cores, each one a device'),
+        ([Device('cpu')], '1 cpu device of 7 cores'),
+        ([Device('gpu', 'NVIDIA H100', 60 << 30)] * 2, '2 x NVIDIA H100, 60 GiB each for JAX'),
+        ([Device('tpu', 'TPU v4')], '1 x TPU v4'),
+    ],
+)
+def test_devices_in_words(here, words, monkeypatch):
+    monkeypatch.setattr(devices, 'cores', lambda: 7)
+    assert devices.describe_devices(here) == words
+
+
+@pytest.mark.parametrize(
+    'gpu, tpu, installed, environment, message',
+    [
+        (False, False, False, {}, None),
+        (True, False, False, {}, "NVIDIA GPU that JAX cannot use: pip install -e '.[cuda12]'"),
+        (True, False, True, {}, 'NVIDIA GPU that JAX cannot use, although jax_cuda12_plugin'),
+        (False, True, False, {}, "TPU that JAX cannot use: pip install -e '.[tpu]'"),
+        (True, False, False, {'CUDA_VISIBLE_DEVICES': ''}, None),
+        (True, False, False, {'platforms': 'cpu'}, None),
+    ],
+)
+def test_an_idle_accelerator_is_told(gpu, tpu, installed, environment, message, monkeypatch):
+    monkeypatch.setattr(devices, 'has_nvidia_driver', lambda: gpu)
+    monkeypatch.setattr(devices, 'has_tpu', lambda: tpu)
+    monkeypatch.setattr(devices.importlib.util, 'find_spec', lambda name: installed or None)
+    monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
+    asked = environment.pop('platforms', None) if environment else None
+    monkeypatch.setattr(devices, 'asked_platforms', lambda: asked)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    told = devices.idle_accelerator()
+    assert told is None if message is None else message in told
+    monkeypatch.setattr(devices.jax, 'default_backend', lambda: 'gpu')
+    assert devices.idle_accelerator() is None
+
+
+def test_the_warning_is_no_error(command, tmp_path, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.setattr(main, 'idle_accelerator', lambda: 'this machine has a GPU')
+    assert command('--method=fedlmb') == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith('warning: this machine has a GPU\nerror: --method=fedlmb')
+    assert shown.out.startswith('device: ')
+
+
+def test_a_platform_that_is_not_there(command, monkeypatch, capsys):  # noqa: F811
+    def fail():
+        raise RuntimeError("Unable to initialize backend 'bla'")
+
+    monkeypatch.setenv('JAX_PLATFORMS', 'bla')
+    monkeypatch.setattr(main.jax, 'devices', fail)
+    assert command() == 2
+    assert 'error: JAX finds no device with JAX_PLATFORMS=bla (Unable' in capsys.readouterr().err
+
+
+def progress_of(seconds, rounds, monkeypatch, **settings):
+    made = Console(highlight=False, width=80, record=True, **settings)
+    monkeypatch.setattr(console, '_console', made)
+    with console.progress(rounds, quiet=False) as report:
+        for i, each in enumerate(seconds, start=1):
+            report({'round': i, 'test_accuracy': 0.5, 'train_loss': 1.0, 'seconds': each})
+    return made.export_text().splitlines()
+
+
+def test_time_left_is_that_of_recent_rounds(monkeypatch, tmp_path):
+    with (tmp_path / 'out').open('w') as file:
+        lines = progress_of([100.0] + [1.0] * 19, 40, monkeypatch, file=file)
+    # The first round, slow once, counts until it is not among the last ten.
+    assert [line.rpartition('  ')[2] for line in lines] == [
+        '0:15:27 left', '0:07:08 left', '28 s left', '24 s left', '20 s left',
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize('term, lines', [('dumb', 10), ('xterm-256color', 1)])
+def test_progress_on_terminals(term, lines, monkeypatch, tmp_path):
+    with (tmp_path / 'out').open('w') as file:
+        shown = progress_of(
+            [4000.0] * 10, 10, monkeypatch, file=file, force_terminal=True,
+            _environ={'TERM': term, 'NO_COLOR': '1'},
+        )  # fmt: skip
+    assert len(shown) == lines
+    # A bar is drawn again and again on one line.
+    assert re.fullmatch(
+        r'round   10/10 .{,50} 0 s left', 'round ' + shown[-1].rpartition('round ')[2]
+    )
+    if term == 'dumb':
+        assert '10:00:00 left' in shown[0]
+        assert '\x1b' not in (tmp_path / 'out').read_text()
+
+
+def test_times_in_words():
+    assert [console.time_in_words(s) for s in (0.4, 119, 120, 3723, 100_000)] == [
+        '0 s', '119 s', '0:02:00', '1:02:03', '27:46:40',
+    ]  # fmt: skip
+
+
+def test_a_heat_map_without_unicode(tmp_path):
+    with (tmp_path / 'out').open('w', encoding='ascii') as file:
+        print_heatmap(np.eye(3, dtype=int) * 5, Console(file=file, width=80))
+        print_heatmap(np.eye(3, 30, dtype=int) * 5, Console(file=file, width=80), most=2)
+    assert '... and 1 more clients.' in (tmp_path / 'out').read_text()
+
+
+def test_names_with_brackets_are_shown_as_they_are(command, tmp_path, capsys):  # noqa: F811
+    make_npz(tmp_path / 'tiny.npz')
+    assert command('--workdir=[/b]:smile:', *TINY) == 0
+    assert 'files: [/b]:smile:/' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('name', ['../../x', '/etc/x', 'a\nb', 'x' * 300])
+def test_a_run_stays_under_runs(name, tmp_path, monkeypatch):
+    from jaxfed.recording import records
+
+    monkeypatch.chdir(tmp_path)
+    made = records.make_workdir(config.Config(dataset=name, method=name), [])
+    assert made.resolve().parent == tmp_path / 'runs'
+    assert json.loads((made / 'config.json').read_text())['dataset'] == name
+
+
+def test_a_flag_file_that_is_no_text(tmp_path, capsys):
+    path = tmp_path / 'binary.flags'
+    path.write_bytes(b'\xb4\xff')
+    with pytest.raises(ValueError, match='codec'):
+        config.parse([f'--flagfile={path}'])
+    with flagsaver.flagsaver(), pytest.raises(SystemExit) as ended:
+        flags.FLAGS.unparse_flags()
+        config.parse_program(['jaxfed', f'--flagfile={path}'])
+    assert ended.value.code == 2
+    assert 'error: a file given as --flagfile is no text' in capsys.readouterr().err
