@@ -1,12 +1,10 @@
 """Partitions: nothing is lost or dealt twice, and each deals as it is defined."""
 
 import dataclasses
-import functools
 import types
 
 import numpy as np
 import pytest
-from absl import flags
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -519,19 +517,8 @@ def test_a_partition_of_ones_own_is_an_entry_and_gets_its_flags(monkeypatch):
         return [np.arange(first), np.arange(first, labels.size)]
 
     monkeypatch.setitem(PARTITIONS, 'halves', halves)
-    values = flags.FlagValues()
-    monkeypatch.setattr(flags, 'FLAGS', values)
-    for kind in ('bool', 'integer', 'float', 'string', 'enum'):
-        define = getattr(flags, f'DEFINE_{kind}')
-        monkeypatch.setattr(flags, f'DEFINE_{kind}', functools.partial(define, flag_values=values))
-    config.define_flags()
-
     def parsed(*arguments):
-        values.unparse_flags()
-        for name in values:
-            values[name].unparse()
-        values(['jaxfed', *arguments])
-        return config.from_flags()
+        return config.parse(arguments)
 
     mine = parsed('--partition=halves', '--first=7', '--alpha=2', '--num_clients=2')
     assert mine.partition_settings == {'first': 7}
