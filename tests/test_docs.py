@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import jaxfed
-from jaxfed import config, methods
+from jaxfed import config, experiment, methods
 from jaxfed.data.prepare import RECIPES
 from jaxfed.data.prepare import __main__ as prepare_command
 from jaxfed.models import MODELS
@@ -142,29 +142,42 @@ def registries():
         registry.update(before)
 
 
+SMALL = {
+    'model': 'mlp', 'rounds': 1, 'num_clients': 4, 'clients_per_round': 2, 'devices': '1',
+    'lanes': 1, 'workdir': None,
+}  # fmt: skip
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    """A small run, in the place of all that examples make of nothing but jaxfed's own parts."""
+    folder = str(tmp_path_factory.mktemp('trained') / 'out')
+    return jaxfed.simulate(jaxfed.Config(**{**SMALL, 'workdir': folder}))
+
+
 @pytest.mark.parametrize('text', list(blocks('python')))
-def test_every_example_runs(text, registries, tmp_path, monkeypatch):
+def test_every_example_runs(text, trained, registries, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(jaxfed, 'use_every_core', lambda: None)  # JAX has been used already
-    small = {'rounds': 1, 'num_clients': 4, 'clients_per_round': 2, 'devices': '1', 'lanes': 1}
-
-    def short(settings, **keywords):
-        model = 'mlp' if settings.model == 'cnn' else settings.model
-        return simulate(dataclasses.replace(settings, model=model, **small), **keywords)
-
+    networks, known = set(MODELS), set(methods.METHODS)
     simulate = jaxfed.simulate
+
+    def short(settings, *, method=None):
+        parts = methods.resolve(settings.method, settings.hyperparameters)
+        built = method or methods.build(parts)
+        small = SMALL if settings.model in networks else {**SMALL, 'model': settings.model}
+        settings = dataclasses.replace(settings, **small)
+        experiment.deal(settings)
+        own = method or {part.name for part in parts} - known or {settings.model} - networks
+        return simulate(settings, method=built) if own else trained
+
     monkeypatch.setattr(jaxfed, 'simulate', short)
     exec(compile(text, 'example', 'exec'), {'__name__': 'example'})
 
 
-def test_every_field_of_the_records_is_explained(tmp_path):
-    settings = jaxfed.Config(
-        model='mlp', rounds=1, num_clients=4, clients_per_round=2, devices='1', lanes=1,
-        workdir=str(tmp_path / 'out'),
-    )  # fmt: skip
-    result = jaxfed.simulate(settings)
+def test_every_field_of_the_records_is_explained(trained):
     told = set(re.findall(r'`(\w+)`', (ROOT / 'docs' / 'records.md').read_text()))
-    assert result.metrics[0].keys() | result.summary.keys() <= told
+    assert trained.metrics[0].keys() | trained.summary.keys() <= told
 
 
 def test_the_pages_build_without_a_warning(tmp_path):
