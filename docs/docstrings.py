@@ -14,15 +14,16 @@ import textwrap
 from types import ModuleType
 from typing import Any
 
+from flax import nnx
 from jax.typing import ArrayLike
 from sphinx.application import Sphinx
+from sphinx.util import inspect as sphinx_inspect
 from sphinx.util.typing import stringify_annotation
 
 _SECTIONS = ('Args', 'Fields', 'Raises', 'Reference', 'Returns', 'Yields')
-_SPANS = re.compile(r'(``.*?``|`[^`]*`)')
+_SPANS = re.compile(r'(``.*?``|`[^`]*`|--\w[\w.=+,]*\w)')  # code, and flags
 _MARKUP = re.compile(r'[*|\\]|_(?!\w)')
 _ENUMERATOR = re.compile(r'^(\s*(?:\w+: )?(?:[A-Za-z]|\d+))\.(?=\s|$)')  # 'S.' alone is a letter
-_FLAG = re.compile(r'--\w[\w.=+,]*\w')
 _ARRAY_LIKE = stringify_annotation(ArrayLike, 'smart')
 
 
@@ -35,12 +36,13 @@ def escape(line: str) -> str:
     Returns:
       The line as reStructuredText.
     """
-    line = _ENUMERATOR.sub(r'\1\.', line)
-    parts = _SPANS.split(_FLAG.sub(r'``\g<0>``', line) if '`' not in line else line)
-    return ''.join(
-        part if i % 2 else _MARKUP.sub(lambda found: '\\' + found[0], part)
-        for i, part in enumerate(parts)
-    )
+    shown = ''
+    for i, part in enumerate(_SPANS.split(line)):
+        if i % 2:
+            shown += f'``{part}``' if part.startswith('--') else part
+        else:
+            shown += _MARKUP.sub(lambda found: '\\' + found[0], part)
+    return _ENUMERATOR.sub(r'\1\\.', shown)
 
 
 def as_restructured_text(lines: list[str]) -> list[str]:
@@ -144,6 +146,11 @@ def process_signature(
     """Sphinx's event for each signature; that of a tuple or data class is its fields."""
     if what == 'class' and has_fields(thing):
         return '', None
+    if what == 'class' and issubclass(thing, nnx.Module):  # whose own signature tells nothing
+        made = sphinx_inspect.signature(thing.__init__, bound_method=True)
+        signature = sphinx_inspect.stringify_signature(
+            made, show_return_annotation=False, unqualified_typehints=True
+        )
     return signature and signature.replace(_ARRAY_LIKE, 'ArrayLike'), returns
 
 

@@ -96,7 +96,7 @@ class JaxfedTable(SphinxDirective):
         group = nodes.tgroup('', *(nodes.colspec(colwidth=1) for _ in head), cols=len(head))
         group += nodes.thead('', _row(head))
         group += nodes.tbody('', *map(_row, rows))
-        return [nodes.table('', group, classes=['colwidths-auto'])]
+        return [nodes.table('', group, classes=['colwidths-auto', 'generated'])]
 
 
 def _row(cells: Row) -> nodes.row:

@@ -190,6 +190,10 @@ def test_the_pages_build_without_a_warning(tmp_path):
     assert sphinx.main(['-q', '-W', '-b', 'html', str(source), str(pages)]) == 0
     text = re.sub(r'<[^>]+>', '', (pages / 'reference' / 'jaxfed.methods.html').read_text())
     assert 'CE + beta tau^2 KL(pg~ || p~)' in text
+    text = re.sub(r'<[^>]+>', '', (pages / 'reference' / 'jaxfed.html').read_text())
+    assert '[B, H, W, channels] float32, normalised and augmented' in text  # a field's comment
+    assert 'rounds between evaluations on the test data' in text  # a flag's help
+    assert re.search(r'clients_per_round . S\.', text)  # a letter and a full stop are no list
     html = ''.join(page.read_text() for page in (pages / 'reference').glob('*.html'))
     shown = set(re.findall(r' id="(?:module-)?(jaxfed[\w.]*)"', html))
     assert PUBLIC.keys() <= shown
