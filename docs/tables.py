@@ -4,7 +4,6 @@ import dataclasses
 import inspect
 import re
 import typing
-from collections.abc import Callable
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -77,11 +76,12 @@ def _values(kind: typing.Any) -> str:
     return _values(of[0])
 
 
-TABLES: dict[str, Callable[[], list[Row]]] = {
-    'methods': method_rows,
-    'partitions': partition_rows,
-    'networks': network_rows,
-    'flags': flag_rows,
+# Made before any page is read: autodoc puts source text in the place of functions' defaults.
+TABLES: dict[str, list[Row]] = {
+    'methods': method_rows(),
+    'partitions': partition_rows(),
+    'networks': network_rows(),
+    'flags': flag_rows(),
 }
 
 
@@ -92,7 +92,7 @@ class JaxfedTable(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Makes the table's nodes."""
-        head, *rows = TABLES[self.arguments[0]]()
+        head, *rows = TABLES[self.arguments[0]]
         group = nodes.tgroup('', *(nodes.colspec(colwidth=1) for _ in head), cols=len(head))
         group += nodes.thead('', _row(head))
         group += nodes.tbody('', *map(_row, rows))
