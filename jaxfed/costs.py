@@ -25,7 +25,14 @@ class Cost(NamedTuple):
 
 
 def size_of(tree: PyTree) -> int:
-    """Bytes of all arrays of a tree, or of their shapes."""
+    """Bytes of all arrays of a tree, or of their shapes.
+
+    Args:
+      tree: arrays, or what `jax.eval_shape` tells of them.
+
+    Returns:
+      The bytes.
+    """
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 

@@ -286,11 +286,29 @@ def hold_out_validation(dataset: Dataset, config: Config) -> tuple[Dataset, np.n
 
 
 def client_steps(experiment: Experiment) -> np.ndarray:
-    """Local steps of every client in a round, K_i = E ceil(n_i / B), as [N] integers."""
+    """Local steps of every client in a round.
+
+    K_i = E ceil(n_i / B)
+
+    Args:
+      experiment: from `set_up`.
+
+    Returns:
+      [N] integers.
+    """
     size, config = experiment.dealt.label_counts.sum(axis=1), experiment.config
     return config.local_epochs * steps_per_epoch(size, config.batch_size)
 
 
 def cohort_steps(config: Config, size: np.ndarray, cohort: Cohort) -> np.ndarray:
-    """Local steps of the clients of a round, as [S] integers, 0 for those that are lost."""
+    """Local steps of the clients of a round.
+
+    Args:
+      config: the settings.
+      size: [N] examples of each client.
+      cohort: of the round.
+
+    Returns:
+      [S] integers, 0 for those that are lost.
+    """
     return cohort.epochs * steps_per_epoch(size[cohort.clients], config.batch_size)

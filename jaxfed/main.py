@@ -44,7 +44,14 @@ def list_measures() -> None:
 
 
 def cost_of(name: str) -> Cost:
-    """What a method costs beyond FedAvg with the FedNTD CNN on CIFAR-10."""
+    """What a method costs beyond FedAvg with the FedNTD CNN on CIFAR-10.
+
+    Args:
+      name: of the method, with its default hyper-parameters.
+
+    Returns:
+      The costs.
+    """
     shape, classes = (32, 32, 3), 10
     method = methods.METHODS[name]()
     model = method.adapt(make_model('cnn', input_shape=shape, num_classes=classes))

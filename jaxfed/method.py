@@ -70,7 +70,14 @@ class LocalView(NamedTuple):
         return jax.lax.stop_gradient(self.apply(self.global_params, self.batch.x))
 
     def mean(self, values: Array) -> Array:
-        """Mean of `values` [B] over the real examples of the batch; 0 if there is none."""
+        """Mean over the real examples of the batch.
+
+        Args:
+          values: [B], one an example.
+
+        Returns:
+          [] the mean, 0 if there is no real example.
+        """
         mask = self.batch.mask
         return jnp.sum(jnp.where(mask, values, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
 

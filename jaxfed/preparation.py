@@ -219,7 +219,14 @@ def needed_memory(
 
 
 def in_words(size: float) -> str:
-    """A number of bytes as a person reads it."""
+    """A number of bytes as a person reads it.
+
+    Args:
+      size: in bytes.
+
+    Returns:
+      For instance '1.5 GiB'.
+    """
     return f'{size / 2**30:.1f} GiB' if size >= 2**30 else f'{size / 2**20:.0f} MiB'
 
 

@@ -144,7 +144,17 @@ def local_optimizer(
 
 
 def steps_per_epoch(size: Any, batch_size: int) -> Any:
-    """Batches in one epoch, ceil(n / B); works for NumPy and JAX arrays alike."""
+    """Batches in one epoch, of numbers and of NumPy and JAX arrays alike.
+
+    ceil(n / B)
+
+    Args:
+      size: n, examples of a client, or integers of several.
+      batch_size: B.
+
+    Returns:
+      As `size`.
+    """
     return -(-size // batch_size)
 
 

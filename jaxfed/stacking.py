@@ -26,12 +26,29 @@ class Stacking(NamedTuple):
 
 
 def row(tree: PyTree, i: Array | int) -> PyTree:
-    """Takes entry i of every leaf's leading axis."""
+    """Takes entry i of every leaf's leading axis.
+
+    Args:
+      tree: arrays [n, ...].
+      i: the entry.
+
+    Returns:
+      The same tree of arrays [...].
+    """
     return jax.tree.map(lambda leaf: leaf[i], tree)
 
 
 def set_row(tree: PyTree, i: Array | int, value: PyTree) -> PyTree:
-    """Replaces entry i of every leaf's leading axis."""
+    """Replaces entry i of every leaf's leading axis.
+
+    Args:
+      tree: arrays [n, ...].
+      i: the entry.
+      value: the same tree of arrays [...].
+
+    Returns:
+      The tree with the new entry.
+    """
     return jax.tree.map(lambda leaf, new: leaf.at[i].set(new), tree, value)
 
 

@@ -43,11 +43,29 @@ class Model(NamedTuple):
     stats: PyTree = ()  # running means and variances; not trained, not a method's business
 
     def evaluate(self, params: PyTree, x: Array, stats: PyTree) -> Outputs:
-        """Outputs of [B, H, W, channels] with fixed statistics."""
+        """Outputs with fixed statistics.
+
+        Args:
+          params: the parameters.
+          x: [B, H, W, channels] images.
+          stats: batch statistics, () for a network without.
+
+        Returns:
+          Logits and features.
+        """
         return self.apply(params, x, stats) if self.stats else self.apply(params, x)
 
     def train(self, params: PyTree, x: Array, stats: PyTree, mask: Array) -> Outputs:
         """Outputs with the statistics of this batch's real examples, and the new running ones.
+
+        Args:
+          params: the parameters.
+          x: [B, H, W, channels] images.
+          stats: running batch statistics, () for a network without.
+          mask: [B] bool, False for the padding of a short batch.
+
+        Returns:
+          Logits, features and new running statistics.
 
         Raises:
           ValueError: if `apply` does not give the new ones.

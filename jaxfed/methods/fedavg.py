@@ -6,7 +6,7 @@ from jaxfed.method import Method
 def fedavg() -> Method:
     """Federated averaging, the neutral element of `chain`.
 
-    w = w_g + sum_i p_i (w_i - w_g), p_i = n_i / sum n by default (`--aggregation`).
+    w = w_g + sum_i p_i (w_i - w_g), p_i = n_i / sum n by default (--aggregation)
 
     Returns:
       The method.

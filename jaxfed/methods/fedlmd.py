@@ -10,7 +10,7 @@ def fedlmd(*, beta: float = 1.0, tau: float = 1.0) -> Method:
     """Label-masking distillation: the client's majority classes are cut out of the teacher.
 
     CE + beta tau^2 KL(pg' || p'), pg' over the classes that are neither majority classes of the
-    client nor y, p' over all classes but y; majority: n_c > n / C.
+    client nor y, p' over all classes but y; majority: n_c > n / C
 
     Args:
       beta: weight of the distillation, >= 0.

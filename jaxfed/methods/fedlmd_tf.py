@@ -10,7 +10,7 @@ def fedlmd_tf(*, beta: float = 1.0, tau: float = 1.0) -> Method:
     """Teacher-free label-masking distillation.
 
     CE + beta tau^2 KL(mu || p'), mu uniform over the classes that are neither majority classes of
-    the client nor y, p' over all classes but y; majority: n_c > n / C.
+    the client nor y, p' over all classes but y; majority: n_c > n / C
 
     Args:
       beta: weight of the distillation, >= 0.

@@ -10,7 +10,7 @@ def fedssd(*, max_weight: float = 0.01, auxiliary: int = 64) -> Method:
     """Selective self-distillation, a weight for each example and class.
 
     CE + ||M (zg - z)||^2, M[k] = max_weight max(0, M_class[k] M_sample - 0.1), M_class from the
-    global model's confusion matrix on the server's auxiliary data, recomputed every round.
+    global model's confusion matrix on the server's auxiliary data, recomputed every round
 
     Args:
       max_weight: M_max, the largest weight, >= 0; the paper takes .01 for CIFAR-10 and .001 for

@@ -1,0 +1,210 @@
+"""The documentation: every docstring is whole, every example works, and the pages build."""
+
+import dataclasses
+import importlib
+import inspect
+import os
+import pkgutil
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jaxfed
+from jaxfed import config, experiment, methods
+from jaxfed.data.prepare import RECIPES
+from jaxfed.data.prepare import __main__ as prepare_command
+from jaxfed.models import MODELS
+from jaxfed.partition import PARTITIONS
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(ROOT.glob('docs/*.md'))
+
+
+def public():
+    """(name, thing) of all modules, functions, classes and methods without a leading underscore."""
+    for info in pkgutil.walk_packages(jaxfed.__path__, 'jaxfed.'):
+        if any(part.startswith('_') for part in info.name.split('.')):
+            continue
+        module = importlib.import_module(info.name)
+        yield info.name, module
+        for name, thing in vars(module).items():
+            if name.startswith('_') or getattr(thing, '__module__', None) != info.name:
+                continue
+            if inspect.isfunction(thing):
+                yield f'{info.name}.{name}', thing
+            if inspect.isclass(thing):
+                yield f'{info.name}.{name}', thing
+                for key, member in vars(thing).items():
+                    # Defaults of a tuple's fields are functions that were written elsewhere.
+                    own = getattr(member, '__qualname__', '') == f'{name}.{key}'
+                    if not key.startswith('_') and inspect.isfunction(member) and own:
+                        yield f'{info.name}.{name}.{key}', member
+
+
+PUBLIC = dict(public())
+
+
+def test_the_walk_finds_what_is_public():
+    found = {'jaxfed.simulation.simulate', 'jaxfed.method.LocalView.mean', 'jaxfed.types.Batch'}
+    assert found < PUBLIC.keys()
+    assert len(PUBLIC) > 250
+
+
+def faults(thing):
+    text = inspect.getdoc(thing) or ''
+    first, _, rest = text.partition('\n')
+    if not first.endswith('.') or rest.partition('\n')[0]:
+        yield 'its first line is not one sentence'
+    if not inspect.isfunction(thing):
+        return
+    taken = {name for name in inspect.signature(thing).parameters if name != 'self'}
+    section = re.search(r'^Args:\n((?:  .*\n?|\n)*)', text, re.MULTILINE)
+    told = set(re.findall(r'^  \*{0,2}(\w+):', section[1], re.MULTILINE)) if section else set()
+    if taken != told:
+        yield f'it takes {sorted(taken)} and Args tell {sorted(told)}'
+    gives = inspect.signature(thing).return_annotation is not None
+    if taken and gives and not re.search(r'^(Returns|Yields):', text, re.MULTILINE):
+        yield 'it does not say what it returns'
+
+
+def test_every_docstring_is_whole():
+    found = [f'{name}: {fault}' for name, thing in PUBLIC.items() for fault in faults(thing)]
+    assert not found, '\n'.join(found)
+
+
+def whole(a, b):
+    """One sentence.
+
+    Args:
+      a: one.
+
+    Returns:
+      Nothing.
+    """
+    return a, b
+
+
+def test_a_docstring_that_is_not_whole_is_found():
+    assert list(faults(whole)) == ["it takes ['a', 'b'] and Args tell ['a']"]
+    assert next(faults(lambda a: a)) == 'its first line is not one sentence'
+
+
+def blocks(language):
+    """(page:line, text) of the code blocks of a language in all pages and the README."""
+    pattern = re.compile(rf'^```{language}\n(.*?)^```', re.MULTILINE | re.DOTALL)
+    for page in [ROOT / 'README.md', *PAGES]:
+        text = page.read_text()
+        for found in pattern.finditer(text):
+            line = text.count('\n', 0, found.start()) + 2
+            yield pytest.param(found[1], id=f'{page.name}:{line}')
+
+
+@pytest.mark.parametrize('text', list(blocks('sh')))
+def test_every_command_has_flags_that_do(text, monkeypatch):
+    monkeypatch.chdir(ROOT)  # flag files are named from here
+    lines = text.replace('\\\n', ' ').replace('$seed', '0').splitlines()
+    for part in [part for line in lines for part in re.split(r'&&|;', line)]:
+        _, python, command = part.partition('python -m ')
+        words = shlex.split(command)
+        if not python or words[0] == 'pytest':
+            continue
+        module, *arguments = words
+        if module == 'jaxfed.data.prepare':
+            assert arguments[0] in RECIPES
+            known = inspect.getsource(prepare_command.define_flags)
+            for argument in arguments[1:]:
+                assert f"'{argument.partition('=')[0].lstrip('-')}'" in known
+            continue
+        if module == 'jaxfed.partition':
+            arguments = [a for a in arguments if not a.startswith('--output=')]
+        else:
+            assert module == 'jaxfed.main'
+        settings = config.parse(arguments)
+        if settings.method == 'list':
+            continue
+        if module == 'jaxfed.partition':
+            sampled = min(settings.clients_per_round, settings.num_clients)
+            settings = dataclasses.replace(settings, clients_per_round=sampled)
+        config.check(settings)
+        parts = methods.resolve(settings.method, settings.hyperparameters)
+        methods.build(parts, switch_round=settings.switch_round)
+
+
+@pytest.fixture
+def registries():
+    """Methods, networks and partitions, without those of an example afterwards."""
+    held = [(registry, dict(registry)) for registry in (methods.METHODS, MODELS, PARTITIONS)]
+    yield
+    for registry, before in held:
+        registry.clear()
+        registry.update(before)
+
+
+SMALL = {
+    'model': 'mlp', 'rounds': 1, 'num_clients': 4, 'clients_per_round': 2, 'devices': '1',
+    'lanes': 1, 'workdir': None,
+}  # fmt: skip
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    """A small run, in the place of all that examples make of nothing but jaxfed's own parts."""
+    folder = str(tmp_path_factory.mktemp('trained') / 'out')
+    return jaxfed.simulate(jaxfed.Config(**{**SMALL, 'workdir': folder}))
+
+
+@pytest.mark.parametrize('text', list(blocks('python')))
+def test_every_example_runs(text, trained, registries, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(jaxfed, 'use_every_core', lambda: None)  # JAX has been used already
+    networks, known = set(MODELS), set(methods.METHODS)
+    simulate = jaxfed.simulate
+
+    def short(settings, *, method=None):
+        parts = methods.resolve(settings.method, settings.hyperparameters)
+        built = method or methods.build(parts)
+        small = SMALL if settings.model in networks else {**SMALL, 'model': settings.model}
+        settings = dataclasses.replace(settings, **small)
+        experiment.deal(settings)
+        own = method or {part.name for part in parts} - known or {settings.model} - networks
+        return simulate(settings, method=built) if own else trained
+
+    monkeypatch.setattr(jaxfed, 'simulate', short)
+    exec(compile(text, 'example', 'exec'), {'__name__': 'example'})
+
+
+def test_every_field_of_the_records_is_explained(trained):
+    told = set(re.findall(r'`(\w+)`', (ROOT / 'docs' / 'records.md').read_text()))
+    assert trained.metrics[0].keys() | trained.summary.keys() <= told
+
+
+def test_the_pages_build_without_a_warning(tmp_path):
+    for package in ('sphinx', 'furo', 'myst_parser'):
+        pytest.importorskip(package)
+    source, pages = tmp_path / 'docs', tmp_path / 'html'
+    shutil.copytree(ROOT / 'docs', source, ignore=shutil.ignore_patterns('_build', 'reference'))
+    shutil.copy(ROOT / 'README.md', tmp_path)
+    # In a process of its own, because autodoc changes the defaults of functions.
+    environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
+    command = [sys.executable, '-m', 'sphinx', '-q', '-W', str(source), str(pages)]
+    built = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    text = re.sub(r'<[^>]+>', '', (pages / 'reference' / 'jaxfed.methods.html').read_text())
+    assert 'CE + beta tau^2 KL(pg~ || p~)' in text
+    text = re.sub(r'<[^>]+>', '', (pages / 'reference' / 'jaxfed.html').read_text())
+    assert '[B, H, W, channels] float32, normalised and augmented' in text  # a field's comment
+    assert 'rounds between evaluations on the test data' in text  # a flag's help
+    assert re.search(r'clients_per_round . S\.', text)  # a letter and a full stop are no list
+    html = ''.join(page.read_text() for page in (pages / 'reference').glob('*.html'))
+    shown = set(re.findall(r' id="(?:module-)?(jaxfed[\w.]*)"', html))
+    assert PUBLIC.keys() <= shown
+    table = (pages / 'methods.html').read_text()
+    assert all(f'>{name}</span>' in table for name in methods.METHODS)
+    # Nothing is fetched from elsewhere by reading.
+    loaded = re.findall(r'<(?:script|link|img)[^>]* (?:src|href)="([^"]*)"', html + table)
+    assert loaded and not [url for url in loaded if url.startswith(('http', '//'))]

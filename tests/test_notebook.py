@@ -1,0 +1,64 @@
+"""The notebook runs from its first cell to its last, with small settings."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOK = Path(__file__).parent.parent / 'experiments' / 'colab.ipynb'
+
+
+@pytest.fixture(scope='module')
+def notebook():
+    return nbformat.read(NOTEBOOK, as_version=4)
+
+
+def cell_of(notebook, tag):
+    (cell,) = [cell for cell in notebook.cells if tag in cell.metadata.get('tags', [])]
+    return cell
+
+
+def test_it_runs(notebook, tmp_path, monkeypatch):
+    monkeypatch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', 'true')  # compiles in half the time
+    monkeypatch.setenv('PYTHONPATH', str(NOTEBOOK.parent.parent))
+    monkeypatch.setenv('IPYTHONDIR', str(tmp_path / 'ipython'))
+    small = nbformat.from_dict(notebook)
+    for cell in small.cells:
+        cell['outputs'] = []
+    cell_of(small, 'parameters')['source'] = (
+        "METHODS = ['fedavg']\nSEED = 1\nROUNDS = 2\nMODEL = 'mlp'"
+    )
+    client = NotebookClient(
+        small, timeout=300, kernel_name='python3', resources={'metadata': {'path': str(tmp_path)}}
+    )
+    client.execute()
+    outputs = [output for cell in small.cells for output in cell.get('outputs', [])]
+    assert not [output for output in outputs if output.get('name') == 'stderr']
+    pictures = [output for output in outputs if 'image/png' in output.get('data', {})]
+    assert len(pictures) == 5
+    assert len(list((tmp_path / 'runs').glob('*/summary.json'))) == 3
+
+
+def test_its_committed_outputs_are_of_a_whole_run(notebook):
+    code = [cell for cell in notebook.cells if cell.cell_type == 'code']
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell.outputs]
+    assert not [output for output in outputs if output.output_type == 'error']
+    assert len([output for output in outputs if 'image/png' in output.get('data', {})]) == 5
+    text = ''.join(output.get('text', '') for output in outputs)
+    for method in ('fedavg', 'fedntd', 'fedlmd'):
+        assert method in text
+    assert NOTEBOOK.stat().st_size < 500_000
+
+
+def test_its_settings_for_an_accelerator_are_valid(notebook):
+    import jaxfed
+    from jaxfed import config
+
+    (source,) = [cell.source for cell in notebook.cells if 'base = jaxfed.Config' in cell.source]
+    _, _, accelerator = source.partition('else:')
+    names = {'jaxfed': jaxfed, 'MODEL': 'cnn', 'ROUNDS': None, 'SEED': 0}
+    exec(f'if True:{accelerator}', names)
+    config.check(names['base'])
+    assert names['base'].dataset == 'cifar10'
