@@ -1,7 +1,6 @@
 """Partitions: nothing is lost or dealt twice, and each deals as it is defined."""
 
 import dataclasses
-import functools
 import types
 
 import numpy as np
@@ -520,18 +519,14 @@ def test_a_partition_of_ones_own_is_an_entry_and_gets_its_flags(monkeypatch):
 
     monkeypatch.setitem(PARTITIONS, 'halves', halves)
     values = flags.FlagValues()
-    monkeypatch.setattr(flags, 'FLAGS', values)
-    for kind in ('bool', 'integer', 'float', 'string', 'enum'):
-        define = getattr(flags, f'DEFINE_{kind}')
-        monkeypatch.setattr(flags, f'DEFINE_{kind}', functools.partial(define, flag_values=values))
-    config.define_flags()
+    config.define_flags(values)
 
     def parsed(*arguments):
         values.unparse_flags()
         for name in values:
             values[name].unparse()
         values(['jaxfed', *arguments])
-        return config.from_flags()
+        return config.from_flags(values)
 
     mine = parsed('--partition=halves', '--first=7', '--alpha=2', '--num_clients=2')
     assert mine.partition_settings == {'first': 7}
