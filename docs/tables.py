@@ -11,6 +11,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from jaxfed import main, methods
 from jaxfed.config import Config
+from jaxfed.metrics.measures import MEASURES
 from jaxfed.models import MODELS, options
 from jaxfed.partition import PARTITIONS, partition_settings
 from jaxfed.recording import console
@@ -48,6 +49,16 @@ def network_rows() -> list[Row]:
     return rows
 
 
+def measure_rows() -> list[Row]:
+    """Every measure with its fields and what it costs."""
+    rows: list[Row] = [('`--measure`', 'what it is', 'fields', 'costs')]
+    for name, measure in MEASURES.items():
+        fields = '\n'.join(f'`{field}`' for field in measure.fields)
+        where = '\nOf local models.' if measure.local else ''
+        rows.append((f'`{name}`', f'{measure.text}{where}', fields, measure.cost))
+    return rows
+
+
 def flag_rows() -> list[Row]:
     """Every setting of an experiment, its type, default and meaning."""
     rows: list[Row] = [('flag', 'values', 'default', 'meaning')]
@@ -82,6 +93,7 @@ TABLES: dict[str, list[Row]] = {
     'partitions': partition_rows(),
     'networks': network_rows(),
     'flags': flag_rows(),
+    'measures': measure_rows(),
 }
 
 

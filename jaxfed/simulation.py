@@ -159,7 +159,14 @@ def train(
 
 
 def title_of(config: Config) -> str:
-    """What pictures of a run are of, in a few words."""
+    """What pictures of a run are of, in a few words.
+
+    Args:
+      config: the settings.
+
+    Returns:
+      The words.
+    """
     return f'{config.dataset}, {config.partition}, {config.num_clients} clients'
 
 

@@ -28,7 +28,14 @@ class Evaluation(NamedTuple):
 
 
 def chunk_size(n: int) -> int:
-    """How many of n examples are evaluated at once."""
+    """How many of n examples are evaluated at once.
+
+    Args:
+      n: examples.
+
+    Returns:
+      The number, at most n.
+    """
     return min(CPU_CHUNK if jax.default_backend() == 'cpu' else CHUNK, n)
 
 

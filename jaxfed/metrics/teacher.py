@@ -43,7 +43,14 @@ def teacher_kl(teacher_logits: ArrayLike, logits: ArrayLike) -> Array:
 
 
 def without_stats(outputs: Outputs) -> Outputs:
-    """What of a network's outputs has a row for each example."""
+    """What of a network's outputs has a row for each example.
+
+    Args:
+      outputs: of the network.
+
+    Returns:
+      Logits and features.
+    """
     return Outputs(outputs.logits, outputs.features)
 
 
