@@ -151,7 +151,7 @@ def survive(kills: int, seed: int, job: Sequence[str] = JOB) -> Count:
             while counts['kills'] < kills and not (workdir / SUMMARY).exists():
                 early = rng.random() < 0.15
                 moment = -rng.uniform(0, 4) if early else rng.uniform(0, whole / 4)
-                before = recorded(workdir)
+                before = saved_round(workdir)
                 where = kill_one(workdir, job, moment, in_checkpoint=rng.random() < 0.5)
                 if where == 'finished':
                     break
@@ -163,9 +163,8 @@ def survive(kills: int, seed: int, job: Sequence[str] = JOB) -> Count:
                 # Lines are those of the run left alone, and no checkpoint is ahead of them.
                 counts['failures'] += held != want[: len(held)]
                 counts['failures'] += saved > len(held)
-                counts['failures'] += saved < len(before) - 1 and where != 'before'
-            process = start(workdir, job) if not (workdir / SUMMARY).exists() else None
-            if process and process.wait():
+                counts['failures'] += saved < before
+            if not (workdir / SUMMARY).exists() and start(workdir, job).wait():
                 raise RuntimeError((workdir.parent / f'{workdir.name}.log').read_text()[-2000:])
             counts['runs'] += 1
             counts['failures'] += recorded(workdir) != want
