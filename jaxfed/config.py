@@ -134,6 +134,11 @@ class Config:
         None, 'test accuracy in 0..1 for which summary.json tells the rounds needed'
     )
     workdir: str | None = _setting(None, 'directory of the records [a new one under runs/]')
+    csv: bool = _setting(False, 'metrics.csv too, a row a round')
+    tensorboard: bool = _setting(False, 'metrics to WORKDIR/tensorboard, too')
+    wandb: bool = _setting(
+        False, 'metrics to Weights & Biases, too; WANDB_MODE=offline keeps them in WORKDIR/wandb'
+    )
 
 
 # Fields that are no flags themselves: what methods and partitions of one's own take.

@@ -21,7 +21,7 @@ from jaxfed.partition import (
     make_partition,
     partition_settings,
 )
-from jaxfed.recording import records
+from jaxfed.recording import records, trackers
 from jaxfed.round import steps_per_epoch
 from jaxfed.types import Dataset, Model
 
@@ -109,6 +109,7 @@ def set_up(config: Config, method: Method | None = None) -> Experiment:
     built = method or methods.build(parts, switch_round=config.switch_round)
     augmentations = parse_augment(config.augment)
     check_devices(config.devices)
+    trackers.check(config)
     if config.workdir is not None:
         records.check_workdir(Path(config.workdir))
     dealt = deal(config, auxiliary_per_class=built.auxiliary)

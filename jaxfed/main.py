@@ -90,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
     except simulation.Diverged as error:
         console.show_error(str(error))
         return 1
-    except simulation.TooLarge as error:
+    except (simulation.TooLarge, simulation.Unavailable) as error:
         console.show_error(str(error))
         return 2
     except OSError as error:

@@ -13,12 +13,13 @@ from jaxfed.method import Method
 from jaxfed.metrics.past import no_past, remember
 from jaxfed.partition.heatmap import draw_heatmap
 from jaxfed.preparation import TooLarge, in_words, memory_errors, prepare
-from jaxfed.recording import console, records
+from jaxfed.recording import console, records, trackers
 from jaxfed.recording.entries import describe_round, failed_values, not_finite, summarise
 from jaxfed.recording.plots import draw_accuracy
+from jaxfed.recording.trackers import Unavailable
 from jaxfed.types import PyTree
 
-__all__ = ['Diverged', 'Result', 'TooLarge', 'simulate', 'train']
+__all__ = ['Diverged', 'Result', 'TooLarge', 'Unavailable', 'simulate', 'train']
 
 
 class Diverged(RuntimeError):
@@ -53,6 +54,7 @@ def train(
 
     Raises:
       TooLarge: if it does not fit into the devices' memory, before the first round.
+      Unavailable: if a tracker that the settings choose cannot be opened, before the first round.
       Diverged: if training produces values that are not finite; earlier rounds stay recorded.
     """
     began = time.perf_counter()
@@ -65,6 +67,7 @@ def train(
         records.discard_workdir(workdir)
         raise
     draw_heatmap(dealt.label_counts, workdir / 'partition.png', title=title)
+    records.write_partition(workdir / records.PARTITION, dealt.label_counts)
     mesh, lanes, tests, server = prepared.mesh, prepared.lanes, prepared.tests, prepared.server
     console.say(
         f'memory: about {in_words(prepared.needed)} of {in_words(prepared.available)} on each of '
@@ -78,6 +81,7 @@ def train(
     metrics: list[dict[str, Any]] = []
     past = no_past(dealt.dataset.num_classes, len(dealt.dataset.y_test))
     with (
+        trackers.follow(config, experiment.parts, workdir) as (track, untracked),
         console.progress(config.rounds, quiet=quiet) as report,
         records.lines(workdir) as record,
         memory_errors(experiment, mesh, lanes),
@@ -115,6 +119,7 @@ def train(
                 entry |= failed_values(config) | {'failed': True}
             metrics.append(entry)
             record(entry)
+            track(entry)
             report(entry)
             watch(entry)
             if failed:
@@ -136,6 +141,7 @@ def train(
     summary['lanes'] = lanes
     summary['memory_bytes'] = prepared.needed
     summary['auxiliary_examples'] = len(dealt.auxiliary)
+    summary['trackers_failed'] = untracked
     summary['seconds_total'] = round(time.perf_counter() - began, 2)
     records.write_json(workdir / 'summary.json', summary)
     draw_accuracy(metrics, workdir / 'accuracy.png', title=f'{config.method}, {title}')
@@ -158,6 +164,7 @@ def simulate(config: Config, *, method: Method | None = None, quiet: bool = True
     Raises:
       ValueError: for settings or data that do not do, before anything is written.
       TooLarge: if it does not fit into the devices' memory, before the first round.
+      Unavailable: if a tracker that the settings choose cannot be opened, before the first round.
       Diverged: if training produces values that are not finite.
     """
     return train(set_up(config, method), quiet=quiet)

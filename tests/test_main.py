@@ -62,7 +62,8 @@ def test_run_leaves_its_records(command, tmp_path, capsys):
     )  # fmt: skip
     assert status == 0
     out = tmp_path / 'out'
-    names = {'config.json', 'metrics.jsonl', 'summary.json', 'accuracy.png', 'partition.png'}
+    names = {'config.json', 'metrics.jsonl', 'partition.json', 'summary.json'}
+    names |= {'accuracy.png', 'partition.png'}
     assert {path.name for path in out.iterdir()} == names
     settings = json.loads((out / 'config.json').read_text())
     assert settings['rounds'] == 3

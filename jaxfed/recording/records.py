@@ -1,4 +1,4 @@
-"""Files of a work directory: config.json, metrics.jsonl, summary.json."""
+"""Files of a work directory: config.json, metrics.jsonl, partition.json, summary.json."""
 
 import contextlib
 import dataclasses
@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxfed.config import Config
 from jaxfed.methods import Part
 
 CONFIG, METRICS, SUMMARY = 'config.json', 'metrics.jsonl', 'summary.json'
+PARTITION = 'partition.json'
 
 
 def check_workdir(path: Path) -> None:
@@ -110,9 +112,34 @@ def write_json(path: Path, value: Any) -> None:
       path: the file.
       value: what it holds.
     """
+    write_text(path, _json(value))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all.
+
+    Args:
+      path: the file.
+      text: what it holds.
+    """
     temporary = path.with_name(f'.{path.name}.tmp')
-    temporary.write_text(_json(value))
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding='utf-8')
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_partition(path: Path, counts: np.ndarray) -> None:
+    """Write partition.json, whole or not at all.
+
+    Args:
+      path: the file.
+      counts: [N, C] integers, examples of class c that client i trains on.
+    """
+    rows = ',\n  '.join(map(json.dumps, counts.tolist()))
+    write_text(path, f'{{"label_counts": [\n  {rows}\n]}}\n')
 
 
 def describe_config(config: Config, parts: list[Part]) -> dict[str, Any]:
