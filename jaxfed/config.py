@@ -181,6 +181,11 @@ class Config:
         group='evaluation and records',
     )
     workdir: str | None = _setting(None, 'directory of the records [a new one under runs/]')
+    csv: bool = _setting(False, 'metrics.csv too, a row a round')
+    tensorboard: bool = _setting(False, 'metrics to WORKDIR/tensorboard, too')
+    wandb: bool = _setting(
+        False, 'metrics to Weights & Biases, too; WANDB_MODE=offline keeps them in WORKDIR/wandb'
+    )
 
 
 # The order of --help.

@@ -22,7 +22,7 @@ from jaxfed.partition import (
     make_partition,
     partition_settings,
 )
-from jaxfed.recording import records
+from jaxfed.recording import records, trackers
 from jaxfed.round import steps_per_epoch
 from jaxfed.types import Cohort, Dataset, Model
 
@@ -139,6 +139,7 @@ def look(config: Config, method: Method | None = None) -> Experiment:
     built = method or methods.build(parts, switch_round=config.switch_round)
     augmentations = parse_augment(config.augment)
     check_devices(config.devices)
+    trackers.check(config)
     if config.workdir is not None:
         records.check_workdir(Path(config.workdir), config, parts)
     dealt = deal(config, auxiliary_per_class=built.auxiliary)

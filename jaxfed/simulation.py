@@ -21,16 +21,17 @@ from jaxfed.method import Method
 from jaxfed.metrics.past import Past, no_past, remember
 from jaxfed.partition.heatmap import draw_heatmap
 from jaxfed.preparation import Prepared, TooLarge, in_words, memory_errors, prepare
-from jaxfed.recording import console, records
+from jaxfed.recording import console, records, trackers
 from jaxfed.recording.checkpoints import FOLDER, open_checkpoints, restore, save
 from jaxfed.recording.entries import describe_round, failed_values, not_finite, summarise
 from jaxfed.recording.models import save_model
 from jaxfed.recording.plots import draw_accuracy
+from jaxfed.recording.trackers import Unavailable
 from jaxfed.round import ServerState
 from jaxfed.streaming import Planned
 from jaxfed.types import PyTree
 
-__all__ = ['Diverged', 'Interrupted', 'Result', 'TooLarge', 'simulate', 'train']
+__all__ = ['Diverged', 'Interrupted', 'Result', 'TooLarge', 'Unavailable', 'simulate', 'train']
 
 
 class Diverged(RuntimeError):
@@ -75,6 +76,7 @@ def train(
 
     Raises:
       TooLarge: if it does not fit into the devices' memory, before the first round.
+      Unavailable: if a tracker that the settings choose cannot be opened, before the first round.
       ValueError: if another process is at work in the directory, or what it holds is damaged.
       Diverged: if training produces values that are not finite; earlier rounds stay recorded.
       Interrupted: if SIGINT or SIGTERM came, after the end of the round.
@@ -93,15 +95,22 @@ def train(
         draw_heatmap(
             experiment.dealt.label_counts, workdir / 'partition.png', title=title_of(config)
         )
+        counts = experiment.dealt.label_counts
+        records.write_partition(workdir / records.PARTITION, counts)
         console.say(
             f'memory: about {in_words(prepared.needed)} of {in_words(prepared.available)} on each '
             f'of {prepared.mesh.size} device(s)'
             + (', images in waves' if prepared.streams else ''),
             quiet=quiet,
         )
+        if (workdir / records.METRICS).exists():
+            trackers.clear(workdir)  # they get all rounds again
+        track, untracked = stack.enter_context(trackers.follow(config, experiment.parts, workdir))
         checkpoints = stack.enter_context(open_checkpoints(workdir, keep=config.keep))
         done, state = start(experiment, prepared, checkpoints)
         metrics = records.rewind(workdir, done)
+        for entry in metrics:
+            track(entry)
         if done:
             console.say(f'going on after round {done}', quiet=quiet)
         report = stack.enter_context(console.progress(config.rounds, quiet=quiet))
@@ -127,6 +136,7 @@ def train(
                 entry |= failed_values(config) | {'failed': True}
             metrics.append(entry)
             lines.record(entry)
+            track(entry)
             report(entry)
             watch(entry)
             if failed or planned.number == config.rounds:
@@ -148,6 +158,7 @@ def train(
                 )
         summary = finish(experiment, prepared, metrics)
         summary['resumed_after'] = done or None
+        summary['trackers_failed'] = untracked
         summary['seconds_total'] = round(time.perf_counter() - began, 2)
         save_model(workdir, experiment, state.server.params, state.server.stats)
         # The summary tells that the run is finished, so it comes last.
@@ -295,6 +306,7 @@ def simulate(config: Config, *, method: Method | None = None, quiet: bool = True
     Raises:
       ValueError: for settings or data that do not do, before anything is written.
       TooLarge: if it does not fit into the devices' memory, before the first round.
+      Unavailable: if a tracker that the settings choose cannot be opened, before the first round.
       Diverged: if training produces values that are not finite.
     """
     return train(set_up(config, method), quiet=quiet)

@@ -62,8 +62,8 @@ def test_run_leaves_its_records(command, tmp_path, capsys):
     )  # fmt: skip
     assert status == 0
     out = tmp_path / 'out'
-    names = {'config.json', 'metrics.jsonl', 'summary.json', 'accuracy.png', 'partition.png'}
-    names.add('model.safetensors')
+    names = {'config.json', 'metrics.jsonl', 'partition.json', 'summary.json', 'model.safetensors'}
+    names |= {'accuracy.png', 'partition.png'}
     assert {path.name for path in out.glob('[!.]*')} == names
     settings = json.loads((out / 'config.json').read_text())
     assert settings['rounds'] == 3

@@ -517,6 +517,7 @@ def test_a_partition_of_ones_own_is_an_entry_and_gets_its_flags(monkeypatch):
         return [np.arange(first), np.arange(first, labels.size)]
 
     monkeypatch.setitem(PARTITIONS, 'halves', halves)
+
     def parsed(*arguments):
         return config.parse(arguments)
 

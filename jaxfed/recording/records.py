@@ -1,4 +1,4 @@
-"""Files of a work directory: config.json, metrics.jsonl, summary.json."""
+"""Files of a work directory: config.json, metrics.jsonl, partition.json, summary.json."""
 
 import contextlib
 import dataclasses
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from filelock import FileLock, Timeout
 
 from jaxfed.config import Config
@@ -21,6 +22,7 @@ from jaxfed.methods import Part
 
 CONFIG, METRICS, SUMMARY = 'config.json', 'metrics.jsonl', 'summary.json'
 MODEL = 'model.safetensors'
+PARTITION = 'partition.json'
 RUNS = 'runs'  # where a work directory is made if none is named
 
 # Settings that change neither what is trained, but for rounding, nor what is recorded of it.
@@ -182,6 +184,17 @@ def write_whole(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_partition(path: Path, counts: np.ndarray) -> None:
+    """Write partition.json, whole or not at all.
+
+    Args:
+      path: the file.
+      counts: [N, C] integers, examples of class c that client i trains on.
+    """
+    rows = ',\n  '.join(map(json.dumps, counts.tolist()))
+    write_whole(path, f'{{"label_counts": [\n  {rows}\n]}}\n'.encode())
 
 
 def describe_config(config: Config, parts: list[Part]) -> dict[str, Any]:

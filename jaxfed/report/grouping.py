@@ -1,0 +1,251 @@
+"""Runs of one setting that differ in nothing but their seed, as one with mean and deviation."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxfed.metrics import rounds_to_target
+from jaxfed.metrics.forgetting import class_forgetting
+from jaxfed.report.reading import Run, with_defaults
+
+# Settings that change neither what is trained nor what is recorded of it.
+NEUTRAL = (
+    'confusion_clients',
+    'csv',
+    'data_dir',
+    'devices',
+    'lanes',
+    'measure',
+    'on_divergence',
+    'stream',
+    'target_accuracy',
+    'tensorboard',
+    'wandb',
+    'workdir',
+)
+_LONGEST = 3  # settings that a label may tell
+
+
+class Group(NamedTuple):
+    """Runs with the same settings and different seeds."""
+
+    label: str
+    runs: tuple[Run, ...]  # ascending by seed
+
+
+class Spread(NamedTuple):
+    """A number of every run of a group that has it."""
+
+    mean: float
+    deviation: float | None  # of the sample; None of a single run
+
+
+class Curve(NamedTuple):
+    """A field by round, over the runs of a group that have it."""
+
+    rounds: np.ndarray  # [T], those in which all of these runs have a value
+    mean: np.ndarray  # [T]
+    deviation: np.ndarray | None  # [T], of the sample; None of a single run
+
+
+def settings(run: Run) -> dict[str, str]:
+    """Everything that determines what a run trains, but its seed, as flags would say it.
+
+    Args:
+      run: the run.
+
+    Returns:
+      Name -> value; hyper-parameters as 'fedlmd.beta', whether they were given or are defaults.
+    """
+    config = with_defaults(run.config)
+    parts = config.pop('method_parts')
+    given = config.pop('hyperparameters')
+    own = config.pop('partition_settings')
+    for name in ('seed', 'versions', 'device', *NEUTRAL):
+        config.pop(name, None)
+    for part in parts:
+        config |= {f'{part["name"]}.{name}': v for name, v in part['hyperparameters'].items()}
+    if not parts:  # a method of one's own
+        config |= given
+    config |= {f'partition.{name}': value for name, value in own.items()}
+    return {name: shown(value) for name, value in config.items()}
+
+
+def shown(value: Any) -> str:
+    """A JSON value in few characters: a string as it is, None as a dash."""
+    if value is None:
+        return '–'
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def group(runs: Sequence[Run]) -> list[Group]:
+    """Put runs that differ in nothing but their seed together.
+
+    Two runs with the same settings and the same seed are no two samples, so they are apart.
+
+    Args:
+      runs: any.
+
+    Returns:
+      The groups in the order of their first runs, each with a label of its own.
+    """
+    together: dict[Any, list[Run]] = {}
+    copies: Counter[Any] = Counter()
+    for run in runs:
+        key = tuple(sorted(settings(run).items()))
+        same = key, run.config['seed']
+        together.setdefault((key, copies[same]), []).append(run)
+        copies[same] += 1
+    found = [sorted(each, key=lambda run: run.config['seed']) for each in together.values()]
+    labels = _labels([each[0] for each in found])
+    return [Group(label, tuple(each)) for label, each in zip(labels, found, strict=True)]
+
+
+def differing(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """Settings that are not the same in all groups.
+
+    Args:
+      groups: from `group`.
+
+    Returns:
+      Name -> value of each group, a dash where it has no such setting.
+    """
+    return {name: values for name, values in _table(groups).items() if len(set(values)) > 1}
+
+
+def equal(groups: Sequence[Group]) -> dict[str, str]:
+    """Settings that are the same in all groups, as name -> value."""
+    return {name: values[0] for name, values in _table(groups).items() if len(set(values)) == 1}
+
+
+def _table(groups: Sequence[Group]) -> dict[str, list[str]]:
+    each = [settings(g.runs[0]) for g in groups]
+    names = dict.fromkeys(name for held in each for name in held)
+    return {name: [held.get(name, '–') for held in each] for name in names}
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """Methods, told apart by the settings in which runs of one method differ, or by directory."""
+    every = [settings(run) for run in runs]
+    labels = []
+    for run, own in zip(runs, every, strict=True):
+        method = run.config['method']
+        alike = [held for held in every if held['method'] == method]
+        names = [name for name in own if len({held.get(name) for held in alike}) > 1]
+        told = ', '.join(f'{name} {own[name]}' for name in names)
+        labels.append(f'{method}, {told}' if told and len(names) <= _LONGEST else method)
+    return [
+        label if labels.count(label) == 1 else f'{label} ({run.path})'
+        for label, run in zip(labels, runs, strict=True)
+    ]
+
+
+def spread(group: Group, number: Callable[[Run], float | None]) -> Spread | None:
+    """Mean and deviation of a number over the runs of a group.
+
+    Args:
+      group: the group.
+      number: of a run; None if it has none.
+
+    Returns:
+      Both; None if no run has it.
+    """
+    values = [value for value in map(number, group.runs) if value is not None]
+    return spread_of(values) if values else None
+
+
+def spread_of(values: Sequence[float] | np.ndarray) -> Spread:
+    """Mean and deviation of at least one number."""
+    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return Spread(float(np.mean(values)), deviation)
+
+
+def curve(group: Group, values: Callable[[Run], dict[int, float]]) -> Curve | None:
+    """Mean and deviation of a field by round.
+
+    Args:
+      group: the group.
+      values: of a run, round -> value.
+
+    Returns:
+      The curve; None if no round has a value in every run that has any.
+    """
+    found = [held for held in map(values, group.runs) if held]
+    if not found:
+        return None
+    rounds = sorted(set.intersection(*(set(held) for held in found)))
+    if not rounds:
+        return None
+    rows = np.array([[held[r] for r in rounds] for held in found], float)
+    deviation = rows.std(axis=0, ddof=1) if len(rows) > 1 else None
+    return Curve(np.array(rounds), rows.mean(axis=0), deviation)
+
+
+def class_accuracy(group: Group) -> tuple[np.ndarray, np.ndarray] | None:
+    """Accuracy of each class by round, mean over the runs of a group.
+
+    Args:
+      group: the group.
+
+    Returns:
+      [T] rounds in which all runs that have it do, and [T, C]; None if there is none.
+    """
+    found = [held for held in (run.by_class('class_accuracy') for run in group.runs) if held]
+    sizes = {len(next(iter(held.values()))) for held in found}
+    rounds = sorted(set.intersection(*(set(held) for held in found))) if found else []
+    if len(sizes) != 1 or not rounds:
+        return None
+    return np.array(rounds), np.mean([[held[r] for r in rounds] for held in found], axis=0)
+
+
+def forgetting(run: Run) -> dict[int, float]:
+    """Forgetting by round, as recorded, or else from the recorded class accuracies.
+
+    Args:
+      run: the run.
+
+    Returns:
+      Round -> mean over classes of best accuracy so far minus that of now.
+
+    Reference:
+      Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
+      NeurIPS 2022, section 2.1.
+    """
+    if recorded := run.values('forgetting'):
+        return recorded
+    held = run.by_class('class_accuracy')
+    if not held:
+        return {}
+    history = np.array(list(held.values()), float)
+    means = [float(class_forgetting(history[: t + 1]).mean()) for t in range(len(history))]
+    return dict(zip(held, means, strict=True))
+
+
+def final(run: Run) -> float | None:
+    """Accuracy when last evaluated."""
+    return next(reversed(run.values('test_accuracy').values()), None)
+
+
+def best(run: Run) -> tuple[float, int] | None:
+    """Highest accuracy and its first round."""
+    held = run.values('test_accuracy')
+    round_ = max(held, key=lambda r: held[r], default=None)
+    return None if round_ is None else (held[round_], round_)
+
+
+def to_target(run: Run, target: float | None) -> int | None:
+    """First round with an accuracy of at least the target.
+
+    Args:
+      run: the run.
+      target: in 0..1; None for the run's own.
+
+    Returns:
+      The round, None if it was not reached or there is no target.
+    """
+    target = run.config.get('target_accuracy') if target is None else target
+    held = run.values('test_accuracy')
+    return None if target is None else rounds_to_target((list(held), list(held.values())), target)
