@@ -68,7 +68,7 @@ class Config:
     )
     min_size: int = _setting(10, 'Dirichlet and quantity: fewest examples of a client')
     balanced: bool = _setting(
-        False, 'Dirichlet: clients of much the same size; no more to one that has n/N examples'
+        False, 'Dirichlet: no more of any class to a client with n/N examples'
     )
     shards_per_client: int = _setting(2, 'sharding: shards (about: classes) a client')
     labels_per_client: int = _setting(2, 'label_quantity, extended_dirichlet: classes a client')

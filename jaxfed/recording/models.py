@@ -19,6 +19,7 @@ from jaxfed.recording import records
 from jaxfed.recording.checkpoints import digest
 from jaxfed.types import PyTree
 
+ENTRY = 'jaxfed'  # of the file's metadata
 STATS = 'batch_stats.'  # what the names of batch statistics begin with
 OPTIONS = ('model', 'norm', 'stem', 'width', 'remat', 'conv', 'precision')  # of `Config`
 
@@ -67,9 +68,11 @@ def save_model(workdir: Path, experiment: Experiment, params: PyTree, stats: PyT
         std=std.tolist(),
     )
     arrays = named(*jax.device_get((params, stats)))
-    told = {name: json.dumps(value) for name, value in described._asdict().items()}
+    told = described._asdict()
     told['digest'] = _digest(told, arrays)
-    records.write_whole(workdir / records.MODEL, save(arrays, metadata=told))
+    # One entry, because several come in any order, and the same run has to give the same file.
+    text = json.dumps(told, sort_keys=True)
+    records.write_whole(workdir / records.MODEL, save(arrays, metadata={ENTRY: text}))
 
 
 def read_model(path: Path) -> tuple[Described, dict[str, np.ndarray]]:
@@ -88,15 +91,15 @@ def read_model(path: Path) -> tuple[Described, dict[str, np.ndarray]]:
         raise ValueError(f'{path} is not there: the run was made without it, or it was removed.')
     try:
         with safe_open(path, framework='numpy') as file:
-            told = file.metadata() or {}
+            told = json.loads((file.metadata() or {})[ENTRY])
             names = file.keys()
             arrays = {name: np.asarray(file.get_tensor(name)) for name in names}
-        given = {name: json.loads(told[name]) for name in Described._fields}
+        given = {name: told[name] for name in Described._fields}
         if told.pop('digest') != _digest(told, arrays):
             raise ValueError('its digest is another one')
     except KeyError as error:
         raise ValueError(f'{path} was not written by jaxfed: it does not tell {error}.') from error
-    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+    except (SafetensorError, OSError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(
             f'{path} cannot be read ({error}): it is damaged or was cut short; take another copy.'
         ) from error
@@ -124,7 +127,7 @@ def named(params: PyTree, stats: PyTree) -> dict[str, np.ndarray]:
     return of(params, '') | of(stats, STATS)
 
 
-def _digest(told: dict[str, str], arrays: dict[str, np.ndarray]) -> str:
+def _digest(told: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
     """A digest of the arrays and of what is told of them, whatever their order."""
     text = np.frombuffer(json.dumps(told, sort_keys=True).encode(), np.uint8)
     return digest({'': text, **dict(sorted(arrays.items()))})
