@@ -15,14 +15,17 @@ from pathlib import Path
 import pytest
 
 import jaxfed
+from experiments import figures, search, tables
 from jaxfed import config, experiment, methods
 from jaxfed.data.prepare import RECIPES
 from jaxfed.data.prepare import __main__ as prepare_command
 from jaxfed.models import MODELS
 from jaxfed.partition import PARTITIONS
+from jaxfed.report import __main__ as report_command
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(ROOT.glob('docs/*.md'))
+GRIDS = {'experiments.figures': figures, 'experiments.search': search, 'experiments.tables': tables}
 
 
 def public():
@@ -105,7 +108,7 @@ def blocks(language):
 
 
 @pytest.mark.parametrize('text', list(blocks('sh')))
-def test_every_command_has_flags_that_do(text, monkeypatch):
+def test_every_command_has_flags_that_do(text, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)  # flag files are named from here
     lines = text.replace('\\\n', ' ').replace('$seed', '0').splitlines()
     for part in [part for line in lines for part in re.split(r'&&|;', line)]:
@@ -119,6 +122,14 @@ def test_every_command_has_flags_that_do(text, monkeypatch):
             known = inspect.getsource(prepare_command.define_flags)
             for argument in arguments[1:]:
                 assert f"'{argument.partition('=')[0].lstrip('-')}'" in known
+            continue
+        if module == 'jaxfed.report':
+            report_command.make_parser().parse_args(arguments)
+            continue
+        if module in GRIDS:
+            cut = arguments.index('--') if '--' in arguments else len(arguments)
+            planned = [*arguments[:cut], '--dry_run', f'--output={tmp_path}', *arguments[cut:]]
+            assert GRIDS[module].main(planned) == 0
             continue
         if module == 'jaxfed.partition':
             arguments = [a for a in arguments if not a.startswith('--output=')]

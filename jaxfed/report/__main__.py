@@ -21,7 +21,8 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f'{message}; --help tells what there is.')
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """The flags of this command; a wrong one is a ValueError."""
     parser = _Parser(
         prog='python -m jaxfed.report',
         description='Compare runs on one HTML page, which loads nothing. Runs that differ in '
@@ -145,7 +146,7 @@ def main(arguments: Sequence[str]) -> int:
       The exit status: 0, or 2 for bad input or a file that cannot be read or written.
     """
     try:
-        given = _parser().parse_args(arguments)
+        given = make_parser().parse_args(arguments)
         page = check_file('output', given.output, '.html')
         table = None if given.csv is None else check_file('csv', given.csv, '.csv')
         target = _target(given.target_accuracy)

@@ -115,14 +115,29 @@ def of_summary(name: str) -> Callable[[Run], float | None]:
 
 
 def seconds(run: Run) -> float | None:
-    """Time of a run, of an unfinished one that of its rounds."""
+    """Time of a run.
+
+    Args:
+      run: the run.
+
+    Returns:
+      Seconds of the whole run, of an unfinished one the sum of its rounds'; None of one without
+      rounds.
+    """
     total = of_summary('seconds_total')(run)
     held = run.values('seconds').values()
     return total if total is not None else (sum(held) if held else None)
 
 
 def state(group: Group) -> str:
-    """How the runs of a group ended; told once where it is the same for all."""
+    """How the runs of a group ended.
+
+    Args:
+      group: the group.
+
+    Returns:
+      A few words, once where they are the same for all runs, or else by seed.
+    """
     states = [run.state for run in group.runs]
     if len(set(states)) == 1:
         return states[0]
@@ -188,7 +203,14 @@ def _to_target(group: Group, target: float | None) -> Cell:
 
 
 def differing(groups: Sequence[Group]) -> Table:
-    """Settings that are not the same everywhere; hyper-parameters of all methods in one column."""
+    """The table of settings that are not the same in all groups.
+
+    Args:
+      groups: of runs.
+
+    Returns:
+      The table; hyper-parameters of all methods are in one column.
+    """
     found = grouping.differing(groups)
     own = {name: values for name, values in found.items() if _is_hyperparameter(name, groups)}
     columns = [name for name in found if name not in own]
@@ -286,7 +308,14 @@ def classes(groups: Sequence[Group]) -> tuple[Figure | None, Table | None, list[
 
 
 def confusions(groups: Sequence[Group]) -> list[Figure]:
-    """The last confusion matrix of each group that has one, of all its seeds together."""
+    """Pictures of the last confusion matrices, the sum over the seeds of a group.
+
+    Args:
+      groups: of runs.
+
+    Returns:
+      A picture for each group that has matrices, of one size.
+    """
     figures = []
     for group in groups:
         found = [held for run in group.runs if (held := run.confusion()) is not None]
@@ -298,7 +327,14 @@ def confusions(groups: Sequence[Group]) -> list[Figure]:
 
 
 def partitions(groups: Sequence[Group]) -> list[Figure]:
-    """How data is dealt, once for all runs that have the same."""
+    """Pictures of how data is dealt.
+
+    Args:
+      groups: of runs.
+
+    Returns:
+      A picture for each partition, which tells the runs that have it.
+    """
     users: dict[Any, list[str]] = {}
     held: dict[Any, Run] = {}
     for group in groups:
@@ -325,7 +361,14 @@ def partitions(groups: Sequence[Group]) -> list[Figure]:
 
 
 def costs(groups: Sequence[Group]) -> Table:
-    """What runs cost, as far as summary.json tells."""
+    """The table of what runs cost, as far as summary.json tells.
+
+    Args:
+      groups: of runs.
+
+    Returns:
+      The table; what follows from the settings is that of the first seed, times are of all.
+    """
     columns = ['beyond FedAvg', 'parameters', 'upload', 'download', 'auxiliary examples']
     columns += ['memory a device', 'time', 'of it compiling', 'a round', 'device']
     rows = []
@@ -383,6 +426,13 @@ def _device(run: Run) -> str:
 
 
 def versions(run: Run) -> str:
-    """Versions of Python and packages, in a line."""
+    """Versions of Python and packages, in a line.
+
+    Args:
+      run: the run.
+
+    Returns:
+      The words.
+    """
     held = run.config.get('versions') or {}
     return ', '.join(f'{name} {grouping.shown(v)}' for name, v in held.items()) or NOTHING

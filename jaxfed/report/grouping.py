@@ -75,7 +75,14 @@ def settings(run: Run) -> dict[str, str]:
 
 
 def shown(value: Any) -> str:
-    """A JSON value in few characters: a string as it is, None as a dash."""
+    """A JSON value in few characters.
+
+    Args:
+      value: as `json` reads it.
+
+    Returns:
+      A string as it is, a dash for None, anything else as JSON.
+    """
     if value is None:
         return '–'
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -117,7 +124,14 @@ def differing(groups: Sequence[Group]) -> dict[str, list[str]]:
 
 
 def equal(groups: Sequence[Group]) -> dict[str, str]:
-    """Settings that are the same in all groups, as name -> value."""
+    """Settings that are the same in all groups.
+
+    Args:
+      groups: from `group`.
+
+    Returns:
+      Name -> value.
+    """
     return {name: values[0] for name, values in _table(groups).items() if len(set(values)) == 1}
 
 
@@ -158,7 +172,14 @@ def spread(group: Group, number: Callable[[Run], float | None]) -> Spread | None
 
 
 def spread_of(values: Sequence[float] | np.ndarray) -> Spread:
-    """Mean and deviation of at least one number."""
+    """Mean and deviation of numbers.
+
+    Args:
+      values: at least one.
+
+    Returns:
+      The mean, and the deviation of the sample, None of a single number.
+    """
     deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return Spread(float(np.mean(values)), deviation)
 
@@ -225,12 +246,26 @@ def forgetting(run: Run) -> dict[int, float]:
 
 
 def final(run: Run) -> float | None:
-    """Accuracy when last evaluated."""
+    """Accuracy when last evaluated.
+
+    Args:
+      run: the run.
+
+    Returns:
+      The accuracy in 0..1; None if it was never evaluated.
+    """
     return next(reversed(run.values('test_accuracy').values()), None)
 
 
 def best(run: Run) -> tuple[float, int] | None:
-    """Highest accuracy and its first round."""
+    """Highest accuracy and its first round.
+
+    Args:
+      run: the run.
+
+    Returns:
+      (accuracy in 0..1, round); None if it was never evaluated.
+    """
     held = run.values('test_accuracy')
     round_ = max(held, key=lambda r: held[r], default=None)
     return None if round_ is None else (held[round_], round_)

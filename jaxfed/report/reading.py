@@ -128,7 +128,14 @@ def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a JSON value is a number."""
+    """Whether a JSON value is a number.
+
+    Args:
+      value: as `json` reads it.
+
+    Returns:
+      True for integers and floats, False for true and false.
+    """
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
