@@ -68,9 +68,15 @@ def start(workdir: Path, job: Sequence[str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stdout=log, stderr=log)
 
 
-def is_writing(workdir: Path) -> bool:
-    """Whether a checkpoint is being written."""
-    return any((workdir / FOLDER).glob('*.orbax-checkpoint-tmp'))
+def is_writing(workdir: Path, since: float) -> bool:
+    """Whether a checkpoint is being written that was begun after a time of the clock."""
+    try:
+        return any(
+            path.stat().st_ctime > since
+            for path in (workdir / FOLDER).glob('*.orbax-checkpoint-tmp')
+        )
+    except FileNotFoundError:  # it has just got its name
+        return False
 
 
 def saved_round(workdir: Path) -> int:
@@ -101,12 +107,13 @@ def kill_one(workdir: Path, job: Sequence[str], moment: float, in_checkpoint: bo
     Returns:
       'finished' if it was faster, else where it was killed: 'checkpoint', 'training' or 'before'.
     """
+    begun = time.time()
     process, began = start(workdir, job), time.monotonic()
     already = len(recorded(workdir))
     while moment > 0 and process.poll() is None and len(recorded(workdir)) == already:
         time.sleep(0.01)
     time.sleep(abs(moment))
-    while in_checkpoint and process.poll() is None and not is_writing(workdir):
+    while in_checkpoint and process.poll() is None and not is_writing(workdir, begun):
         time.sleep(0.0005)
         if time.monotonic() - began > 300:
             raise RuntimeError(f'{workdir} wrote no checkpoint in 300 s.')
@@ -118,7 +125,7 @@ def kill_one(workdir: Path, job: Sequence[str], moment: float, in_checkpoint: bo
             log = (workdir.parent / f'{workdir.name}.log').read_text()
             raise RuntimeError(f'the job ended with {code} by itself:\n{log[-2000:]}')
         return 'finished'
-    if is_writing(workdir):
+    if is_writing(workdir, begun):
         return 'checkpoint'
     return 'training' if moment > 0 else 'before'
 

@@ -159,7 +159,9 @@ def train(
         summary = finish(experiment, prepared, metrics)
         summary['resumed_after'] = done or None
         summary['trackers_failed'] = untracked
-        summary['seconds_total'] = round(time.perf_counter() - began, 2)
+        # What earlier processes spent on rounds that are kept counts, too.
+        before = sum(entry['seconds'] for entry in metrics[:done])
+        summary['seconds_total'] = round(before + time.perf_counter() - began, 2)
         save_model(workdir, experiment, state.server.params, state.server.stats)
         # The summary tells that the run is finished, so it comes last.
         records.write_json(workdir / records.SUMMARY, summary)
