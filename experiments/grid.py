@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -190,8 +189,9 @@ def check(cells: Iterable[Cell]) -> None:
 def run_cells(cells: Sequence[Cell], *, quiet: bool = False) -> dict[str, str]:
     """Run the cells that are not done, one after another.
 
-    A cell that was interrupted goes on from its last checkpoint. Several processes may work on one
-    grid: what another one is at is left to it.
+    A cell that was interrupted goes on from its last checkpoint, with the measures it began with,
+    which have all that is asked for. Several processes may work on one grid: what another one is at
+    is left to it.
 
     Args:
       cells: of the grid, checked.
@@ -222,13 +222,19 @@ def _run(cell: Cell, report: Callable[[dict[str, Any]], None]) -> None:
         with FileLock(cell.folder.with_name(f'.{cell.folder.name}.lock'), timeout=0):
             if is_done(cell):
                 return
-            begun = (cell.folder / records.CONFIG).exists()
-            # It can only have other measures.
-            if begun and records.differing(cell.folder, cell.config, parts_of(cell.config)):
-                shutil.rmtree(cell.folder)
-            train(set_up(cell.config), quiet=True, watch=report)
+            train(set_up(_as_begun(cell)), quiet=True, watch=report)
     except Timeout:
         raise ValueError('another process is running it.') from None
+
+
+def _as_begun(cell: Cell) -> Config:
+    """The settings of a cell that is not done, with the measures of its run if that was begun."""
+    if not (cell.folder / records.CONFIG).exists():
+        return cell.config
+    # `is_done` has refused every other difference, and measures that lack what is asked for.
+    other = records.differing(cell.folder, cell.config, parts_of(cell.config))
+    there, _ = other.get('measure', (cell.config.measure, None))
+    return dataclasses.replace(cell.config, measure=there)
 
 
 def read(cell: Cell) -> Run:

@@ -3,6 +3,7 @@
 import csv
 import datetime
 import io
+import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -38,6 +39,7 @@ class Filled(NamedTuple):
     command: str  # that runs it
     told: tuple[str, ...]  # what was run, and how to read it
     notes: tuple[str, ...]
+    alike: frozenset[str]  # columns whose runs have the paper's rounds and other settings
 
 
 class Block(NamedTuple):
@@ -63,6 +65,10 @@ def spoken(score: Score, kind: str) -> tuple[str, str]:
     after = []
     if score.speeds:
         after.append(_spoken_speed(score, kind))
+        if score.lacking:
+            after.append(f'{len(score.speeds)} of {len(score.accuracies)} compared')
+    elif score.lacking:
+        after.append(score.lacking)
     if score.failed:
         after.append(f'{score.failed} of {score.done} failed')
     if score.done < score.asked:
@@ -102,19 +108,20 @@ def spoken_value(value: Value, kind: str) -> str:
     return f'{text} ({value.speed:.2f}×)' if kind == 'speed-up' else f'{text} ({value.speed:g})'
 
 
-def spoken_difference(score: Score, value: Value) -> str:
+def spoken_difference(score: Score, value: Value, *, alike: bool = True) -> str:
     """Our mean minus the paper's, and whether they agree.
 
     Args:
       score: ours.
       value: the paper's.
+      alike: whether rounds and other settings are the paper's.
 
     Returns:
       The words.
     """
     if score.mean is None:
         return NOTHING
-    agrees = within(score, value.accuracy, value.sd)
+    agrees = within(score, value.accuracy, value.sd, alike=alike)
     words = {True: ' within', False: ' outside', None: ''}[agrees]
     return f'{score.mean - value.accuracy:+.2f}{words}'
 
@@ -149,8 +156,11 @@ def _block(filled: Filled, group: str, columns: list[Column]) -> Block:
         own = tuple('\t'.join(spoken(score, kind)) for score in scores)
         lines.append((row.name, own, tuple(place[column.name][index] for column in columns)))
         lines.append((PAPER, tuple(spoken_value(value, kind) for value in values), none))
-        pairs = zip(scores, values, strict=True)
-        lines.append((DIFFERENCE, tuple(spoken_difference(*pair) for pair in pairs), none))
+        differences = tuple(
+            spoken_difference(score, value, alike=column.name in filled.alike)
+            for column, score, value in zip(columns, scores, values, strict=True)
+        )
+        lines.append((DIFFERENCE, differences, none))
     return Block(group, tuple(column.title for column in columns), tuple(lines))
 
 
@@ -262,8 +272,8 @@ def escape_latex(text: str) -> str:
         'δ': r'$\delta$',
         '|': r'$|$',
     }
-    # Two hyphens would become a dash.
-    return ''.join(special.get(mark, mark) for mark in text).replace('--', '-{}-')
+    # Hyphens side by side would become a dash.
+    return re.sub('-(?=-)', '-{}', ''.join(special.get(mark, mark) for mark in text))
 
 
 def latex(filled: Filled) -> str:
@@ -320,8 +330,8 @@ def _tabular(heads: list[str], rows: list[list[str]], *, apart: int = 0) -> list
 CSV = (
     'table', 'method', 'column', 'score', 'rounds', 'paper_rounds', 'seeds', 'n', 'failed', 'mean',
     'sd', 'place', 'paper', 'paper_sd', 'paper_failed', 'difference', 'within', 'rule',
-    'speed_kind', 'speed', 'reached', 'paper_speed', 'hours', 'client_steps', 'upload', 'download',
-    'forward_passes', 'needs_per_class', 'set_aside',
+    'speed_kind', 'speed', 'compared', 'reached', 'paper_speed', 'hours', 'client_steps', 'upload',
+    'download', 'forward_passes', 'needs_per_class', 'set_aside',
 )  # fmt: skip
 
 
@@ -343,8 +353,9 @@ def as_csv(filled: Filled, rounds: Mapping[str, tuple[int, int]]) -> str:
         place = places([filled.scores[row.name, column.name] for row in filled.rows])
         for row, own in zip(filled.rows, place, strict=True):
             key = row.name, column.name
-            score, value, cost = filled.scores[key], filled.paper[key], None
+            score, value = filled.scores[key], filled.paper[key]
             cost = cost_of(_runs(filled, row, column))
+            alike = column.name in filled.alike
             line = {
                 'table': table.name,
                 'method': row.name,
@@ -361,11 +372,12 @@ def as_csv(filled: Filled, rounds: Mapping[str, tuple[int, int]]) -> str:
                 'paper': value.accuracy,
                 'paper_sd': _plain(value.sd),
                 'paper_failed': value.failed,
-                'difference': _plain(score.mean and score.mean - value.accuracy),
-                'within': _plain(within(score, value.accuracy, value.sd)),
+                'difference': _plain(None if score.mean is None else score.mean - value.accuracy),
+                'within': _plain(within(score, value.accuracy, value.sd, alike=alike)),
                 'rule': 'sd of the paper' if value.sd is not None else '2 sd of the seeds',
                 'speed_kind': table.speed,
                 'speed': _plain(score.speed),
+                'compared': len(score.speeds) if table.speed and score.done else '',
                 'reached': sum(s is not None for s in score.speeds) if score.speeds else '',
                 'paper_speed': _plain(value.speed),
             }

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.grid import Run
+from experiments.published import BASELINE
 
 
 class Score(NamedTuple):
@@ -15,6 +16,7 @@ class Score(NamedTuple):
     failed: int = 0  # runs that diverged
     # Rounds or speed-up of those whose target is known; None: not reached.
     speeds: tuple[float | None, ...] = ()
+    lacking: str = ''  # why others have none: 'FedAvg not run', 'FedAvg failed', 'no target'
 
     @property
     def done(self) -> int:
@@ -90,7 +92,7 @@ def target_of(run: Run, baseline: Run | None, *, target: str, score: str) -> flo
       score: of the baseline, 'best' or 'final'.
 
     Returns:
-      In percent; None where it is not known.
+      In percent; None where it is not known, or there is nothing to compare with.
     """
     if target == 'flag':
         told = run.config['target_accuracy']
@@ -142,24 +144,44 @@ def score_of(
       The score.
     """
     kept = {seed: run for seed, run in runs.items() if not run.summary['failed']}
-    speeds = []
+    speeds, lacking = [], ''
     for seed, run in kept.items() if speed else ():
         baseline = baselines.get(seed)
         wanted = target_of(run, baseline, target=target, score=score)
-        if wanted is not None:
+        compares = compares_with_baseline(speed, target)
+        if compares and baseline is None:
+            lacking = f'{BASELINE} not run'
+        elif wanted is None:
+            lacking = lacking or (f'{BASELINE} failed' if compares else 'no target')
+        else:
             speeds.append(speed_of(run, baseline, wanted, kind=speed))
     return Score(
         asked,
         tuple(accuracy(run, score) for run in kept.values()),
         len(runs) - len(kept),
         tuple(speeds),
+        lacking,
     )
+
+
+def compares_with_baseline(speed: str, target: str) -> bool:
+    """Whether a speed needs runs of the baseline.
+
+    Args:
+      speed: '', 'rounds' or 'speed-up'.
+      target: as in `target_of`.
+
+    Returns:
+      Whether it does.
+    """
+    return speed == 'speed-up' or (speed == 'rounds' and target == 'baseline')
 
 
 def places(scores: Sequence[Score], *, decimals: int = 2) -> list[int]:
     """Who is best and second best, as printed.
 
-    Equal printed means share a place. Rows without a number or with a diverged run have none.
+    Equal printed means share a place. Rows without a number, with a diverged run or with fewer
+    runs than asked for have none.
 
     Args:
       scores: of one column.
@@ -169,7 +191,9 @@ def places(scores: Sequence[Score], *, decimals: int = 2) -> list[int]:
       1, 2 or 0 for each.
     """
     ranked = [
-        None if score.mean is None or score.failed else round(score.mean, decimals)
+        None
+        if score.mean is None or score.failed or score.done < score.asked
+        else round(score.mean, decimals)
         for score in scores
     ]
     order = sorted({mean for mean in ranked if mean is not None}, reverse=True)
@@ -177,7 +201,9 @@ def places(scores: Sequence[Score], *, decimals: int = 2) -> list[int]:
     return [0 if mean is None else place.get(mean, 0) for mean in ranked]
 
 
-def within(score: Score, accuracy_: float, spread: float | None) -> bool | None:
+def within(
+    score: Score, accuracy_: float, spread: float | None, *, alike: bool = True
+) -> bool | None:
     """Whether a mean agrees with the paper's.
 
     |mean - paper| <= the paper's sd where it tells one, else 2 sd of our seeds
@@ -186,12 +212,13 @@ def within(score: Score, accuracy_: float, spread: float | None) -> bool | None:
       score: ours.
       accuracy_: the paper's, in percent.
       spread: the paper's sd, if it tells one.
+      alike: whether rounds and other settings are the paper's.
 
     Returns:
-      Whether it does; None without a mean, or without any spread.
+      Whether it does; None without a mean, without any spread, or with other settings.
     """
     allowed = spread if spread is not None else None if score.sd is None else 2 * score.sd
-    if score.mean is None or allowed is None:
+    if not alike or score.mean is None or allowed is None:
         return None
     return abs(score.mean - accuracy_) <= allowed + 1e-9
 

@@ -44,6 +44,7 @@ TRAINING = (
     'switch_round',
     'weight_decay',
 )
+WHOLE = '--validation=0'  # trains on all training data
 UNSEEN = 'Accuracy on held-out training examples; test data was not looked at.'
 
 
@@ -286,9 +287,9 @@ def command_of(search: Search, chosen: Ranked) -> str:
     Returns:
       The command.
     """
-    # Flags of all runs win over those of the grid, as in the search.
+    # Flags of all runs win over those of the grid, as in the search. A flag file may hold data out.
     first, rest = search.winning[: _split(search)], search.winning[_split(search) :]
-    return shlex.join(['python', '-m', 'jaxfed.main', *first, *chosen.flags, *rest])
+    return shlex.join(['python', '-m', 'jaxfed.main', *first, *chosen.flags, *rest, WHOLE])
 
 
 def _split(search: Search) -> int:

@@ -180,7 +180,7 @@ def fill(plan: Plan, command: str) -> Filled:
     """
     table = plan.table
     runs = {key: _done(cells) for key, cells in plan.cells.items()}
-    baselines = {column: _done(cells) for column, cells in plan.baselines.items()}
+    baselines, unfit = _baselines(plan)
     found = {
         (row, column): scores.score_of(
             own,
@@ -198,11 +198,14 @@ def fill(plan: Plan, command: str) -> Filled:
     rule = 'the sd of the paper' if spread else '2 sd of these seeds'
     notes = (
         f'within, outside: whether the mean is no further than {rule} from that of the paper'
-        + ('.' if spread else ', said where there are several seeds.'),
+        + ('' if spread else ', said where there are several seeds')
+        + "; nothing is said where rounds or other settings are not the paper's.",
         f'"{layout.NOTHING}" is not run yet, n tells how many of the seeds are; failed: training '
-        'diverged, such runs are in no mean and such cells have no place.',
+        'diverged, such runs are in no mean. Cells with failed or missing runs have no place.',
+        *unfit,
         *table.notes,
     )
+    alike = [name for name, (own, paper) in plan.rounds.items() if own == paper]
     return Filled(
         table,
         plan.columns,
@@ -214,7 +217,28 @@ def fill(plan: Plan, command: str) -> Filled:
         command=command,
         told=(_read_as(plan), ran(plan, every)),
         notes=notes,
+        alike=frozenset(() if plan.changed else alike),
     )
+
+
+def _baselines(plan: Plan) -> tuple[dict[str, dict[int, Run]], list[str]]:
+    """Column -> seed -> run of the baseline to compare with, and notes on those that do not do."""
+    found: dict[str, dict[int, Run]] = {}
+    unfit: list[str] = []
+    if not scores.compares_with_baseline(plan.table.speed, plan.table.target):
+        return found, unfit
+    for column, cells in plan.baselines.items():
+        found[column] = {}
+        for cell in cells:
+            # It may not be among the runs that were asked for, so nobody has checked it.
+            try:
+                found[column] |= _done([cell])
+            except ValueError:
+                unfit.append(
+                    f'{cell.name} has other settings or cannot be read, so nothing is compared '
+                    'with it.'
+                )
+    return found, unfit
 
 
 def _done(cells: Sequence[Cell]) -> dict[int, Run]:

@@ -170,7 +170,7 @@ class Config:
     lanes: int = _setting(0, 'clients side by side on a device; 0 chooses by device and sizes')
     checkpoint_every: int = _setting(
         10,
-        'rounds between checkpoints, to resume from; 0 for none',
+        'rounds between checkpoints, to resume from; 0 for none, but when interrupted',
         group='evaluation and records',
     )
     keep: int = _setting(2, 'checkpoints kept until the run is finished')

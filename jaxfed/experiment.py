@@ -259,6 +259,8 @@ def deal(config: Config, *, auxiliary_per_class: int = 0) -> Dealt:
 def hold_out_validation(dataset: Dataset, config: Config) -> tuple[Dataset, np.ndarray]:
     """Puts a share of the training data in the place of the test data, if the settings ask for it.
 
+    Images are still normalised by the statistics of all training images.
+
     Args:
       dataset: with its test data.
       config: the settings; validation and seed are read.

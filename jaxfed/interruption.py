@@ -31,11 +31,14 @@ def stopping(say: Callable[[str], None]) -> Iterator[Callable[[], int | None]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
-    caught = (signal.SIGINT, signal.SIGTERM)
-    before = {one: signal.getsignal(one) for one in caught}
+    # Who started the process may have it ignore one, as nohup does.
+    both = (signal.SIGINT, signal.SIGTERM)
+    before = {one: signal.getsignal(one) for one in both}
+    caught = [one for one in both if before[one] != signal.SIG_IGN]
 
     def restore() -> None:
-        for one, handler in before.items():
+        for one in caught:
+            handler = before[one]
             # None stands for a handler that Python did not install.
             signal.signal(one, signal.SIG_DFL if handler is None else handler)
 

@@ -210,6 +210,8 @@ def needed_memory(
     # All that were in a round, and two copies of a round's; of local models three if measured.
     rows = min(config.num_clients, config.rounds * config.clients_per_round)
     stay += row * (rows + 2 * config.clients_per_round)
+    # A checkpoint is a copy of all rows, also of those that are still zero.
+    stay += row * config.num_clients if config.checkpoint_every else 0
     if config.local_eval_every:
         model = experiment.model
         weights = jax.eval_shape(model.init, jax.random.key(0)), model.stats
@@ -254,6 +256,8 @@ def advice(experiment: Experiment, mesh: Mesh, lanes: int, *, streams: bool = Tr
         ways.append('leave --local_eval_every out')
     if not streams:
         ways.append('give --stream=on')
+    if config.checkpoint_every:
+        ways.append('give --checkpoint_every=0 where clients have a state')
     ways.append(f'lower --clients_per_round={config.clients_per_round}')
     return ', or '.join([*ways, 'choose a smaller --model'])
 

@@ -82,32 +82,40 @@ def train(
       Interrupted: if SIGINT or SIGTERM came, after the end of the round.
       OSError: if records or checkpoints cannot be written; earlier ones stay as they are.
     """
+    with records.alone(experiment.workdir):
+        result = _train(experiment, quiet=quiet, watch=watch)
+        shutil.rmtree(experiment.workdir / FOLDER, ignore_errors=True)
+    if not quiet:
+        console.show_summary(result.summary, experiment.workdir)
+    return result
+
+
+def _train(
+    experiment: Experiment, *, quiet: bool, watch: Callable[[dict[str, Any]], None]
+) -> Result:
+    """As `train`, where no other process is at work."""
     began = time.perf_counter()
-    config, workdir = experiment.config, experiment.workdir
+    config, workdir, counts = experiment.config, experiment.workdir, experiment.dealt.label_counts
+    records.check_unfinished(workdir, counts)
+    try:
+        with console.status('compiling', quiet=quiet):
+            prepared = prepare(experiment)
+    except TooLarge:
+        records.discard_workdir(workdir)
+        raise
+    draw_heatmap(counts, workdir / 'partition.png', title=title_of(config))
+    records.write_partition(workdir / records.PARTITION, counts)
+    console.say(
+        f'memory: about {in_words(prepared.needed)} of {in_words(prepared.available)} on each of '
+        f'{prepared.mesh.size} device(s)' + (', images in waves' if prepared.streams else ''),
+        quiet=quiet,
+    )
     with contextlib.ExitStack() as stack:
-        stack.enter_context(records.alone(workdir))
-        try:
-            with console.status('compiling', quiet=quiet):
-                prepared = prepare(experiment)
-        except TooLarge:
-            records.discard_workdir(workdir)
-            raise
-        draw_heatmap(
-            experiment.dealt.label_counts, workdir / 'partition.png', title=title_of(config)
-        )
-        counts = experiment.dealt.label_counts
-        records.write_partition(workdir / records.PARTITION, counts)
-        console.say(
-            f'memory: about {in_words(prepared.needed)} of {in_words(prepared.available)} on each '
-            f'of {prepared.mesh.size} device(s)'
-            + (', images in waves' if prepared.streams else ''),
-            quiet=quiet,
-        )
-        if (workdir / records.METRICS).exists():
-            trackers.clear(workdir)  # they get all rounds again
-        track, untracked = stack.enter_context(trackers.follow(config, experiment.parts, workdir))
         checkpoints = stack.enter_context(open_checkpoints(workdir, keep=config.keep))
         done, state = start(experiment, prepared, checkpoints)
+        if (workdir / records.METRICS).exists():
+            trackers.clear(config, workdir)  # they get all rounds again
+        track, untracked = stack.enter_context(trackers.follow(config, experiment.parts, workdir))
         metrics = records.rewind(workdir, done)
         for entry in metrics:
             track(entry)
@@ -117,12 +125,6 @@ def train(
         lines = stack.enter_context(records.lines(workdir))
         came = stack.enter_context(stopping(partial(console.say, quiet=quiet)))
         stack.enter_context(memory_errors(experiment, prepared.mesh, prepared.lanes))
-
-        def checkpoint() -> None:
-            # A checkpoint counts on the lines of its rounds.
-            lines.settle()
-            save(checkpoints, metrics[-1]['round'], state)
-
         for planned in prepared.feed(prepared.lanes, done + 1):
             state, entry = play(prepared, config, planned, state)
             failed = not_finite(entry)
@@ -142,18 +144,15 @@ def train(
             if failed or planned.number == config.rounds:
                 break
             signal = came()
-            if config.checkpoint_every and (
-                signal or planned.number % config.checkpoint_every == 0
-            ):
-                checkpoint()
+            every = config.checkpoint_every
+            if signal or (every and planned.number % every == 0):
+                # A checkpoint counts on the lines of its rounds.
+                lines.settle()
+                save(checkpoints, planned.number, state)
             if signal:
-                kept = (
-                    'the same command goes on from there'
-                    if config.checkpoint_every
-                    else ('without checkpoints (--checkpoint_every=0) the same command begins anew')
-                )
                 raise Interrupted(
-                    f'stopped after round {planned.number}; {kept}, with --workdir={workdir}.',
+                    f'stopped after round {planned.number}; the same command goes on from there, '
+                    f'with --workdir={workdir}.',
                     signal,
                 )
         summary = finish(experiment, prepared, metrics)
@@ -165,9 +164,6 @@ def train(
         save_model(workdir, experiment, state.server.params, state.server.stats)
         # The summary tells that the run is finished, so it comes last.
         records.write_json(workdir / records.SUMMARY, summary)
-    shutil.rmtree(workdir / FOLDER, ignore_errors=True)
-    if not quiet:
-        console.show_summary(summary, workdir)
     return Result(summary, metrics, state.server.params, state.server.stats, workdir)
 
 

@@ -4,6 +4,7 @@ import logging
 import shutil
 
 import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -93,3 +94,35 @@ def test_other_structure_is_not_taken_and_stays(written, tmp_path, other):
             restore(manager, other)
         assert sorted(manager.all_steps()) == [2, 5]
     assert read(tmp_path / 'run')[0].round == 5
+
+
+def test_empty_arrays_and_random_keys_come_back(tmp_path):
+    state = {'key': jax.random.key(3), 'none': jnp.zeros((0, 3)), 'one': np.ones(2)}
+    with open_checkpoints(tmp_path, keep=1) as manager:
+        save(manager, 4, state)
+    like = state | {'key': jax.random.key(0), 'one': np.zeros(2)}
+    with open_checkpoints(tmp_path, keep=1) as manager:
+        got = restore(manager, like).state
+    assert jax.random.key_data(got['key']).tolist() == jax.random.key_data(state['key']).tolist()
+    assert got['none'].shape == (0, 3)
+    np.testing.assert_array_equal(got['one'], 1)
+
+
+@pytest.mark.parametrize('other', [np.zeros((5, 3), np.float32), np.zeros((5, 2), np.float64)])
+def test_other_shapes_are_not_taken(written, tmp_path, other):
+    shutil.copytree(written, tmp_path / 'run')
+    like = make_state(0)
+    like['clients']['c'] = other
+    with open_checkpoints(tmp_path / 'run', keep=2) as manager:
+        with pytest.raises(ValueError, match='no checkpoint in .* is whole'):
+            restore(manager, like)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_an_os_error(tmp_path):
+    with pytest.raises(OSError, match='could not be written'):
+        with open_checkpoints(tmp_path, keep=2) as manager:
+            save(manager, 1, make_state(1))
+            manager.wait_until_finished()
+            shutil.rmtree(tmp_path / FOLDER)
+            (tmp_path / FOLDER).write_text('a file in its place')
+            save(manager, 2, make_state(2))

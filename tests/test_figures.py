@@ -26,7 +26,7 @@ RUNS = {
 }  # fmt: skip
 TINY = (
     '--model=mlp', '--augment=none', '--num_clients=4', '--clients_per_round=4', '--batch_size=32',
-    '--auxiliary_per_class=2', '--lanes=1',
+    '--auxiliary_per_class=2', '--devices=1', '--lanes=1',
 )  # fmt: skip
 CLIENT = '--confusion_clients=0'  # of four clients, for figures of one client
 
@@ -273,6 +273,39 @@ def test_sensitivity_grid_has_each_run_in_its_cell():
         place = matrix.rows.index(one.series.at[0]), matrix.columns.index(one.series.at[1])
         best = 100 * max(accuracy(one.cells[0], t) for t in (1, 2, 3))
         np.testing.assert_allclose(matrix.values[place], best)
+
+
+def test_a_run_that_diverged_is_in_no_mean():
+    (panel, found), *_ = found_of('fedlmd/9', seeds=2)
+    first, second = found[0].runs
+    broken = second._replace(summary=second.summary | {'failed': True})
+    one = found[0]._replace(runs=(first, broken))
+    matrix = panel.take('', [one, *found[1:]])
+    assert (matrix.values[0, 0], matrix.n[0, 0]) == (take.best(first), 1)
+    (curve, *_) = take.sweep(take.mean_gap, '')('', [one]).curves
+    assert (curve.y[0], curve.n[0]) == (take.mean_gap(first), 1)
+    only = found[0]._replace(runs=(broken,))
+    assert not take.sweep(take.best, '')('', [only]).curves[0].y.size
+
+
+def test_figures_that_draw_no_measure_take_runs_without_them(tmp_path):
+    def cells(*names):
+        panels = [p for name in names for p in plan(figures.make(name), 1, output=tmp_path)]
+        return {c.folder: c for c in cells_of(panels)}
+
+    (fedavg,) = [c for c in cells('fedlmd/4').values() if c.row == 'FedAvg']
+    parts = grid.parts_of(fedavg.config)
+    described = records.describe_config(fedavg.config, parts) | {'measure': 'none'}
+    fedavg.folder.mkdir(parents=True)
+    records.write_json(fedavg.folder / records.CONFIG, described)
+    records.write_json(fedavg.folder / records.SUMMARY, {})
+    assert grid.is_done(fedavg)
+    # Figure 2 draws measures, in whatever order the two are asked for.
+    for names in (('fedlmd/2',), ('fedlmd/2', 'fedlmd/4'), ('fedlmd/4', 'fedlmd/2')):
+        with pytest.raises(ValueError, match='--measure=none, not forgetting'):
+            grid.is_done(cells(*names)[fedavg.folder])
+    drawn = {name for name in figures.FIGURES if figures.make(name).measured}
+    assert drawn == {'fedlmd/2', 'fedcad/1', 'fedssd/3', 'fedssd/4'}
 
 
 def test_labels_and_predictions_by_round():

@@ -5,10 +5,12 @@ import os
 import signal
 import threading
 
+import numpy as np
 import pytest
 
 from jaxfed import Config
 from jaxfed.interruption import stopping
+from jaxfed.methods import Part
 from jaxfed.recording import records
 
 
@@ -119,6 +121,36 @@ def test_one_process_a_work_directory(tmp_path):
         pass
     with records.alone(tmp_path):
         pass
+
+
+def test_a_run_goes_on_with_the_same_data_only(tmp_path):
+    counts = np.array([[1, 2], [3, 0]])
+    records.check_unfinished(tmp_path, counts)
+    records.write_partition(tmp_path / records.PARTITION, counts)
+    records.check_unfinished(tmp_path, counts)
+    with pytest.raises(ValueError, match='other data'):
+        records.check_unfinished(tmp_path, counts[::-1])
+    (tmp_path / records.SUMMARY).write_text('{}')
+    with pytest.raises(ValueError, match='finished run'):
+        records.check_unfinished(tmp_path, counts)
+
+
+def test_a_method_of_ones_own_does_not_take_over_a_registered_ones_run(tmp_path):
+    given = Config(workdir=str(tmp_path / 'run'))
+    records.make_workdir(given, [Part('fedavg', {}, 0)])
+    with pytest.raises(ValueError, match='parts'):
+        records.make_workdir(given, [])
+
+
+def test_an_ignored_signal_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stopping(lambda text: None) as came:
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+            os.kill(os.getpid(), signal.SIGINT)
+            assert came() is None
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])

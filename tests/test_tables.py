@@ -15,6 +15,7 @@ from experiments.grid import Row, Run
 from experiments.layout import Filled
 from experiments.published import Column, Table, Value, read_numbers, read_value
 from experiments.scores import Score
+from jaxfed.recording import records
 from tests.test_main import make_npz
 
 RUNS = {
@@ -131,12 +132,28 @@ def test_scores_of_runs():
     runs = {0: a_run(10, None, 65, target=0.65), 1: a_run(90, failed=True, target=0.65)}
     own = scores.score_of(runs, {}, asked=2, score='final', speed='rounds', target='flag')
     assert own == Score(2, (65,), 1, (3,))
-    # Without the baseline, or if that diverged, nothing is said of the target.
-    for baseline in ({}, {0: a_run(90, failed=True)}):
-        told = scores.score_of(
-            {0: other[0]}, baseline, asked=1, score='best', speed='speed-up', target='baseline'
-        )
-        assert told.speeds == ()
+
+
+@pytest.mark.parametrize(
+    'baselines, speed, target, speeds, text',
+    [
+        ({}, 'speed-up', 'baseline', (), ' (FedAvg not run)'),
+        ({}, 'speed-up', 'flag', (), ' (FedAvg not run)'),
+        ({0: a_run(90, failed=True)}, 'rounds', 'baseline', (), ' (FedAvg not run)'),
+        (dict.fromkeys((0, 1), a_run(90, failed=True)), 'rounds', 'baseline', (),
+         ' (FedAvg failed)'),
+        ({1: a_run(30, 60)}, 'rounds', 'baseline', (None,), ' (not reached, 1 of 2 compared)'),
+        ({1: a_run(10, 50)}, 'speed-up', 'baseline', (1.0,), ' (1.00×, 1 of 2 compared)'),
+        ({}, 'rounds', 'flag', (), ' (no target)'),
+        ({}, '', '', (), ''),
+    ],
+)  # fmt: skip
+def test_seeds_that_are_not_compared_are_told(baselines, speed, target, speeds, text):
+    wanted = 0.4 if speed == 'speed-up' else None
+    runs = {0: a_run(30, 50, target=wanted), 1: a_run(20, 50, target=wanted)}
+    found = scores.score_of(runs, baselines, asked=2, score='best', speed=speed, target=target)
+    assert found.speeds == speeds
+    assert layout.spoken(found, speed)[1] == text
 
 
 def test_places_share_ties_as_printed():
@@ -145,6 +162,8 @@ def test_places_share_ties_as_printed():
 
     column = [score(50.001), score(50.004), score(49), score(48), score(), score(99, failed=1)]
     assert scores.places(column) == [1, 1, 2, 0, 0, 0]
+    # One lucky seed of three is best of nothing.
+    assert scores.places([Score(3, (99,)), Score(3, (50, 51, 52))]) == [0, 1]
     assert scores.places([score(), score()]) == [0, 0]
 
 
@@ -155,6 +174,7 @@ def test_agreement_with_the_paper():
     assert scores.within(Score(2, (50, 52)), 48, None) is False
     assert scores.within(Score(1, (50,)), 50, None) is None
     assert scores.within(Score(1), 50, 0.5) is None
+    assert scores.within(Score(1, (50,)), 50, 0.5, alike=False) is None
 
 
 def test_cost_is_added_up():
@@ -212,6 +232,7 @@ def filled():
         command='python -m x_y',
         told=('100 % & more',),
         notes=('a_note',),
+        alike=frozenset('ab'),
     )
 
 
@@ -224,7 +245,7 @@ def test_markdown_has_as_many_cells_in_every_line(filled):
         cells = {len(re.findall(r'(?<!\\)\|', line)) for line in block.splitlines()}
         assert len(cells) == 1
     assert '**51.00 ± 1.41** (3.5)' in text
-    assert '**51.00** (n = 1 of 2)' in text  # the same mean, so the same place
+    assert '| 51.00 (n = 1 of 2) |' in text  # of fewer seeds, so without a place
     assert '| *difference* | +1.00 outside |' in text
     assert 'Fed\\|B' in text
     assert '| C | - |' in text
@@ -258,7 +279,21 @@ def test_csv_reads_back(filled):
     assert float(first['mean']) == 51
     assert (first['place'], first['paper'], first['within']) == ('1', '50', 'False')
     assert (first['rounds'], first['paper_rounds'], first['n']) == ('2', '9', '2')
-    assert lines[5]['mean'] == lines[5]['hours'] == ''
+    assert (first['compared'], first['reached'], lines[1]['compared']) == ('2', '2', '0')
+    assert lines[5]['mean'] == lines[5]['hours'] == lines[5]['compared'] == ''
+
+
+def test_a_mean_of_zero_is_a_mean_and_other_settings_get_no_verdict(filled):
+    key = 'Fed_A', 'a'
+    other = filled._replace(scores={**filled.scores, key: Score(1, (0.0,))}, alike=frozenset('b'))
+    text = layout.as_csv(other, {'a': (2, 9), 'b': (9, 9)})
+    line = next(csv.DictReader(io.StringIO(text)))
+    assert (line['mean'], line['difference'], line['within']) == ('0', '-50', '')
+    assert '| *difference* | -50.00 |' in layout.markdown(other)
+
+
+def test_hyphens_side_by_side_stay_hyphens_in_latex():
+    assert layout.escape_latex('--a ---b -c') == '-{}-a -{}-{}-b -c'
 
 
 def test_terminal_is_no_wider_than_80_columns(filled):
@@ -273,7 +308,7 @@ def test_terminal_is_no_wider_than_80_columns(filled):
 TINY = (
     '--model=mlp', '--augment=none', '--alpha=5', '--min_size=1', '--num_clients=4',
     '--clients_per_round=2', '--local_epochs=1', '--batch_size=50', '--auxiliary_per_class=2',
-    '--measure=none',
+    '--measure=none', '--devices=1',
 )  # fmt: skip
 
 
@@ -309,10 +344,10 @@ def stamps(folder):
             200,
             [
                 ('1', 'cifar10_lda0.05', 'FedAvg,FedLMD'),
-                ('2', 'cifar10_lda0.05', 'FedAvg,FedLMD-Tf'),
+                ('2', 'cifar10_lda0.05', 'FedLMD-Tf'),
                 ('3', 'cifar10_lda0.05', 'FedAvg,FedLMD'),
-                ('4', 'cnn', 'FedAvg,FedLMD'),
-                ('5', 'cifar10_lda0.5', 'FedLMD,FedLMD+AvgM'),
+                ('4', 'cnn', 'FedLMD'),
+                ('5', 'cifar10_lda0.5', 'FedLMD+AvgM'),
             ],
         ),
         (
@@ -321,8 +356,8 @@ def stamps(folder):
             [
                 ('1', 'cifar10', 'FedAvg,FedCAD'),
                 ('2', 'delta0.5', 'FedAvg,FedCAD'),
-                ('3', 'ratio0.1', 'FedAvg,FedCAD'),
-                ('4', 'epochs10', 'FedAvg,FedCAD'),
+                ('3', 'ratio0.1', 'FedCAD'),
+                ('4', 'epochs10', 'FedCAD'),
             ],
         ),
         (
@@ -330,8 +365,8 @@ def stamps(folder):
             100,
             [
                 ('I', 'cifar10', 'FedAvg,FedSSD'),
-                ('II', 'delta0.5', 'FedAvg,FedSSD'),
-                ('III', 'alpha0.1', 'MSE,SSD'),
+                ('II', 'delta0.5', 'FedSSD'),
+                ('III', 'alpha0.1', 'MSE'),
             ],
         ),
     ],
@@ -402,6 +437,59 @@ def test_measures_do_not_make_another_run_of_a_table(command, folder, monkeypatc
     with pytest.raises(ValueError, match='--measure=none, not forgetting'):
         grid.is_done(plan.every[0]._replace(measured=True))
     capsys.readouterr()
+
+
+@pytest.mark.parametrize('asked', ['cohort_labels', 'predictions'])
+def test_an_unfinished_run_goes_on_with_its_own_measures(asked, tmp_path, monkeypatch):
+    def cell(measure, measured):
+        return grid.make_cell(
+            'fedlmd/cifar10_lda0.05', Row('FedAvg', ('--method=fedavg',)), 0, output=tmp_path,
+            flags=[f'--measure={measure}'], measured=measured,
+        )  # fmt: skip
+
+    held = cell('predictions,forgetting', True)
+    text = json.dumps(records.describe_config(held.config, grid.parts_of(held.config)))
+    held.folder.mkdir(parents=True)
+    (held.folder / records.CONFIG).write_text(text)
+    (held.folder / 'rounds').write_text('of a day')
+    began = []
+    monkeypatch.setattr(grid, 'set_up', lambda config: config)
+    monkeypatch.setattr(grid, 'train', lambda config, **_: began.append(config))
+    assert grid.run_cells([cell(asked, False)], quiet=True) == {}
+    if asked == 'predictions':  # which it has
+        assert grid.run_cells([cell(asked, True)], quiet=True) == {}
+    else:
+        with pytest.raises(ValueError, match='--measure=predictions,forgetting, not cohort_labels'):
+            grid.run_cells([cell(asked, True)], quiet=True)
+    assert {config.measure for config in began} == {'predictions,forgetting'}
+    assert (held.folder / 'rounds').read_text() == 'of a day'
+
+
+def test_a_baseline_with_other_settings_is_absent_and_told(tmp_path):
+    def plan(methods, rounds):
+        return tables.make_plan(
+            tables.find('fedlmd/3'), columns=['cifar10_lda0.05'], methods=methods, output=tmp_path,
+            flags_=[f'--rounds={rounds}'],
+        )  # fmt: skip
+
+    for cell, run in ((plan(['FedAvg'], 2).every[0], a_run(10, 20)),
+                      (plan(['FedLMD'], 1).every[0], a_run(30))):  # fmt: skip
+        described = records.describe_config(cell.config, grid.parts_of(cell.config))
+        cell.folder.mkdir(parents=True)
+        (cell.folder / records.CONFIG).write_text(json.dumps(described))
+        (cell.folder / records.SUMMARY).write_text(json.dumps(run.summary))
+        (cell.folder / records.METRICS).write_text(
+            ''.join(json.dumps(entry) + '\n' for entry in run.metrics)
+        )
+    filled = tables.fill(plan(['FedLMD'], 1), '')
+    note = 'fedlmd/cifar10_lda0.05 FedAvg seed 0 has other settings or cannot be read'
+    assert any(text.startswith(note) for text in filled.notes)
+    assert '**30.00** (FedAvg not run)' in layout.markdown(filled)
+    # The paper's rounds have not been run.
+    assert filled.alike == frozenset()
+    # What is asked for is refused all the same.
+    with pytest.raises(ValueError, match='--rounds=2, not 1'):
+        tables.fill(plan(['FedAvg', 'FedLMD'], 1), '')
 
 
 def test_runs_that_cannot_be_done_are_told(command, folder, monkeypatch, capsys):

@@ -77,6 +77,7 @@ class Figure(NamedTuple):
     panels: tuple[Panel, ...]
     across: int = 1  # panels side by side
     one_seed: bool = False  # a mean over seeds would mean nothing, as of one client's model
+    measured: bool = False  # draws what only the measures of its runs record
     notes: tuple[str, ...] = ()  # what the paper leaves open, and what was chosen
 
 
@@ -119,7 +120,15 @@ def plan(
             panel,
             tuple(
                 tuple(
-                    make_cell(s.column, s.row, i, output=output, flags=flags, variant=s.variant)
+                    make_cell(
+                        s.column,
+                        s.row,
+                        i,
+                        output=output,
+                        flags=flags,
+                        variant=s.variant,
+                        measured=figure.measured,
+                    )
                     for i in numbers
                 )
                 for s in panel.series
@@ -155,11 +164,15 @@ def cells_of(planned: Iterable[Planned], *, trains: bool = True) -> list[Cell]:
       trains: of the panels that are drawn from runs, or of those that need none.
 
     Returns:
-      Each once.
+      Each once, with its measures if one of the figures needs them.
     """
     panels = [p.cells for p in planned if p.panel.trains == trains]
     every = itertools.chain.from_iterable(itertools.chain.from_iterable(panels))
-    return list({cell.folder: cell for cell in every}.values())
+    found: dict[Path, Cell] = {}
+    for cell in every:
+        held = found.get(cell.folder, cell)
+        found[cell.folder] = held._replace(measured=held.measured or cell.measured)
+    return list(found.values())
 
 
 def shapes_of(planned: Iterable[Planned], done: dict[Path, Run]) -> list[Shape]:

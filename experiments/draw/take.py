@@ -181,7 +181,9 @@ def _begun(found: Sequence[Found]) -> list[Found]:
 
 
 def _scores(runs: Sequence[Run], score: Score) -> list[float]:
-    return [value for run in runs if (value := score(run)) is not None]
+    """Scores of the runs that did not diverge, as in the tables."""
+    kept = [run for run in runs if not run.summary['failed']]
+    return [value for run in kept if (value := score(run)) is not None]
 
 
 def partition(title: str, found: Sequence[Found]) -> Matrix:

@@ -19,6 +19,7 @@ def _figure_1(rounds: int | None) -> Figure:
         'the client trains from it by each method (CIFAR-10, Dirichlet 0.5)',
         (Panel('', series, take.one_client),),
         one_seed=True,
+        measured=True,
         notes=(
             '10 rounds of FedAvg, then one round of 10 local epochs of each method from the same '
             'global model. With fewer --rounds the last one is still of that method.',

@@ -41,6 +41,7 @@ def _figure_2(rounds: int | None) -> Figure:
             Panel('predictions, FedLMD', (fedlmd,), predicted),
         ),
         one_seed=True,
+        measured=True,
         notes=(f'As in the paper, of its {_ROUNDS} rounds the first {_SHOWN} are shown.',),
     )
 

@@ -73,6 +73,7 @@ def _figure_3(rounds: int | None) -> Figure:
         tuple(panels),
         across=2,
         one_seed=True,
+        measured=True,
         notes=('The data of client 0 is the first column of figure 6.',),
     )
 
@@ -94,6 +95,7 @@ def _figure_4(rounds: int | None) -> Figure:
         ),
         across=2,
         one_seed=True,
+        measured=True,
         notes=(
             'Rows are true classes and sum to 1; of the data the diagonal is the share of each '
             'class. White cells are zero.',

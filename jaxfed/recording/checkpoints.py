@@ -43,10 +43,17 @@ def open_checkpoints(workdir: Path, *, keep: int) -> Iterator[Any]:
 
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
     manager = ocp.CheckpointManager((workdir / FOLDER).absolute(), options=options)
+    # What goes wrong is told once, in a line, by what is raised.
+    absl = logging.getLogger('absl')
+    absl.addFilter(_no_orbax)
     try:
         yield manager
     finally:
-        manager.close()
+        try:
+            with _as_os_error('the last checkpoint'):
+                manager.close()
+        finally:
+            absl.removeFilter(_no_orbax)
 
 
 def save(manager: Any, round_: int, state: PyTree) -> None:
@@ -62,15 +69,16 @@ def save(manager: Any, round_: int, state: PyTree) -> None:
     """
     import orbax.checkpoint as ocp
 
-    leaves = _leaves(jax.device_get(state))
-    manager.save(
-        round_,
-        args=ocp.args.Composite(
-            state=ocp.args.StandardSave(leaves),
-            info=ocp.args.JsonSave({'round': round_, 'digest': digest(leaves)}),
-        ),
-        force=True,
-    )
+    leaves = _leaves(state)
+    with _as_os_error(f'the checkpoint of round {round_}, or the one before,'):
+        manager.save(
+            round_,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(leaves),
+                info=ocp.args.JsonSave({'round': round_, 'digest': digest(leaves)}),
+            ),
+            force=True,
+        )
 
 
 def restore(manager: Any, like: PyTree) -> Saved | None:
@@ -101,6 +109,7 @@ def restore(manager: Any, like: PyTree) -> Saved | None:
             leaves = {name: np.asarray(leaf) for name, leaf in read['state'].items()}
             if read['info'] != {'round': step, 'digest': digest(leaves)}:
                 raise ValueError('its digest is another one')
+            state = _fill(like, leaves)
         except Exception as error:
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             damaged[step] = first
@@ -110,7 +119,7 @@ def restore(manager: Any, like: PyTree) -> Saved | None:
                 'checkpoint of round %d is damaged (%s): going on from round %d', other, first, step
             )
             manager.delete(other)
-        return Saved(step, jax.tree.unflatten(jax.tree.structure(like), list(leaves.values())))
+        return Saved(step, state)
     if damaged:
         told = '; '.join(f'round {step}: {first}' for step, first in damaged.items())
         raise ValueError(
@@ -138,5 +147,44 @@ def digest(leaves: dict[str, np.ndarray]) -> str:
 
 def _leaves(tree: PyTree) -> dict[str, np.ndarray]:
     """The leaves by number, in the tree's order: trees hold tuples and may be empty in places."""
-    # Orbax keeps no empty arrays and no order but that of names.
-    return {f'{i:06}': np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
+    # Orbax keeps no arrays of size 0, no random keys, and no order but that of names.
+    leaves = enumerate(map(_plain, jax.tree.leaves(tree)))
+    return {f'{i:06}': leaf for i, leaf in leaves if leaf.size}
+
+
+def _plain(leaf: Any) -> np.ndarray:
+    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _fill(like: PyTree, leaves: dict[str, np.ndarray]) -> PyTree:
+    """A tree with these leaves in place of its own; raises a ValueError if they do not fit."""
+    wanted = {name: (leaf.shape, leaf.dtype) for name, leaf in _leaves(like).items()}
+    if wanted != {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()}:
+        raise ValueError(
+            'it is of another network, method or dataset: its arrays have other shapes'
+        )
+    held, structure = jax.tree.flatten(like)
+    filled = [leaves.get(f'{i:06}', leaf) for i, leaf in enumerate(held)]
+    keys = [
+        jax.random.wrap_key_data(new, impl=jax.random.key_impl(old)) if _is_key(old) else new
+        for old, new in zip(held, filled, strict=True)
+    ]
+    return jax.tree.unflatten(structure, keys)
+
+
+@contextmanager
+def _as_os_error(what: str) -> Iterator[None]:
+    """Whatever orbax and what it rests on raise, in a line."""
+    try:
+        yield
+    except Exception as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise OSError(f'{what} could not be written: {first[:200]}') from error
+
+
+def _no_orbax(record: logging.LogRecord) -> bool:
+    return 'orbax' not in record.pathname and 'orbax' not in str(record.msg)

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -136,6 +137,7 @@ def discard_workdir(workdir: Path) -> None:
     if (workdir / METRICS).exists():
         return
     (workdir / '.lock').unlink(missing_ok=True)
+    shutil.rmtree(workdir / 'checkpoints', ignore_errors=True)  # empty so far
     (workdir / CONFIG).unlink()
     with contextlib.suppress(OSError):
         workdir.rmdir()
@@ -254,7 +256,10 @@ def _flat(described: dict[str, Any]) -> dict[str, Any]:
     # Parts tell all hyper-parameters, whichever were given.
     flat.pop('hyperparameters', None)
     try:
-        for part in flat.pop('method_parts', []):
+        parts = flat.pop('method_parts', [])
+        # A method of one's own has no parts that are known.
+        flat['parts'] = [(part['name'], part['phase']) for part in parts]
+        for part in parts:
             values = part['hyperparameters']
             flat |= {f'{part["name"]}.{name}': value for name, value in values.items()}
     except (TypeError, KeyError, AttributeError) as error:
@@ -323,6 +328,26 @@ def alone(workdir: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def check_unfinished(workdir: Path, counts: np.ndarray) -> None:
+    """See that a run may go on in a work directory.
+
+    Args:
+      workdir: the work directory.
+      counts: [N, C] integers, what the clients train on.
+
+    Raises:
+      ValueError: if its run is finished, or was begun with other data or another partition.
+    """
+    if (workdir / SUMMARY).exists():
+        raise ValueError(f'--workdir={workdir} already holds a finished run; name another one.')
+    path = workdir / PARTITION
+    if path.exists() and read_json(path).get('label_counts') != counts.tolist():
+        raise ValueError(
+            f'{path} tells of other data than the dataset gives now; a run goes on with the same '
+            'data only. Name another --workdir.'
+        )
 
 
 def rewind(workdir: Path, rounds: int) -> list[dict[str, Any]]:

@@ -121,16 +121,19 @@ def follow(
             close(name, ending)
 
 
-def clear(workdir: Path) -> None:
+def clear(config: Config, workdir: Path) -> None:
     """Remove the files of an interrupted run's trackers, which get all its rounds again.
 
     Runs of Weights & Biases stay: what was uploaded of them is not ours to remove.
 
     Args:
+      config: the settings; csv and tensorboard are read.
       workdir: the work directory.
     """
-    (workdir / CSV).unlink(missing_ok=True)
-    shutil.rmtree(workdir / 'tensorboard', ignore_errors=True)
+    if config.csv:
+        (workdir / CSV).unlink(missing_ok=True)
+    if config.tensorboard:
+        shutil.rmtree(workdir / 'tensorboard', ignore_errors=True)
 
 
 def _unavailable(name: str, error: Exception) -> Unavailable:
