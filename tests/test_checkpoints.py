@@ -113,16 +113,20 @@ def test_other_shapes_are_not_taken(written, tmp_path, other):
     shutil.copytree(written, tmp_path / 'run')
     like = make_state(0)
     like['clients']['c'] = other
-    with open_checkpoints(tmp_path / 'run', keep=2) as manager:
-        with pytest.raises(ValueError, match='no checkpoint in .* is whole'):
-            restore(manager, like)
+    with (
+        open_checkpoints(tmp_path / 'run', keep=2) as manager,
+        pytest.raises(ValueError, match=r'no checkpoint in .* is whole'),
+    ):
+        restore(manager, like)
 
 
 def test_a_checkpoint_that_cannot_be_written_is_an_os_error(tmp_path):
-    with pytest.raises(OSError, match='could not be written'):
-        with open_checkpoints(tmp_path, keep=2) as manager:
-            save(manager, 1, make_state(1))
-            manager.wait_until_finished()
-            shutil.rmtree(tmp_path / FOLDER)
-            (tmp_path / FOLDER).write_text('a file in its place')
-            save(manager, 2, make_state(2))
+    with (
+        pytest.raises(OSError, match='could not be written'),
+        open_checkpoints(tmp_path, keep=2) as manager,
+    ):
+        save(manager, 1, make_state(1))
+        manager.wait_until_finished()
+        shutil.rmtree(tmp_path / FOLDER)
+        (tmp_path / FOLDER).write_text('a file in its place')
+        save(manager, 2, make_state(2))

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,9 +18,9 @@ from hypothesis import strategies as st
 from jaxfed import Config, methods
 from jaxfed.metrics.forgetting import forgetting as forgetting_of
 from jaxfed.recording import records
-from jaxfed.report import contents, grouping
+from jaxfed.report import contents, grouping, pictures, reading
 from jaxfed.report.__main__ import main
-from jaxfed.report.reading import read_run
+from jaxfed.report.reading import Run, read_run
 from jaxfed.report.render import render
 
 VOID = {'meta', 'img', 'br', 'hr', 'link', 'input'}
@@ -189,12 +190,98 @@ def test_forgetting_follows_from_class_accuracies(tmp_path):
     history = np.array([[0.1, 0.9], [0.4, 0.2], [0.3, 0.5]])
     lines = [entry(r, 0.5, class_accuracy=row) for r, row in enumerate(history.tolist(), 1)]
     run = read_run(make_run(tmp_path / 'a', lines))
-    found = grouping.forgetting(run)
+    found = run.forgetting
     np.testing.assert_allclose(found[3], ((0.4 - 0.3) + (0.9 - 0.5)) / 2)
     np.testing.assert_allclose(found[2], forgetting_of(history[:2]))
     assert found[1] == 0
     recorded = [entry(1, 0.5, forgetting=0.25)]
-    assert grouping.forgetting(read_run(make_run(tmp_path / 'b', recorded))) == {1: 0.25}
+    assert read_run(make_run(tmp_path / 'b', recorded)).forgetting == {1: 0.25}
+
+
+def test_forgetting_is_computed_once_a_run(runs, tmp_path, monkeypatch):
+    computed = []
+
+    def counted(run, computed_by=reading.forgetting):
+        computed.append(run.path)
+        return computed_by(run)
+
+    monkeypatch.setattr(reading, 'forgetting', counted)
+    files = [f'--output={tmp_path}/page.html', f'--csv={tmp_path}/table.csv']
+    assert main([*map(str, runs), *files]) == 0
+    assert computed == runs
+
+
+@given(st.integers(1, 8), st.integers(1, 4), st.integers(0, 99))
+@settings(max_examples=20, deadline=None)
+def test_forgetting_of_every_round_is_that_of_the_history_so_far(rounds, classes, seed):
+    history = np.random.default_rng(seed).random((rounds, classes))
+    lines = [entry(r, 0.5, class_accuracy=row) for r, row in enumerate(history.tolist(), 1)]
+    found = reading.forgetting(Run(Path(), {}, lines, None, None, None, None, {}))
+    expected = [forgetting_of(history[: t + 1]) for t in range(rounds)]
+    np.testing.assert_allclose(list(found.values()), expected, atol=1e-12)
+
+
+@pytest.fixture(scope='module')
+def partial(tmp_path_factory):
+    """Four seeds: two finished, one diverged in round 2, one on its way; and none finished."""
+    folder = tmp_path_factory.mktemp('partial')
+    failed = dict.fromkeys(('test_accuracy', 'test_loss', 'class_accuracy', 'train_loss'))
+    diverged = [entry(1, 0.1), {**entry(2, 0.1), **failed, 'failed': True}]
+    for seed, last in ((0, 0.6), (1, 0.8)):
+        make_run(folder / str(seed), [entry(1, 0.4), entry(2, 0.5), entry(3, last)], seed=seed)
+    make_run(folder / '2', diverged, seed=2)
+    make_run(folder / '3', [entry(1, 0.1), entry(2, 0.2)], seed=3, ended=False)
+    make_run(folder / '4', diverged, seed=0, alpha=2.0)
+    make_run(folder / '5', [entry(1, 0.3)], seed=1, alpha=2.0, ended=False)
+    return grouping.group([read_run(path) for path in sorted(folder.iterdir())])
+
+
+def test_means_are_of_finished_seeds(partial):
+    table = contents.results(partial, 0.7)
+    some, none = (
+        dict(zip(table.columns, (cell.text for cell in row), strict=True)) for row in table.rows
+    )
+    assert some['last accuracy (%)'] == '70.00 ± 14.14'
+    assert some['rounds to target'] == '3 (1 of 2)'
+    assert some['seeds'] == '2 of 4'
+    left_out = 'seed 2: diverged in round 2; seed 3: unfinished, 2 of 3 rounds'
+    assert some['state'] == f'mean of 2 of 4 seeds; {left_out}'
+    # Without a finished one there is what there is, and it is marked.
+    assert none['last accuracy (%)'] == '20.00 ± 14.14 *'
+    assert none['rounds to target'] == 'not reached *'
+    assert none['seeds'] == '2'
+    assert none['state'] == 'seed 0: diverged in round 2; seed 1: unfinished, 1 of 3 rounds'
+    _, classes, _ = contents.classes(partial)
+    assert [row[0].text for row in classes.rows] == ['70.0 ± 14.1', '20.0 ± 14.1']
+
+
+def test_curves_are_of_the_seeds_that_have_the_round(partial):
+    drawn = grouping.curve(partial[0], lambda run: run.values('test_accuracy'))
+    assert drawn.rounds.tolist() == [1, 2, 3]
+    np.testing.assert_allclose(drawn.mean, [0.25, 0.4, 0.7])
+    expected = [np.std(each, ddof=1) for each in ([0.4, 0.4, 0.1, 0.1], [0.5, 0.5, 0.2])]
+    np.testing.assert_allclose(drawn.deviation, [*expected, np.std([0.6, 0.8], ddof=1)])
+    rounds, accuracy = grouping.class_accuracy(partial[0])
+    assert rounds.tolist() == [1, 2, 3]
+    np.testing.assert_allclose(accuracy[:, 0], drawn.mean)
+    assert contents.seeds_by_round(partial[0]) == '4 seeds, 3 after round 1, 2 after round 2'
+    alone = partial[0]._replace(runs=(partial[0].runs[0], partial[0].runs[3]))
+    drawn = grouping.curve(alone, lambda run: run.values('test_accuracy'))
+    assert drawn.mean[-1] == 0.6 and np.isnan(drawn.deviation).tolist() == [False, False, True]
+    words = Page(render(partial)).words
+    assert '(4 seeds, 3 after round 1, 2 after round 2)' in words and '(2 of 4 seeds)' in words
+    assert 'left out of the means' in words and '* No seed is finished' in words
+
+
+def test_looks_that_repeat_are_told(page, partial, monkeypatch):
+    lines = [tuple(pictures.line(i).values()) for i in range(pictures.LINES + 1)]
+    assert len(set(lines)) == pictures.LINES and lines[-1] == lines[0]
+    dots = [pictures.marker(i) for i in range(pictures.DOTS + 1)]
+    assert len(set(dots)) == pictures.DOTS and dots[-1] == dots[0]
+    assert 'the looks repeat' not in page.read_text()
+    monkeypatch.setattr(pictures, 'LINES', 1)
+    words = Page(render(partial)).words
+    assert words.count('the looks repeat') == words.count('After 1 runs the looks repeat') == 1
 
 
 def test_unfinished_and_failed_runs_are_shown(tmp_path):

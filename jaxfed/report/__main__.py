@@ -111,7 +111,7 @@ def table_of_runs(groups: Sequence[Group], target: float | None) -> str:
             row += [run.state, run.rounds, grouping.final(run)]
             row += grouping.best(run) or (None, None)
             row += [grouping.to_target(run, target)]
-            row += [next(reversed(grouping.forgetting(run).values()), None)]
+            row += [next(reversed(run.forgetting.values()), None)]
             row += [contents.seconds(run), contents.of_summary('client_steps_per_second')(run)]
             writer.writerow(row)
     return file.getvalue()

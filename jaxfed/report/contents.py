@@ -70,13 +70,13 @@ class Figure(NamedTuple):
     embedded: str | None = None
 
 
-def _cell(found: Spread | None, form: Callable[[float], str], unit: str = '') -> Cell:
+def _cell(found: Spread | None, form: Callable[[float], str], mark: str = '') -> Cell:
     if found is None:
         return Cell(NOTHING)
     text = form(found.mean)
     if found.deviation is not None:
         text += f' ± {form(found.deviation)}'
-    return Cell(text + unit, found.mean)
+    return Cell(text + mark, found.mean)
 
 
 def _percent(value: float) -> str:
@@ -136,14 +136,49 @@ def state(group: Group) -> str:
       group: the group.
 
     Returns:
-      A few words, once where they are the same for all runs, or else by seed.
+      A few words, once where they are the same for all runs, or else by seed; first how many
+      seeds the means are of, if not of all.
     """
-    states = [run.state for run in group.runs]
-    if len(set(states)) == 1:
-        return states[0]
-    return '; '.join(
-        f'seed {r.config["seed"]}: {s}' for r, s in zip(group.runs, states, strict=True)
-    )
+    if len({run.state for run in group.runs}) == 1:
+        return group.runs[0].state
+    some = len(group.counted) < len(group.runs)
+    told = [run for run in group.runs if not some or run.state != 'finished']
+    by_seed = [f'seed {run.config["seed"]}: {run.state}' for run in told]
+    return '; '.join([*([f'mean of {seeds(group)}'] if some else []), *by_seed])
+
+
+def seeds(group: Group) -> str:
+    """Number of seeds that the means of a group are of.
+
+    Args:
+      group: the group.
+
+    Returns:
+      Such as '3 seeds' or '2 of 3 seeds'; nothing of a single run.
+    """
+    count, every = len(group.counted), len(group.runs)
+    if every == 1:
+        return ''
+    return f'{every} seeds' if count == every else f'{count} of {every} seeds'
+
+
+def seeds_by_round(group: Group) -> str:
+    """Number of seeds that the curves of a group are the mean of.
+
+    Args:
+      group: the group.
+
+    Returns:
+      Such as '3 seeds, 2 after round 40'; nothing of a single run.
+    """
+    sound = [[e['round'] for e in run.metrics if not e.get('failed')] for run in group.runs]
+    ends = [rounds[-1] for rounds in sound if rounds]
+    if len(group.runs) == 1 or not ends:
+        return ''
+    words = [f'{len(ends)} seed{"s" * (len(ends) > 1)}']
+    for last in sorted(set(ends))[:-1]:
+        words.append(f'{sum(end > last for end in ends)} after round {last}')
+    return ', '.join(words)
 
 
 def results(groups: Sequence[Group], target: float | None) -> Table:
@@ -154,7 +189,8 @@ def results(groups: Sequence[Group], target: float | None) -> Table:
       target: accuracy whose rounds are told; None for that of each run.
 
     Returns:
-      The table; several seeds as mean and deviation of the sample.
+      The table; several seeds as mean and deviation of the sample, numbers of a group without a
+      finished run with an asterisk.
     """
     has_target = target is not None or any(
         run.config.get('target_accuracy') is not None for group in groups for run in group.runs
@@ -164,42 +200,43 @@ def results(groups: Sequence[Group], target: float | None) -> Table:
     columns += ['forgetting (%)', 'time', 'client-steps/s', 'seeds', 'state']
     rows = []
     for group in groups:
+        mark = '' if group.counted[0].complete else ' *'
 
         def best(run: Run, place: int) -> float | None:
             found = grouping.best(run)
             return None if found is None else found[place]
 
         def forgotten(run: Run) -> float | None:
-            return next(reversed(grouping.forgetting(run).values()), None)
+            return next(reversed(run.forgetting.values()), None)
 
         row = [
-            _cell(spread(group, grouping.final), _percent),
-            _cell(spread(group, lambda run: best(run, 0)), _percent),
-            _cell(spread(group, lambda run: best(run, 1)), _round),
+            _cell(spread(group, grouping.final), _percent, mark),
+            _cell(spread(group, lambda run: best(run, 0)), _percent, mark),
+            _cell(spread(group, lambda run: best(run, 1)), _round, mark),
         ]
         if has_target:
-            row.append(_to_target(group, target))
+            row.append(_to_target(group, target, mark))
         row += [
-            _cell(spread(group, forgotten), _percent),
-            _cell(spread(group, seconds), _duration),
+            _cell(spread(group, forgotten), _percent, mark),
+            _cell(spread(group, seconds), _duration, mark),
             _cell(spread(group, of_summary('client_steps_per_second')), _number),
-            Cell(str(len(group.runs)), len(group.runs)),
+            Cell(seeds(group).removesuffix(' seeds') or '1', len(group.counted)),
             Cell(state(group), state(group)),
         ]
         rows.append(row)
     return Table(columns, rows)
 
 
-def _to_target(group: Group, target: float | None) -> Cell:
+def _to_target(group: Group, target: float | None, mark: str) -> Cell:
     """Rounds to the target, and how many seeds reached it if not all did."""
     found = spread(group, lambda run: grouping.to_target(run, target))
-    reached = sum(grouping.to_target(run, target) is not None for run in group.runs)
+    every = len(group.counted)
+    reached = sum(grouping.to_target(run, target) is not None for run in group.counted)
     if found is None:
         asked = target is not None or any(r.config.get('target_accuracy') for r in group.runs)
-        return Cell('not reached' if asked else NOTHING)
-    cell = _cell(found, _round)
-    part = f' ({reached} of {len(group.runs)})' if reached < len(group.runs) else ''
-    return Cell(cell.text + part, cell.key)
+        return Cell(f'not reached{mark}' if asked else NOTHING)
+    part = f' ({reached} of {every})' if reached < every else ''
+    return _cell(found, _round, part + mark)
 
 
 def differing(groups: Sequence[Group]) -> Table:
@@ -249,7 +286,7 @@ def curves(groups: Sequence[Group]) -> tuple[list[Figure], list[Figure]]:
         for name, value in entry.items()
         if is_number(value) and name != 'round'
     }
-    if any(grouping.forgetting(run) for group in groups for run in group.runs):
+    if any(run.forgetting for group in groups for run in group.runs):
         recorded.add('forgetting')
     others = sorted(recorded - _TITLES.keys() - _FURTHER.keys())
     shown = [*_TITLES, *others]
@@ -261,7 +298,7 @@ def curves(groups: Sequence[Group]) -> tuple[list[Figure], list[Figure]]:
 
 def _curves(name: str, groups: Sequence[Group]) -> Figure | None:
     def values(run: Run) -> dict[int, float]:
-        return grouping.forgetting(run) if name == 'forgetting' else run.values(name)
+        return run.forgetting if name == 'forgetting' else run.values(name)
 
     title, percent = {**_TITLES, **_FURTHER}.get(name, (name, False))
     found = [(i, c) for i, group in enumerate(groups) if (c := curve(group, values))]
@@ -285,11 +322,11 @@ def classes(groups: Sequence[Group]) -> tuple[Figure | None, Table | None, list[
     by_round: list[Figure] = []
     for i, group in enumerate(groups):
         found = grouping.class_accuracy(group)
-        if found is None:
+        each = [list(run.by_class('class_accuracy').values()) for run in group.counted]
+        if found is None or not any(each):
             rows.append([])
             continue
         rounds, accuracy = found
-        each = [list(run.by_class('class_accuracy').values()) for run in group.runs]
         ends = np.array([held[-1] for held in each if held])
         deviation = ends.std(axis=0, ddof=1) if len(ends) > 1 else None
         last.append((i, ends.mean(axis=0), deviation))
@@ -297,7 +334,8 @@ def classes(groups: Sequence[Group]) -> tuple[Figure | None, Table | None, list[
             [_cell(spread_of(ends[:, c]), lambda x: f'{100 * x:.1f}') for c in range(ends.shape[1])]
         )
         words = f'{group.label}: accuracy of each class by round, as a heat map'
-        by_round.append(Figure(group.label, pictures.draw_by_round(rounds, accuracy, words)))
+        caption = ', '.join(filter(None, [group.label, seeds_by_round(group)]))
+        by_round.append(Figure(caption, pictures.draw_by_round(rounds, accuracy, words)))
     if not last:
         return None, None, []
     size = max(map(len, rows))
@@ -308,7 +346,7 @@ def classes(groups: Sequence[Group]) -> tuple[Figure | None, Table | None, list[
 
 
 def confusions(groups: Sequence[Group]) -> list[Figure]:
-    """Pictures of the last confusion matrices, the sum over the seeds of a group.
+    """Pictures of the last confusion matrices, the sum over the counted runs of a group.
 
     Args:
       groups: of runs.
@@ -318,11 +356,12 @@ def confusions(groups: Sequence[Group]) -> list[Figure]:
     """
     figures = []
     for group in groups:
-        found = [held for run in group.runs if (held := run.confusion()) is not None]
+        found = [held for run in group.counted if (held := run.confusion()) is not None]
         if not found or len({held.shape for held in found}) > 1:
             continue
         words = f'{group.label}: confusion matrix, rows are shares of each class'
-        figures.append(Figure(group.label, pictures.draw_confusion(np.sum(found, axis=0), words)))
+        caption = ', '.join(filter(None, [group.label, seeds(group)]))
+        figures.append(Figure(caption, pictures.draw_confusion(np.sum(found, axis=0), words)))
     return figures
 
 
@@ -367,13 +406,13 @@ def costs(groups: Sequence[Group]) -> Table:
       groups: of runs.
 
     Returns:
-      The table; what follows from the settings is that of the first seed, times are of all.
+      The table; what follows from the settings is that of the first counted run, times are of all.
     """
     columns = ['beyond FedAvg', 'parameters', 'upload', 'download', 'auxiliary examples']
     columns += ['memory a device', 'time', 'of it compiling', 'a round', 'device']
     rows = []
     for group in groups:
-        run = group.runs[0]
+        run = group.counted[0]
         summary = run.summary or {}
         cost = summary.get('cost') or {}
         auxiliary = of_summary('auxiliary_examples')(run)

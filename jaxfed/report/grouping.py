@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxfed.metrics import rounds_to_target
-from jaxfed.metrics.forgetting import class_forgetting
 from jaxfed.report.reading import Run, with_defaults
 
 # Settings that change neither what is trained nor what is recorded of it.
@@ -35,9 +34,17 @@ class Group(NamedTuple):
     label: str
     runs: tuple[Run, ...]  # ascending by seed
 
+    @property
+    def counted(self) -> tuple[Run, ...]:
+        """Those that a mean is of: with all rounds, or every run where there is no such.
+
+        What a run has reached that diverged or is on its way is no sample of what a whole one does.
+        """
+        return tuple(run for run in self.runs if run.complete) or self.runs
+
 
 class Spread(NamedTuple):
-    """A number of every run of a group that has it."""
+    """A number of every counted run of a group that has it."""
 
     mean: float
     deviation: float | None  # of the sample; None of a single run
@@ -46,9 +53,9 @@ class Spread(NamedTuple):
 class Curve(NamedTuple):
     """A field by round, over the runs of a group that have it."""
 
-    rounds: np.ndarray  # [T], those in which all of these runs have a value
-    mean: np.ndarray  # [T]
-    deviation: np.ndarray | None  # [T], of the sample; None of a single run
+    rounds: np.ndarray  # [T], those in which one of these runs has a value
+    mean: np.ndarray  # [T], over those that have one
+    deviation: np.ndarray | None  # [T], of the sample, NaN where one has it; None of a single run
 
 
 def settings(run: Run) -> dict[str, str]:
@@ -158,16 +165,16 @@ def _labels(runs: Sequence[Run]) -> list[str]:
 
 
 def spread(group: Group, number: Callable[[Run], float | None]) -> Spread | None:
-    """Mean and deviation of a number over the runs of a group.
+    """Mean and deviation of a number over the counted runs of a group.
 
     Args:
       group: the group.
       number: of a run; None if it has none.
 
     Returns:
-      Both; None if no run has it.
+      Both; None if none of them has it.
     """
-    values = [value for value in map(number, group.runs) if value is not None]
+    values = [value for value in map(number, group.counted) if value is not None]
     return spread_of(values) if values else None
 
 
@@ -185,64 +192,41 @@ def spread_of(values: Sequence[float] | np.ndarray) -> Spread:
 
 
 def curve(group: Group, values: Callable[[Run], dict[int, float]]) -> Curve | None:
-    """Mean and deviation of a field by round.
+    """Mean and deviation of a field by round, each over the runs that have it in that round.
 
     Args:
       group: the group.
       values: of a run, round -> value.
 
     Returns:
-      The curve; None if no round has a value in every run that has any.
+      The curve; None if no run has a value.
     """
     found = [held for held in map(values, group.runs) if held]
     if not found:
         return None
-    rounds = sorted(set.intersection(*(set(held) for held in found)))
-    if not rounds:
-        return None
-    rows = np.array([[held[r] for r in rounds] for held in found], float)
-    deviation = rows.std(axis=0, ddof=1) if len(rows) > 1 else None
-    return Curve(np.array(rounds), rows.mean(axis=0), deviation)
+    rounds = sorted(set().union(*found))
+    held_or_nan = np.array([[held.get(r, np.nan) for r in rounds] for held in found], float)
+    rows = np.ma.masked_invalid(held_or_nan)
+    deviation = rows.std(axis=0, ddof=1).filled(np.nan) if len(rows) > 1 else None
+    return Curve(np.array(rounds), rows.mean(axis=0).data, deviation)
 
 
 def class_accuracy(group: Group) -> tuple[np.ndarray, np.ndarray] | None:
-    """Accuracy of each class by round, mean over the runs of a group.
+    """Accuracy of each class by round, mean over the runs of a group that have it in that round.
 
     Args:
       group: the group.
 
     Returns:
-      [T] rounds in which all runs that have it do, and [T, C]; None if there is none.
+      [T] rounds in which a run has it, and [T, C]; None if there is none.
     """
     found = [held for held in (run.by_class('class_accuracy') for run in group.runs) if held]
     sizes = {len(next(iter(held.values()))) for held in found}
-    rounds = sorted(set.intersection(*(set(held) for held in found))) if found else []
-    if len(sizes) != 1 or not rounds:
+    if len(sizes) != 1:
         return None
-    return np.array(rounds), np.mean([[held[r] for r in rounds] for held in found], axis=0)
-
-
-def forgetting(run: Run) -> dict[int, float]:
-    """Forgetting by round, as recorded, or else from the recorded class accuracies.
-
-    Args:
-      run: the run.
-
-    Returns:
-      Round -> mean over classes of best accuracy so far minus that of now.
-
-    Reference:
-      Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
-      NeurIPS 2022, section 2.1.
-    """
-    if recorded := run.values('forgetting'):
-        return recorded
-    held = run.by_class('class_accuracy')
-    if not held:
-        return {}
-    history = np.array(list(held.values()), float)
-    means = [float(class_forgetting(history[: t + 1]).mean()) for t in range(len(history))]
-    return dict(zip(held, means, strict=True))
+    rounds = sorted(set().union(*found))
+    means = [np.mean([held[r] for held in found if r in held], axis=0) for r in rounds]
+    return np.array(rounds), np.array(means)
 
 
 def final(run: Run) -> float | None:

@@ -6,6 +6,7 @@ They hold no text but numbers and jaxfed's own words; what runs are called stand
 import contextlib
 import hashlib
 import io
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from jaxfed.recording.style import SEQUENTIAL, line, style
+from jaxfed.recording.style import COLOURS, DASHES, SEQUENTIAL, line, style
 from jaxfed.report.grouping import Curve
 
 # Drawn in this colour, which nothing else has, and shown in that of the page's text.
@@ -36,6 +37,8 @@ _MARKERS = {
     '*': 'M5 0l1.2 3.8h4l-3.2 2.4 1.2 3.8-3.2-2.4-3.2 2.4 1.2-3.8-3.2-2.4h4z',
 }  # of matplotlib, and the same in a square of 10
 _DASHES = {'-': '', '--': '7 3', ':': '2 3', '-.': '9 3 2 3'}
+LINES = len(COLOURS) * len(DASHES)  # curves that can be told apart
+DOTS = math.lcm(len(COLOURS), len(_MARKERS))  # and groups by their dots
 _NUMBERED = 12  # classes up to which cells carry their numbers
 _NUMBERED_ROWS = 20
 _WIDTH = 4.4  # inches: on a phone the letters are as large as the page's small ones

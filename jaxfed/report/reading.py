@@ -34,6 +34,7 @@ class Run(NamedTuple):
     label_counts: np.ndarray | None  # [N, C] integers
     picture: str | None  # of the partition, as data: URI, where there are no label_counts
     warning: str | None  # of what was left out
+    forgetting: dict[int, float]  # round -> see `forgetting`
 
     @property
     def rounds(self) -> int:
@@ -41,11 +42,21 @@ class Run(NamedTuple):
         return self.metrics[-1]['round'] if self.metrics else 0
 
     @property
+    def diverged(self) -> bool:
+        """Whether training ended because a number was not finite."""
+        return any(entry.get('failed') for entry in self.metrics)
+
+    @property
+    def complete(self) -> bool:
+        """Whether it has trained all of its rounds."""
+        return not self.diverged and self.rounds >= self.config['rounds']
+
+    @property
     def state(self) -> str:
         """Whether it has ended and how, in a few words."""
-        if any(entry.get('failed') for entry in self.metrics):
+        if self.diverged:
             return f'diverged in round {self.rounds}'
-        if self.rounds >= self.config['rounds']:
+        if self.complete:
             return 'finished' if self.summary else 'all rounds, no summary'
         return f'unfinished, {self.rounds} of {self.config["rounds"]} rounds'
 
@@ -111,7 +122,34 @@ def read_run(path: Path) -> Run:
         counts = _checked(path / records.PARTITION, _read_object, _label_counts)
     elif (path / 'partition.png').exists():
         picture = _read_picture(path / 'partition.png')
-    return Run(path, config, metrics, summary, counts, picture, warning)
+    run = Run(path, config, metrics, summary, counts, picture, warning, {})
+    return run._replace(forgetting=forgetting(run))
+
+
+def forgetting(run: Run) -> dict[int, float]:
+    """Forgetting by round, as recorded, or else from the recorded class accuracies.
+
+    F^T = mean_c (max_{t < T} A_c^t - A_c^T), and 0 in the first round
+
+    Args:
+      run: the run.
+
+    Returns:
+      Round -> mean over classes of best accuracy so far minus that of now.
+
+    Reference:
+      Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
+      NeurIPS 2022, section 2.1.
+    """
+    if recorded := run.values('forgetting'):
+        return recorded
+    held = run.by_class('class_accuracy')
+    if not held:
+        return {}
+    history = np.array(list(held.values()), float)
+    best = np.maximum.accumulate(history)
+    means = (best[:-1] - history[1:]).mean(axis=1)
+    return dict(zip(held, [0.0, *means.tolist()], strict=True))
 
 
 def with_defaults(config: dict[str, Any]) -> dict[str, Any]:

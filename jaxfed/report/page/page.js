@@ -3,7 +3,7 @@
 for (const table of document.querySelectorAll('table.sortable')) {
   const body = table.tBodies[0];
   const key = (row, i) => row.cells[i].dataset.key ?? row.cells[i].textContent;
-  const missing = (text) => text === '–' || text === 'not reached';
+  const missing = (text) => text === '–' || text.startsWith('not reached');
   table.querySelectorAll('thead th').forEach((head, i) => {
     const button = document.createElement('button');
     button.append(...head.childNodes);
