@@ -2,10 +2,13 @@
 
 Compiling takes most of their time, and half as long where programs need not be fast; what the
 compiler makes of the convolutions is tested as users run it (`test_ops`), and so are whole runs in
-processes of their own (`test_main`).
+processes of their own (`test_main`). What one test has compiled others do not compile again.
 """
 
+import os
+
 import jax
+import jaxlib
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
@@ -13,16 +16,19 @@ from jaxfed import simulation
 
 jax.config.update('jax_num_cpu_devices', 4)
 jax.config.update('jax_disable_most_optimizations', True)
+with pytest.MonkeyPatch.context() as patch:  # processes that tests start do not inherit it
+    # Half as long again. A jaxlib that does not know a flag ends the process.
+    if jaxlib.__version__.startswith('0.10.'):
+        given = os.environ.get('XLA_FLAGS', '')
+        patch.setenv('XLA_FLAGS', f'{given} --xla_cpu_use_fusion_emitters=false')
+    jax.devices()  # from here on no command that a test runs can change their number
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session', autouse=True)
 def shared_programs(tmp_path_factory):
-    """Programs that several runs of a module compile are compiled once."""
-    before = jax.config.jax_compilation_cache_dir
+    """Programs that several tests compile are compiled once."""
     jax.config.update('jax_compilation_cache_dir', str(tmp_path_factory.mktemp('compiled')))
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update('jax_compilation_cache_dir', before)
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
     compilation_cache.reset_cache()
 
 

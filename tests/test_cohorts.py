@@ -161,7 +161,7 @@ def run(workdir, **changes):
 
 
 @pytest.mark.parametrize('stream', ['off', 'on'])
-def test_recorded_rounds_without_any_client(tmp_path, stream):
+def test_recorded_rounds_without_any_client(cheap_runs, tmp_path, stream):
     result = run(tmp_path / 'run', dropout=0.8, stragglers=0.5, stream=stream)
     entries = result.metrics
     lost = [entry for entry in entries if entry['clients'] == 0]

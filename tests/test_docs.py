@@ -17,6 +17,7 @@ import pytest
 import jaxfed
 from experiments import figures, search, tables
 from jaxfed import config, experiment, methods
+from jaxfed.data import load_dataset
 from jaxfed.data.prepare import RECIPES
 from jaxfed.data.prepare import __main__ as prepare_command
 from jaxfed.models import MODELS
@@ -170,7 +171,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize('text', list(blocks('python')))
-def test_every_example_runs(text, trained, registries, tmp_path, monkeypatch):
+def test_every_example_runs(text, trained, registries, cheap_runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(jaxfed, 'use_every_core', lambda: None)  # JAX has been used already
     networks, known = set(MODELS), set(methods.METHODS)
@@ -186,7 +187,8 @@ def test_every_example_runs(text, trained, registries, tmp_path, monkeypatch):
         return simulate(settings, method=built) if own else trained
 
     monkeypatch.setattr(jaxfed, 'simulate', short)
-    exec(compile(text, 'example', 'exec'), {'__name__': 'example'})
+    mine = load_dataset('digits').x_test  # what a reader has of his own
+    exec(compile(text, 'example', 'exec'), {'__name__': 'example', 'images': mine})
 
 
 def test_every_field_of_the_records_is_explained(trained):

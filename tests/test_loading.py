@@ -19,6 +19,8 @@ from jaxfed.recording.models import save_model
 
 QUICK = {
     'model': 'mlp',
+    'devices': '1',
+    'lanes': 1,
     'rounds': 2,
     'local_epochs': 1,
     'clients_per_round': 2,
@@ -79,7 +81,7 @@ def accuracy(loaded):
         ('moon+fedavgm', {'hyperparameters': {'projection': True}}),
     ],
 )
-def test_a_loaded_model_does_as_it_did(method, settings, run):
+def test_a_loaded_model_does_as_it_did(method, settings, run, cheap_runs):
     config, result = run(method, **settings)
     loaded = jaxfed.load(result.workdir)
     assert accuracy(loaded) == loaded.summary['final_accuracy']

@@ -121,7 +121,7 @@ def test_same_seed_same_metrics_other_method_same_partition(tmp_path):
     assert pictures[0] == pictures[1] == pictures[2]
 
 
-def test_evaluation_only_where_it_is_due(command, tmp_path):
+def test_evaluation_only_where_it_is_due(cheap_runs, command, tmp_path):
     make_npz(tmp_path / 'tiny.npz')
     given = ('--method=fedavg', '--dataset=npz', '--npz=tiny.npz', '--rounds=5', *SMALL[:1])
     given += SMALL[2:]
@@ -142,7 +142,7 @@ def test_evaluation_only_where_it_is_due(command, tmp_path):
     assert summary['final_accuracy'] == tested[-1]
 
 
-def test_average_local_accuracy_of_one_client_is_the_servers(command, tmp_path):
+def test_average_local_accuracy_of_one_client_is_the_servers(cheap_runs, command, tmp_path):
     make_npz(tmp_path / 'tiny.npz')
     status = command(
         '--method=fedavg', '--dataset=npz', '--npz=tiny.npz', '--model=mlp', '--rounds=2',
@@ -157,13 +157,12 @@ def test_average_local_accuracy_of_one_client_is_the_servers(command, tmp_path):
 def test_compiled_programs_are_kept(tmp_path):
     def start(*flags, **environment):
         command = [sys.executable, '-m', 'jaxfed.main', '--method=fedavg', '--model=mlp']
+        command += ['--devices=1', '--lanes=1', '--local_epochs=1']
         environment = {**os.environ, 'JAXFED_CACHE_DIR': str(tmp_path / 'cache'), **environment}
         environment.pop('JAX_COMPILATION_CACHE_DIR', None)
         subprocess.run([*command, '--rounds=1', *flags], cwd=tmp_path, env=environment, check=True)
 
-    start('--nocompilation_cache', '--workdir=a')
     kept = tmp_path / 'cache' / 'compiled'
-    assert not kept.exists()
     start('--workdir=b')
     names = {path.name for path in kept.glob('*jit_train*')}
     assert names
@@ -171,6 +170,20 @@ def test_compiled_programs_are_kept(tmp_path):
     assert {path.name for path in kept.glob('*jit_train*')} == names
     b, c = ((tmp_path / name / 'metrics.jsonl').read_text() for name in 'bc')
     assert json.loads(b)['test_loss'] == json.loads(c)['test_loss']
+
+
+def test_compiled_programs_are_kept_only_where_wanted(command, monkeypatch):
+    kept = []
+    monkeypatch.delenv('JAX_COMPILATION_CACHE_DIR')
+    monkeypatch.setattr(main, 'keep_compiled_programs', lambda: kept.append(True))
+    wrong = '--dataset=npz'  # that is as far as it goes
+    assert command('--nocompilation_cache', wrong) == 2
+    assert not kept
+    assert command(wrong) == 2
+    assert kept
+    monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', 'elsewhere')
+    assert command(wrong) == 2
+    assert len(kept) == 1
 
 
 def test_auxiliary_data_is_taken_from_nobody(tmp_path):

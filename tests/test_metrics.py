@@ -465,7 +465,7 @@ def test_waves_give_the_same_measures(run):
                 np.testing.assert_allclose(a[name], b[name], rtol=1e-3, atol=1e-5, err_msg=name)
 
 
-def test_a_run_that_diverges_has_no_values(tmp_path):
+def test_a_run_that_diverges_has_no_values(cheap_runs, tmp_path):
     x = np.random.default_rng(0).integers(0, 256, (60, 3, 3, 1)).astype(np.uint8)
     y = np.arange(60) % 3
     np.savez(tmp_path / 'tiny.npz', x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])
@@ -483,14 +483,14 @@ def test_a_run_that_diverges_has_no_values(tmp_path):
     json.dumps(result.summary, allow_nan=False)
 
 
-def test_values_that_are_not_finite_become_null(tmp_path, monkeypatch):
+def test_values_that_are_not_finite_become_null(cheap_runs, tmp_path, monkeypatch):
     def broken(seen, *_):
         return {'one': np.nan, 'some': jnp.array([1.0, jnp.inf]), 'two': np.int32(3)}
 
     mine = Measure('Mine.', 'nothing', ('one', 'two'), ('some',), of_round=broken)
     monkeypatch.setitem(MEASURES, 'mine', mine)
     result = jaxfed.simulate(
-        Config(model='mlp', rounds=1, devices='1', local_epochs=1, measure='mine',
+        Config(model='mlp', rounds=1, devices='1', lanes=1, local_epochs=1, measure='mine',
                workdir=str(tmp_path / 'out'))
     )  # fmt: skip
     (entry,) = result.metrics

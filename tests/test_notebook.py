@@ -29,6 +29,8 @@ def test_it_runs(notebook, tmp_path, monkeypatch):
     cell_of(small, 'parameters')['source'] = (
         "METHODS = ['fedavg']\nSEED = 1\nROUNDS = 2\nMODEL = 'mlp'"
     )
+    (settings,) = [cell for cell in small.cells if 'base = jaxfed.Config' in cell.source]
+    settings['source'] += '\nbase = dataclasses.replace(base, clients_per_round=2, local_epochs=1)'
     client = NotebookClient(
         small, timeout=300, kernel_name='python3', resources={'metadata': {'path': str(tmp_path)}}
     )
