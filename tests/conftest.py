@@ -17,7 +17,7 @@ from jaxfed import simulation
 jax.config.update('jax_num_cpu_devices', 4)
 jax.config.update('jax_disable_most_optimizations', True)
 with pytest.MonkeyPatch.context() as patch:  # processes that tests start do not inherit it
-    # Half as long again. A jaxlib that does not know a flag ends the process.
+    # A quarter less time again. A jaxlib that does not know a flag ends the process.
     if jaxlib.__version__.startswith('0.10.'):
         given = os.environ.get('XLA_FLAGS', '')
         patch.setenv('XLA_FLAGS', f'{given} --xla_cpu_use_fusion_emitters=false')
