@@ -26,10 +26,6 @@ from experiments.benchmarks.machine import machine
 from jaxfed.recording.checkpoints import FOLDER
 from jaxfed.recording.records import METRICS, MODEL, SUMMARY, write_json
 
-_KILLS = flags.DEFINE_integer('kills', 30, 'Kills in all.', lower_bound=1)
-_SEED = flags.DEFINE_integer('seed', 0, 'Of the moments.')
-_OUTPUT = flags.DEFINE_string('output', None, 'JSON file.')
-
 # State on server and clients, measures that remember rounds, lost clients, a checkpoint a round.
 JOB = (
     '--method=scaffold+fedavgm',
@@ -184,14 +180,19 @@ def main(_: Sequence[str]) -> None:
     """Kill, print and write."""
     os.environ.setdefault('PYTHONPATH', os.getcwd())
     began = time.monotonic()
-    found = survive(_KILLS.value, _SEED.value)._asdict()
+    values = flags.FLAGS
+    found = survive(values.kills, values.seed)._asdict()
     told = {'machine': machine(), 'job': ' '.join(JOB), 'seconds': round(time.monotonic() - began)}
     print(json.dumps(found, indent=2))
-    if _OUTPUT.value:
-        write_json(Path(_OUTPUT.value), told | found)
+    if values.output:
+        write_json(Path(values.output), told | found)
     if found['failures']:
         sys.exit(1)
 
 
 if __name__ == '__main__':
+    # Here, because tests import this module beside jaxfed's own flags.
+    flags.DEFINE_integer('kills', 30, 'Kills in all.', lower_bound=1)
+    flags.DEFINE_integer('seed', 0, 'Of the moments.')
+    flags.DEFINE_string('output', None, 'JSON file.')
     app.run(main)
