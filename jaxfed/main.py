@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax
 from absl import app, flags
 
-from jaxfed import config, methods, simulation
+from jaxfed import config, methods, simulation, sweep
 from jaxfed.costs import Cost, method_cost
 from jaxfed.data.cache import cache_folder
 from jaxfed.devices import describe_devices, idle_accelerator, use_every_core
@@ -15,7 +15,7 @@ from jaxfed.experiment import look, set_up
 from jaxfed.metrics.measures import MEASURES
 from jaxfed.models import make_model
 from jaxfed.plan import show_plan
-from jaxfed.recording import console
+from jaxfed.recording import console, records
 
 
 def list_methods() -> None:
@@ -103,6 +103,8 @@ def main(arguments: Sequence[str]) -> int:
         if flags.FLAGS.dry_run:
             show_plan(look(settings))
             return 0
+        if flags.FLAGS.sweep or flags.FLAGS.seeds != 1 or flags.FLAGS.halving:
+            return train_sweep(settings)
         experiment = set_up(settings)
     except (ValueError, OSError) as error:  # of them TooLarge in a dry run
         console.show_error(str(error))
@@ -128,6 +130,34 @@ def main(arguments: Sequence[str]) -> int:
         console.show_error(f'interrupted; the rounds done are in {experiment.workdir}.')
         return 130
     return 0
+
+
+def train_sweep(settings: config.Config) -> int:
+    """Train the grid that --sweep and --seeds name.
+
+    Args:
+      settings: what its experiments have in common.
+
+    Returns:
+      The exit status: 0, 1 if an experiment failed, 130 or 143 if interrupted.
+
+    Raises:
+      ValueError: for bad input, before training.
+      OSError: if a file cannot be read or written.
+    """
+    config.check(settings)
+    grid = sweep.parse(flags.FLAGS.sweep or '', settings)
+    rungs = sweep.parse_halving(flags.FLAGS.halving, settings)
+    folder = records.new_folder(settings, '-sweep')
+    members = sweep.expand(settings, grid, flags.FLAGS.seeds, folder)
+    try:
+        outcomes = sweep.run(members, folder, rungs=rungs, quiet=False)
+    except simulation.Interrupted as error:
+        told = f'{str(error).removesuffix(".")}, with --workdir={folder}.'
+        console.show_error(told)
+        return 128 + error.signal
+    sweep.show(outcomes, folder, settings)
+    return 1 if any(outcome.failed for outcome in outcomes) else 0
 
 
 def run() -> None:
