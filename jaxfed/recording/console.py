@@ -276,7 +276,7 @@ def show_warning(message: str) -> None:
     Args:
       message: what it is and what would do.
     """
-    _errors().print(f'warning: {message}', soft_wrap=True)
+    _errors().print(f'warning: {_in_a_line(message)}', soft_wrap=True)
 
 
 def show_error(message: str) -> None:
@@ -285,7 +285,7 @@ def show_error(message: str) -> None:
     Args:
       message: what is wrong and what would do.
     """
-    _errors().print(f'error: {message}', soft_wrap=True)
+    _errors().print(f'error: {_in_a_line(message)}', soft_wrap=True)
 
 
 def show_last_words(message: str) -> None:
@@ -301,6 +301,12 @@ def show_last_words(message: str) -> None:
             Control.show_cursor(True),
         )
     show_error(message)
+
+
+def _in_a_line(message: str) -> str:
+    """A message without line breaks and control characters, which names of files may hold."""
+    line = ' '.join(message.splitlines())
+    return ''.join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 def _errors() -> Console:

@@ -79,6 +79,9 @@ def _main(arguments: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         console.show_error(str(error))
         return 2
+    except MemoryError as error:
+        console.show_error(f'archive={values.archive} takes more memory than there is ({error}).')
+        return 2
     return 0
 
 
