@@ -42,18 +42,18 @@ def open_checkpoints(workdir: Path, *, keep: int) -> Iterator[Any]:
     import orbax.checkpoint as ocp
 
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
-    manager = ocp.CheckpointManager((workdir / FOLDER).absolute(), options=options)
     # What goes wrong is told once, in a line, by what is raised.
     absl = logging.getLogger('absl')
     absl.addFilter(_no_orbax)
     try:
-        yield manager
-    finally:
+        manager = ocp.CheckpointManager((workdir / FOLDER).absolute(), options=options)
         try:
+            yield manager
+        finally:
             with _as_os_error('the last checkpoint'):
                 manager.close()
-        finally:
-            absl.removeFilter(_no_orbax)
+    finally:
+        absl.removeFilter(_no_orbax)
 
 
 def save(manager: Any, round_: int, state: PyTree) -> None:
@@ -111,8 +111,7 @@ def restore(manager: Any, like: PyTree) -> Saved | None:
                 raise ValueError('its digest is another one')
             state = _fill(like, leaves)
         except Exception as error:
-            first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            damaged[step] = first
+            damaged[step] = _first_line(error)
             continue
         for other, first in damaged.items():
             _log.warning(
@@ -182,8 +181,12 @@ def _as_os_error(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise OSError(f'{what} could not be written: {first[:200]}') from error
+        raise OSError(f'{what} could not be written: {_first_line(error)}') from error
+
+
+def _first_line(error: Exception) -> str:
+    """What an error says at first; what orbax rests on goes on for pages."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _no_orbax(record: logging.LogRecord) -> bool:

@@ -16,6 +16,14 @@ from typing import IO, Any, NamedTuple, cast
 
 LARGEST = 1 << 30  # bytes of a file; those of LEAF and TFF have one to two tenths of it
 IMAGE = 16 << 20  # of an image file
+_LONGEST = 1 << 20  # of what a .tar file tells of a member in a header of its own
+_HEADERS = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
 
 
 def check_checksum(archive: pathlib.Path, checksum: str | None) -> None:
@@ -159,6 +167,18 @@ def unpacked(
             path.unlink(missing_ok=True)
 
 
+class _Member(tarfile.TarInfo):
+    """A member of a .tar file, whose headers are not longer than names are."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> '_Member':
+        made = super().frombuf(buf, encoding, errors)
+        # What tarfile reads at once, as large as it says it is.
+        if made.type in _HEADERS and made.size > _LONGEST:
+            raise ValueError(f'a header of {made.size} bytes')
+        return made
+
+
 class _Entry(NamedTuple):
     """A file of an archive."""
 
@@ -191,7 +211,7 @@ def _entries(archive: pathlib.Path) -> Iterator[_Entry]:
                     yield _Entry(_plain(entry.filename), entry.file_size, opened)
     else:
         # Members are read as they come: in a compressed file there is no quick way back.
-        with tarfile.open(archive) as tar:
+        with tarfile.open(archive, tarinfo=_Member) as tar:
             for member in tar:
                 if member.isreg() or member.islnk() or member.issym():
                     opened = functools.partial(tar.extractfile, member) if member.isreg() else None
