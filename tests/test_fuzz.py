@@ -14,6 +14,8 @@ from jaxfed.data import load_npz
 from tests import fuzzing
 
 
+# Of checkpoints that are closed while they are read in the background.
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
 @pytest.mark.parametrize('name', fuzzing.TARGETS)
 def test_bad_input_is_taken_or_told(name, tmp_path):
     target = fuzzing.TARGETS[name]

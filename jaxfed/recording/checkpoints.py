@@ -6,8 +6,10 @@ dies while it writes leaves the checkpoint before. A digest of all values tells 
 
 import hashlib
 import logging
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,8 +45,9 @@ def open_checkpoints(workdir: Path, *, keep: int) -> Iterator[Any]:
 
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
     # What goes wrong is told once, in a line, by what is raised.
-    absl = logging.getLogger('absl')
+    absl, hook = logging.getLogger('absl'), sys.unraisablehook
     absl.addFilter(_no_orbax)
+    sys.unraisablehook = partial(_no_late_reads, hook)
     try:
         manager = ocp.CheckpointManager((workdir / FOLDER).absolute(), options=options)
         try:
@@ -54,6 +57,7 @@ def open_checkpoints(workdir: Path, *, keep: int) -> Iterator[Any]:
                 manager.close()
     finally:
         absl.removeFilter(_no_orbax)
+        sys.unraisablehook = hook
 
 
 def save(manager: Any, round_: int, state: PyTree) -> None:
@@ -191,3 +195,9 @@ def _first_line(error: Exception) -> str:
 
 def _no_orbax(record: logging.LogRecord) -> bool:
     return 'orbax' not in record.pathname and 'orbax' not in str(record.msg)
+
+
+def _no_late_reads(hook: Callable[[Any], Any], raised: Any) -> None:
+    """Of arrays that were being read when another one of theirs turned out to be damaged."""
+    if str(raised.exc_value) != 'Event loop is closed':
+        hook(raised)
