@@ -155,3 +155,28 @@ def test_what_is_told_of_damage_is_short(written, tmp_path, caplog):
         assert read(tmp_path / 'run')[0].round == 2
     (told,) = [r.getMessage() for r in caplog.records if 'orbax' not in r.pathname]
     assert told.startswith('checkpoint of round 5 is damaged (') and len(told) < 300
+
+
+def test_damaged_metadata_of_any_checkpoint_does_not_matter(written, tmp_path, caplog):
+    shutil.copytree(written, tmp_path / 'run')
+    path = tmp_path / 'run' / FOLDER / '2' / '_CHECKPOINT_METADATA'
+    # Two keys that orbax does not know.
+    path.write_text(path.read_text().replace('_timestamp', '_time'))
+    with caplog.at_level(logging.WARNING, 'jaxfed'):
+        assert read(tmp_path / 'run')[0].round == 5
+    (told,) = [r.getMessage() for r in caplog.records if r.name == 'jaxfed']
+    assert 'metadata of a checkpoint in' in told and '_time_nsecs' in told
+
+
+def test_a_folder_that_orbax_cannot_read_is_told(tmp_path, monkeypatch):
+    import orbax.checkpoint as ocp
+
+    def fail(*_, **__):
+        raise RuntimeError('what it is\nand more')
+
+    monkeypatch.setattr(ocp, 'CheckpointManager', fail)
+    with (
+        pytest.raises(ValueError, match=r'checkpoints cannot be read \(what it is\); begin anew'),
+        open_checkpoints(tmp_path, keep=2),
+    ):
+        pass

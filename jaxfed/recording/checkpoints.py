@@ -40,6 +40,10 @@ def open_checkpoints(workdir: Path, *, keep: int) -> Iterator[Any]:
 
     Yields:
       The manager, for `save` and `restore`. On the way out the last one is waited for.
+
+    Raises:
+      ValueError: if orbax cannot read the folder of the checkpoints.
+      OSError: if the last checkpoint cannot be written.
     """
     import orbax.checkpoint as ocp
 
@@ -49,7 +53,13 @@ def open_checkpoints(workdir: Path, *, keep: int) -> Iterator[Any]:
     absl.addFilter(_no_orbax)
     sys.unraisablehook = partial(_no_late_reads, hook)
     try:
-        manager = ocp.CheckpointManager((workdir / FOLDER).absolute(), options=options)
+        folder = (workdir / FOLDER).absolute()
+        try:
+            manager = ocp.CheckpointManager(folder, options=options)
+        except OSError:
+            raise
+        except Exception as error:
+            manager = _without_metadata(folder, options, error)
         try:
             yield manager
         finally:
@@ -58,6 +68,25 @@ def open_checkpoints(workdir: Path, *, keep: int) -> Iterator[Any]:
     finally:
         absl.removeFilter(_no_orbax)
         sys.unraisablehook = hook
+
+
+def _without_metadata(folder: Path, options: Any, error: Exception) -> Any:
+    """The manager, where what orbax keeps about a checkpoint, and can do without, is damaged."""
+    import orbax.checkpoint as ocp
+
+    _log.warning(
+        'metadata of a checkpoint in %s is damaged (%s): removed', folder, _first_line(error)
+    )
+    # The digest still tells whether values are whole.
+    for path in folder.glob('*/_CHECKPOINT_METADATA'):
+        path.unlink()
+    try:
+        return ocp.CheckpointManager(folder, options=options)
+    except Exception as again:
+        raise ValueError(
+            f'the checkpoints in {folder} cannot be read ({_first_line(again)}); begin anew in '
+            'another directory.'
+        ) from again
 
 
 def save(manager: Any, round_: int, state: PyTree) -> None:
