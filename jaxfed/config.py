@@ -214,6 +214,10 @@ _SWEEP = {
         'rounds after which the worse half of a sweep is given up, as 10,20; judged by the '
         'examples of --validation',
     ),
+    'together': (
+        0,
+        'most experiments in a program; 0 chooses 8 on a CPU, else 32, and all with --halving',
+    ),
 }
 _COMMAND = {
     'compilation_cache': (True, 'keep compiled programs for the next start; in ~/.cache/jaxfed'),
