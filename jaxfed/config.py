@@ -547,7 +547,7 @@ def parse(arguments: Sequence[str]) -> Config:
     for name in ('dry_run', *_SWEEP):
         if own[name].present:
             raise ValueError(
-                f'--{name}={own[name].value} is a flag of python -m jaxfed.main alone; leave it '
+                f'--{name}={own[name].value} is a flag of a command, no setting of a run; leave it '
                 'out.'
             )
     return from_flags(own)

@@ -100,8 +100,8 @@ def main(arguments: Sequence[str]) -> int:
         keep_compiled_programs()
     try:
         settings = config.from_flags()
-        told = flags.FLAGS.sweep, flags.FLAGS.halving, flags.FLAGS.together
-        if any(told) or flags.FLAGS.seeds != 1:
+        of_many = flags.FLAGS.sweep, flags.FLAGS.halving, flags.FLAGS.together
+        if any(of_many) or flags.FLAGS.seeds != 1:
             return train_sweep(settings)
         if flags.FLAGS.dry_run:
             show_plan(look(settings))

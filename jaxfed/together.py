@@ -146,7 +146,7 @@ def simulate_all(
     """
     place = Path(folder)
     for name in configs:
-        if Path(name).name != name or name.startswith('.'):
+        if not name or Path(name).name != name or name.startswith('.'):
             raise ValueError(f'configs: {name!r} must be the name of a folder, without a slash.')
     own = {
         name: dataclasses.replace(config, workdir=str(place / name))
@@ -266,7 +266,10 @@ def _among(stop: Stop, part: Sequence[int], count: int) -> Stop:
 
 
 def _shared_folder(experiments: Sequence[Experiment], folder: Path) -> Path:
-    """The folder of the checkpoints of these experiments; no other holds any of them."""
+    """The folder of the checkpoints of these experiments; no other holds any of them.
+
+    Checkpoints of which somebody has moved the records away are of no use any more.
+    """
     members = [str(_relative(experiment.workdir, folder)) for experiment in experiments]
     name = hashlib.blake2b('\n'.join(sorted(members)).encode(), digest_size=8).hexdigest()
     for path in (folder / SHARED).glob(f'*/{MEMBERS}'):
@@ -275,6 +278,8 @@ def _shared_folder(experiments: Sequence[Experiment], folder: Path) -> Path:
         }:
             _remove(path.parent)
     place = folder / SHARED / name
+    if not all((experiment.workdir / records.METRICS).exists() for experiment in experiments):
+        _remove(place)
     place.mkdir(parents=True, exist_ok=True)
     if not (place / MEMBERS).exists():
         records.write_json(place / MEMBERS, {'members': members})

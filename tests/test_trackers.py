@@ -83,6 +83,28 @@ def test_wandb_keeps_every_scalar_offline(result):
         assert json.dumps(entry['train_loss']).encode() in held
 
 
+@pytest.mark.skipif(not WANDB, reason='wandb is not installed')
+def test_runs_of_wandb_that_are_open_at_once_get_their_own_numbers(tmp_path, monkeypatch):
+    monkeypatch.setenv('WANDB_MODE', 'offline')
+    monkeypatch.setenv('WANDB_SILENT', 'true')
+    described = {'method_parts': [], 'partition_settings': {}}
+    places = [tmp_path / name for name in 'ab']
+    with contextlib.ExitStack() as stack:
+        tracks = []
+        for place in places:
+            place.mkdir()
+            tracks.append(stack.enter_context(trackers.wandb(place, described)))
+        for round_ in (1, 2):
+            for place, track in zip(places, tracks, strict=True):
+                track({'round': round_, f'of_{place.name}_{round_}': 0.5})
+    for place, other in zip(places, 'ba', strict=True):
+        (file,) = (place / 'wandb').glob('offline-run-*/*.wandb')
+        held = file.read_bytes()
+        for round_ in (1, 2):
+            assert f'of_{place.name}_{round_}'.encode() in held
+            assert f'of_{other}_{round_}'.encode() not in held
+
+
 def test_run_is_complete_with_its_partition(result, tmp_path):
     held = json.loads((result.workdir / 'partition.json').read_text())
     counts = np.array(held['label_counts'])
