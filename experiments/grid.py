@@ -258,17 +258,24 @@ def _run(
     """Runs cells that share a program; gives those that could not be run, with the reason."""
     failed: list[tuple[Cell, str]] = []
     begun: list[tuple[Cell, Experiment]] = []
-    # A lock goes with the process, however that ends.
+    # A lock goes with the process, however that ends. All are taken before anything is set up, so
+    # that two processes that come to the same cells do not get half of them each.
     with contextlib.ExitStack() as locks:
+        held = []
         for cell in cells:
             try:
                 cell.folder.parent.mkdir(parents=True, exist_ok=True)
                 lock = cell.folder.with_name(f'.{cell.folder.name}.lock')
                 locks.enter_context(FileLock(lock, timeout=0))
-                if not is_done(cell):
-                    begun.append((cell, experiment_of(cell)))
+                held.append(cell)
             except Timeout:
                 failed.append((cell, 'another process is running it.'))
+            except OSError as error:
+                failed.append((cell, str(error)))
+        for cell in held:
+            try:
+                if not is_done(cell):
+                    begun.append((cell, experiment_of(cell)))
             except (ValueError, OSError) as error:
                 failed.append((cell, str(error)))
         if not begun:

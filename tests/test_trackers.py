@@ -5,6 +5,7 @@ import csv
 import importlib.util
 import json
 import re
+import time
 import types
 
 import numpy as np
@@ -99,7 +100,10 @@ def test_runs_of_wandb_that_are_open_at_once_get_their_own_numbers(tmp_path, mon
                 track({'round': round_, f'of_{place.name}_{round_}': 0.5})
     for place, other in zip(places, 'ba', strict=True):
         (file,) = (place / 'wandb').glob('offline-run-*/*.wandb')
-        held = file.read_bytes()
+        for _ in range(200):  # W&B's own process writes it, some time
+            if f'of_{place.name}_2'.encode() in (held := file.read_bytes()):
+                break
+            time.sleep(0.1)
         for round_ in (1, 2):
             assert f'of_{place.name}_{round_}'.encode() in held
             assert f'of_{other}_{round_}'.encode() not in held
