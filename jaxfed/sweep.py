@@ -333,7 +333,7 @@ def run(
     Raises:
       ValueError: for data that does not do, a folder that holds something else, or one in which
         another process is at work.
-      OSError: if records cannot be written; those written stay as they are.
+      OSError: if data cannot be read, or the table cannot be written.
     """
     left, groups = _groups(members, folder, rungs=rungs, most=most)
     experiments = share_images([set_up(member.config) for member in left])
@@ -349,13 +349,17 @@ def run(
         for places in groups:
             own = [left[i] for i in places]
             begin(name_of(own), sum(member.config.rounds for member in own), len(own))
-            results = train_group(
-                [experiments[i] for i in places],
-                folder,
-                watch=lambda x, entry: report(entry),
-                stop=halving(rungs, [member.setting for member in own]),
-                quiet=quiet,
-            )
+            try:
+                results = train_group(
+                    [experiments[i] for i in places],
+                    folder,
+                    watch=lambda x, entry: report(entry),
+                    stop=halving(rungs, [member.setting for member in own]),
+                    quiet=quiet,
+                )
+            except (ValueError, OSError) as error:  # as of a full disk; other groups may do
+                console.show_error(f'{name_of(own)}: {error}')
+                continue
             for member, result in zip(own, results, strict=True):
                 if isinstance(result, Exception):
                     console.show_error(f'{Path(str(member.config.workdir)).name}: {result}')

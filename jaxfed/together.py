@@ -56,10 +56,8 @@ def group(configs: Sequence[Config], folder: Path, *, most: int = 0) -> list[lis
     groups: list[list[int]] = []
     for path in sorted((folder / SHARED).glob(f'*/{MEMBERS}')):
         members = _members(path, folder)
-        # Whose records were moved away cannot go on, nor can the others without it.
-        if members and all(
-            place.get(m) in left and (m / records.METRICS).exists() for m in members
-        ):
+        # One that was moved away or begun anew alone cannot go on, nor can the others without it.
+        if members and all(place.get(m) in left and _stopped_together(m) for m in members):
             groups.append([place[member] for member in members])
             left -= set(groups[-1])
     by_program: dict[str, list[int]] = {}
@@ -74,6 +72,11 @@ def group(configs: Sequence[Config], folder: Path, *, most: int = 0) -> list[lis
         cuts = [len(places) * k // count for k in range(count + 1)]
         groups += [places[a:b] for a, b in itertools.pairwise(cuts)]
     return sorted(groups, key=min)
+
+
+def _stopped_together(workdir: Path) -> bool:
+    """Whether an experiment has records, but no checkpoints of its own."""
+    return (workdir / records.METRICS).exists() and not (workdir / FOLDER).exists()
 
 
 def is_done(config: Config) -> bool:
@@ -278,7 +281,7 @@ def _shared_folder(experiments: Sequence[Experiment], folder: Path) -> Path:
         }:
             _remove(path.parent)
     place = folder / SHARED / name
-    if not all((experiment.workdir / records.METRICS).exists() for experiment in experiments):
+    if not all(_stopped_together(experiment.workdir) for experiment in experiments):
         _remove(place)
     place.mkdir(parents=True, exist_ok=True)
     if not (place / MEMBERS).exists():

@@ -202,6 +202,19 @@ def test_what_was_begun_alone_goes_on_alone(cheap_runs, programs, tmp_path, monk
         jaxfed.simulate(members[0].config)
     run(config, 'learning_rate=0.02,0.1,0.2', 1, tmp_path)
     assert sorted(programs) == [1, 2]
+    monkeypatch.setattr(simulation, 'play', inner)
+    # Interrupted together, and then one of them begun anew and interrupted alone.
+    config = small(rounds=3, checkpoint_every=1)
+    other = sweep.expand(config, sweep.parse('momentum=0,0.5', config), 1, tmp_path / 'other')
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(simulation, 'play', play)
+        sweep.run(other, tmp_path / 'other')
+    assert (tmp_path / 'other' / together.SHARED).exists()
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(simulation, 'play', play)
+        jaxfed.simulate(other[0].config)
+    assert not any(o.failed for o in sweep.run(other, tmp_path / 'other'))
+    assert programs[2:] == [1, 1]
     summary = json.loads((tmp_path / 'learning_rate0.02_seed0' / 'summary.json').read_text())
     assert summary['resumed_after'] == 2 and summary['experiments'] == 1
 
@@ -347,6 +360,22 @@ def test_all_from_python(cheap_runs, programs, tmp_path):
     for name in ('a/b', '..', '.x', ''):
         with pytest.raises(ValueError, match='must be the name of a folder'):
             jaxfed.simulate_all({name: small()}, tmp_path)
+
+
+def test_a_group_that_cannot_be_recorded_ends_no_other(
+    cheap_runs, programs, tmp_path, monkeypatch, capsys
+):
+    inner = together.train_together
+
+    def train(experiments, *arguments, **keywords):
+        if experiments[0].config.local_epochs == 1:
+            raise OSError('no space left')
+        return inner(experiments, *arguments, **keywords)
+
+    monkeypatch.setattr(together, 'train_together', train)
+    _, outcomes = run(small(rounds=1), 'local_epochs=1,2', 2, tmp_path)
+    assert [o.failed for o in outcomes] == [2, 0] and programs == [2]
+    assert 'error: fedavg: local_epochs 1, 2 seeds: no space left' in capsys.readouterr().err
 
 
 def test_groups_that_do_not_fit_are_split(cheap_runs, programs, tmp_path, monkeypatch):
