@@ -211,7 +211,7 @@ _SWEEP = {
     'seeds': (1, 'experiments of each setting; with seeds from --seed on'),
     'halving': (
         None,
-        'rounds after which the worse half of a sweep is given up, as 10,20; judged by the '
+        'rounds after which the worse half is given up, as 10,20; of a sweep, judged by the '
         'examples of --validation',
     ),
     'together': (

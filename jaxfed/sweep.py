@@ -419,7 +419,7 @@ def show_plan(
         )
     console.say(
         f'{len(members) - len(left)} of {len(members)} experiments are done, {len(left)} would be '
-        f'trained in {len(groups)} group(s) by {folder}/. Nothing was trained.',
+        f'trained in {len(groups)} group(s). Nothing was trained.',
         quiet=False,
     )
 
@@ -522,14 +522,14 @@ def show(outcomes: Sequence[Outcome], folder: Path, config: Config) -> None:
 
     rows = []
     for setting, final, best, rounds, given_up, failed in outcomes:
-        told = [f'given up after round {max(rounds)}'] if given_up else []
-        told += [f'{failed} failed'] if failed else []
+        told = ['given up'] * bool(given_up) + [f'{failed} failed'] * bool(failed)
         values = [shown(value) for _, value in setting]
-        rows.append([*values, percent(final), percent(best), ', '.join(told)])
+        trained = str(max(rounds, default='-'))
+        rows.append([*values, percent(final), percent(best), trained, ', '.join(told)])
     where = 'held-out training examples' if config.validation else 'test examples'
     console.show_sweep(
         f'{config.method} on {config.dataset}, accuracy in % on {where}',
-        [*(name for name, _ in outcomes[0].setting), 'final', 'best', ''],
+        [*(name for name, _ in outcomes[0].setting), 'final', 'best', 'rounds', ''],
         rows,
     )
     if not config.validation and len(outcomes) > 1:
