@@ -225,6 +225,8 @@ def test_one_that_diverges_ends_no_other(cheap_runs, programs, tmp_path, capsys)
     assert programs == [2]
     assert [o.failed for o in outcomes] == [0, 1]
     assert 'is not finite; training diverged' in capsys.readouterr().err
+    sweep.show(outcomes, tmp_path, config)
+    assert ' 1e+30 │     - │     - │      - │ 1 failed │' in capsys.readouterr().out
     good, bad = (tmp_path / m.config.workdir for m in members)
     assert len(lines(good)) == 4 and not (bad / 'summary.json').exists()
     alone = jaxfed.simulate(
