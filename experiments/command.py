@@ -3,11 +3,14 @@
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from absl import flags
+from rich.console import Console
 
+from experiments import grid
+from experiments.grid import Cell
 from jaxfed import config
 from jaxfed.devices import use_every_core
 from jaxfed.main import keep_compiled_programs
@@ -105,6 +108,59 @@ def use_machine() -> None:
         use_every_core()
     if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
         keep_compiled_programs()
+
+
+def define_together(into: flags.FlagValues) -> None:
+    """Define --together.
+
+    Args:
+      into: where to.
+    """
+    flags.DEFINE_integer(
+        'together',
+        0,
+        'most runs in a program, of those that can share one: they end together, so more of them '
+        'take longer until the first result; 1 for one after another [8 on a CPU, where there is '
+        'little to gain beyond compiling once and evening out clients of unequal sizes, else 32]',
+        lower_bound=0,
+        flag_values=into,
+    )
+
+
+def train(
+    cells: Sequence[Cell], output: Path, *, together: int, rungs: Sequence[int] = ()
+) -> dict[str, str]:
+    """Check all runs of a grid, and then run those that are not done.
+
+    Args:
+      cells: the runs.
+      output: folder of all of them; made once they are checked.
+      together: see `grid.run_cells`.
+      rungs: see there.
+
+    Returns:
+      What could not be run, name -> reason.
+
+    Raises:
+      ValueError: for settings, data or folders that do not do, before the first run.
+      OSError: if data cannot be read.
+    """
+    with console.status('checking', quiet=False):
+        grid.check(cells)
+    make_output(output)
+    return grid.run_cells(cells, together=together, rungs=rungs)
+
+
+def write_all(texts: Mapping[Path, str], terminal: Console) -> None:
+    """Write text files, each whole or not at all, and say where they are.
+
+    Args:
+      texts: path -> what the file holds.
+      terminal: where to say it.
+    """
+    for path, text in texts.items():
+        write(path, text)
+        terminal.print(f'written: {path}', soft_wrap=True)
 
 
 def guarded(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from experiments import grid
-from experiments.command import check_output, guarded, parse, run, use_machine
+from experiments.command import check_output, define_together, guarded, parse, run, use_machine
 from experiments.draw.plan import Figure, Plan, cells_of, changed, narrowed, plan, shapes_of
 from experiments.draw.write import write_figure
 from experiments.fedcad.figures import FIGURES as FEDCAD
@@ -46,6 +46,7 @@ def define(into: flags.FlagValues) -> None:
     text('data_dir', None, 'directory of prepared datasets', flag_values=into)
     text('output', 'runs/figures', 'folder of the figures', flag_values=into)
     text('runs', None, 'folder of the runs, as that of tables [runs in --output]', flag_values=into)
+    define_together(into)
     switch('list', False, 'show all figures, and stop', flag_values=into)
     switch('dry_run', False, 'show the plan, and stop', flag_values=into)
     switch('report_only', False, 'draw what is done, run nothing', flag_values=into)
@@ -88,7 +89,7 @@ def _main(arguments: Sequence[str]) -> int:
     if not given['report_only']:
         dealt = cells_of([p for plan_ in plans.values() for p in plan_.panels], trains=False)
         grid.check([*cells, *dealt])
-        failed = grid.run_cells(cells)
+        failed = grid.run_cells(cells, together=given['together'])
     done = {cell.folder: grid.read(cell) for cell in cells if grid.is_done(cell)}
     drawn = [draw_plan(name, plan_, done, output, terminal) for name, plan_ in plans.items()]
     return 0 if all(drawn) and not failed else 1

@@ -1,5 +1,6 @@
 """A grid of runs on disk: column x row x seed, each run once, skipped when done, read back."""
 
+import contextlib
 import dataclasses
 import json
 import tempfile
@@ -12,10 +13,12 @@ from filelock import FileLock, Timeout
 from jaxfed import config as config_lib
 from jaxfed import methods
 from jaxfed.config import Config
-from jaxfed.experiment import set_up
+from jaxfed.experiment import Experiment, set_up
 from jaxfed.metrics.measures import parse_measures
 from jaxfed.recording import console, records
-from jaxfed.simulation import TooLarge, train
+from jaxfed.simulation import never
+from jaxfed.sweep import halving
+from jaxfed.together import group, share_images, train_group
 
 # Flags that a grid sets for each of its cells.
 RESERVED = ('method', 'on_divergence', 'seed', 'workdir')
@@ -37,6 +40,7 @@ class Cell(NamedTuple):
     seed: int
     config: Config
     folder: Path  # its work directory
+    output: Path  # folder of all cells
     measured: bool = True  # whether a run without the measures that it asks for is another one
 
     @property
@@ -114,7 +118,7 @@ def make_cell(
         methods.build(parts_of(config), switch_round=config.switch_round)
     except ValueError as error:
         raise ValueError(f'{column}, {row.name}: {error}') from error
-    return Cell(column, row.name, tuple(variant), seed, config, folder, measured)
+    return Cell(column, row.name, tuple(variant), seed, config, folder, output, measured)
 
 
 def parts_of(config: Config) -> list[methods.Part]:
@@ -186,15 +190,21 @@ def check(cells: Iterable[Cell]) -> None:
                 raise ValueError(f'{cell.column}, {cell.row}: {error}') from error
 
 
-def run_cells(cells: Sequence[Cell], *, quiet: bool = False) -> dict[str, str]:
-    """Run the cells that are not done, one after another.
+def run_cells(
+    cells: Sequence[Cell], *, together: int = 0, rungs: Sequence[int] = (), quiet: bool = False
+) -> dict[str, str]:
+    """Run the cells that are not done, those at once that can share a program.
 
     A cell that was interrupted goes on from its last checkpoint, with the measures it began with,
-    which have all that is asked for. Several processes may work on one grid: what another one is at
-    is left to it.
+    which have all that is asked for; cells that were interrupted together go on together. Several
+    processes may work on one grid: what another one is at is left to it.
 
     Args:
-      cells: of the grid, checked.
+      cells: of the grid, checked; all of one output folder.
+      together: most cells in a program; 0 for all where there are rungs, and else chooses as
+        `jaxfed.together.group`.
+      rungs: rounds after which the worse half of the cells in a program is given up, as by
+        `jaxfed.sweep.halving`; cells that differ in nothing but their seed stand or fall together.
       quiet: show no progress.
 
     Returns:
@@ -202,29 +212,108 @@ def run_cells(cells: Sequence[Cell], *, quiet: bool = False) -> dict[str, str]:
     """
     left = [cell for cell in cells if not is_done(cell)]
     console.say(f'{len(cells) - len(left)} of {len(cells)} runs are done.', quiet=quiet)
-    failed = {}
+    if not left:
+        return {}
+    most = together or (len(left) if rungs else 0)
+    groups = group([_as_begun(cell) for cell in left], left[0].output, most=most)
+    failed: dict[str, str] = {}
     rounds = sum(cell.config.rounds for cell in left)
     with console.grid_progress(len(left), rounds, quiet=quiet) as (begin, report):
-        for cell in left:
-            begin(cell.name, cell.config.rounds)
-            try:
-                _run(cell, report)
-            except (TooLarge, ValueError, OSError, Timeout) as error:
-                failed[cell.name] = str(error)
-                console.show_error(f'{cell.name}: {error}')
+        for places in groups:
+            own = [left[i] for i in places]
+            begin(name_of(own), sum(cell.config.rounds for cell in own), len(own))
+            reasons = _run(own, report, rungs)
+            failed |= {cell.name: reason for cell, reason in reasons}
+            for reason in dict.fromkeys(reason for _, reason in reasons):
+                alike = [cell for cell, other in reasons if other == reason]
+                console.show_error(f'{name_of(alike)}: {reason}')
     return failed
 
 
-def _run(cell: Cell, report: Callable[[dict[str, Any]], None]) -> None:
-    cell.folder.parent.mkdir(parents=True, exist_ok=True)
-    # The lock goes with the process, however that ends.
-    try:
-        with FileLock(cell.folder.with_name(f'.{cell.folder.name}.lock'), timeout=0):
-            if is_done(cell):
-                return
-            train(set_up(_as_begun(cell)), quiet=True, watch=report)
-    except Timeout:
-        raise ValueError('another process is running it.') from None
+def name_of(cells: Sequence[Cell]) -> str:
+    """What cells are, in one line.
+
+    Args:
+      cells: of a grid.
+
+    Returns:
+      For instance '3 columns FedAvg 2 seeds', or the name of a single one.
+    """
+    kinds = {
+        'columns': [cell.column for cell in cells],
+        'methods': [cell.row for cell in cells],
+        'settings': [' '.join(cell.variant) for cell in cells],
+        'seeds': [f'seed {cell.seed}' for cell in cells],
+    }
+    words = [
+        values[0] if len(set(values)) == 1 else f'{len(set(values))} {kind}'
+        for kind, values in kinds.items()
+    ]
+    return ' '.join(filter(None, words))
+
+
+def _run(
+    cells: Sequence[Cell], report: Callable[[dict[str, Any]], None], rungs: Sequence[int]
+) -> list[tuple[Cell, str]]:
+    """Runs cells that share a program; gives those that could not be run, with the reason."""
+    failed: list[tuple[Cell, str]] = []
+    begun: list[tuple[Cell, Experiment]] = []
+    # A lock goes with the process, however that ends. All are taken before anything is set up, so
+    # that two processes that come to the same cells do not get half of them each.
+    with contextlib.ExitStack() as locks:
+        held = []
+        for cell in cells:
+            try:
+                cell.folder.parent.mkdir(parents=True, exist_ok=True)
+                lock = cell.folder.with_name(f'.{cell.folder.name}.lock')
+                locks.enter_context(FileLock(lock, timeout=0))
+                held.append(cell)
+            except Timeout:
+                failed.append((cell, 'another process is running it.'))
+            except OSError as error:
+                failed.append((cell, str(error)))
+        for cell in held:
+            try:
+                if not is_done(cell):
+                    begun.append((cell, experiment_of(cell)))
+            except (ValueError, OSError) as error:
+                failed.append((cell, str(error)))
+        if not begun:
+            return failed
+        own, experiments = zip(*begun, strict=True)
+        try:
+            results = train_group(
+                share_images(experiments),
+                own[0].output,
+                watch=lambda _, entry: report(entry),
+                # Column, row and variant, without the seed.
+                stop=halving(rungs, [cell[:3] for cell in own]) if rungs else never,
+            )
+        except (ValueError, OSError) as error:
+            # Of a group that was split some may have come to their end.
+            return [*failed, *((cell, str(error)) for cell in own if not is_done(cell))]
+    for cell, result in zip(own, results, strict=True):
+        if isinstance(result, Exception):
+            failed.append((cell, str(result)))
+    return failed
+
+
+def experiment_of(cell: Cell) -> Experiment:
+    """Sets a cell up, or what is left of it.
+
+    Args:
+      cell: not done.
+
+    Returns:
+      The experiment.
+
+    Raises:
+      ValueError: as `set_up`, or if the data is not that of the run that was begun.
+      OSError: as `set_up`.
+    """
+    experiment = set_up(_as_begun(cell))
+    records.check_unfinished(experiment.workdir, experiment.dealt.label_counts)
+    return experiment
 
 
 def _as_begun(cell: Cell) -> Config:

@@ -10,6 +10,7 @@ import csv
 import io
 import itertools
 import json
+import math
 import re
 import shlex
 import typing
@@ -24,13 +25,22 @@ from rich.table import Table as Shown
 from rich.text import Text
 
 from experiments import grid
-from experiments.command import check_output, guarded, make_output, parse, run, use_machine, write
+from experiments.command import (
+    check_output,
+    define_together,
+    guarded,
+    parse,
+    run,
+    train,
+    use_machine,
+    write_all,
+)
 from experiments.grid import Cell, Row
 from experiments.scores import Score, score_of
 from jaxfed import config as config_lib
 from jaxfed import methods
 from jaxfed.config import Config
-from jaxfed.recording import console as progress
+from jaxfed.sweep import parse_halving
 
 # Settings of training that may be searched, besides the method's hyper-parameters.
 TRAINING = (
@@ -60,6 +70,7 @@ class Search(NamedTuple):
     validation: float
     place: str  # name of its flag file
     winning: tuple[str, ...]  # flags with which the winner is trained, besides its own
+    rungs: tuple[int, ...] = ()  # rounds after which the worse half is given up
 
 
 class Ranked(NamedTuple):
@@ -67,7 +78,8 @@ class Ranked(NamedTuple):
 
     flags: tuple[str, ...]
     score: Score
-    place: int  # from 1, equal means share one; 0 without a mean or where training diverged
+    place: int  # from 1, equal means share one; 0 without a mean, or what is out of the running
+    given_up: int = 0  # round after which it was given up; 0 if it was not
 
 
 def kinds_of(method: str) -> dict[str, Any]:
@@ -162,6 +174,7 @@ def make_search(
     seeds: int = 1,
     score: str = 'best',
     validation: float = 0.1,
+    halving: str | None = None,
     output: Path,
     flags_: Sequence[str] = (),
 ) -> Search:
@@ -175,6 +188,7 @@ def make_search(
       seeds: how many, from 0.
       score: 'best' or 'final'.
       validation: share of the training data to evaluate on.
+      halving: rounds after which the worse half is given up, as '10,20'; None for none.
       output: folder of all runs.
       flags_: that hold for all of them.
 
@@ -236,7 +250,9 @@ def make_search(
         raise ValueError(f'no combination can be run: {next(iter(skipped.values()))}')
     told = [f'--flagfile={_shown(column, file)}'] if file else []
     winning = (*told, *row.flags, *(flag for flag in flags_ if flag.startswith('--')))
-    return Search(method, read, cells, skipped, seeds, score, validation, place, winning)
+    config = next(iter(cells.values()))[0].config
+    rungs = tuple(parse_halving(halving, config))
+    return Search(method, read, cells, skipped, seeds, score, validation, place, winning, rungs)
 
 
 def _shown(column: str | None, file: str | None) -> str | None:
@@ -245,6 +261,9 @@ def _shown(column: str | None, file: str | None) -> str | None:
 
 def rank(search: Search) -> list[Ranked]:
     """Rank the combinations by their mean accuracy on the held-out examples.
+
+    Those that were given up early come after all others, the longer trained ones first. They have
+    a place only if no other has.
 
     Args:
       search: some of whose cells are done.
@@ -255,26 +274,32 @@ def rank(search: Search) -> list[Ranked]:
     Raises:
       ValueError: if a run cannot be read, or was evaluated on test data.
     """
-    scored = [(own, _score(cells, search)) for own, cells in search.cells.items()]
+    scored = [(own, *_score(cells, search)) for own, cells in search.cells.items()]
 
-    def mean(score: Score) -> float:
-        held = score.mean is not None and not score.failed
-        return round(score.mean or 0, 2) if held else float('-inf')
+    def key(score: Score, given_up: int) -> tuple[float, float] | None:
+        if score.mean is None or score.failed:
+            return None
+        return given_up or math.inf, round(score.mean, 2)
 
-    ordered = sorted(scored, key=lambda pair: -mean(pair[1]))
-    means = [mean(score) for _, score in ordered]
+    keys = {own: key(score, given_up) for own, score, given_up in scored}
+    ordered = sorted(scored, key=lambda one: keys[one[0]] or (0, 0), reverse=True)
+    whole = [k for k in keys.values() if k and k[0] == math.inf]
+    held = sorted(whole or filter(None, keys.values()), reverse=True)
     return [
-        Ranked(own, score, 1 + means.index(value) if value > float('-inf') else 0)
-        for (own, score), value in zip(ordered, means, strict=True)
+        Ranked(own, score, 1 + held.index(k) if (k := keys[own]) in held else 0, given_up)
+        for own, score, given_up in ordered
     ]
 
 
-def _score(cells: Sequence[Cell], search: Search) -> Score:
+def _score(cells: Sequence[Cell], search: Search) -> tuple[Score, int]:
+    """The score of a combination, and the round after which it was given up, 0 if it was not."""
     runs = {cell.seed: grid.read(cell) for cell in cells if grid.is_done(cell)}
     for cell in cells:
         if cell.seed in runs and runs[cell.seed].summary['evaluated_on'] != 'validation':
             raise ValueError(f'{cell.folder} was evaluated on test data; move it away.')
-    return score_of(runs, {}, asked=search.seeds, score=search.score)
+    early = [r.summary['rounds'] for r in runs.values() if r.summary.get('stopped_early')]
+    score = score_of(runs, {}, asked=search.seeds, score=search.score)
+    return score, min(early, default=0)
 
 
 def command_of(search: Search, chosen: Ranked) -> str:
@@ -313,7 +338,27 @@ def settled(ranking: Sequence[Ranked]) -> str:
         words += f'; {len(first)} combinations share the first place, it is the first of the grid'
     if any(ranked.score.done < ranked.score.asked for ranked in ranking):
         words += '; not all runs are done'
+    if first[0].given_up:
+        words += '; all others failed, and it was given up early itself'
     return f'{words}.'
+
+
+def given_up(ranking: Sequence[Ranked]) -> str:
+    """What was given up by halving, and after how many rounds.
+
+    Args:
+      ranking: from `rank`.
+
+    Returns:
+      A sentence for each of these rounds, '' for none.
+    """
+    after: dict[int, list[str]] = {}
+    for ranked in ranking:
+        if ranked.given_up:
+            after.setdefault(ranked.given_up, []).append(' '.join(ranked.flags))
+    return ' '.join(
+        f'Given up after round {round_}: {"; ".join(after[round_])}.' for round_ in sorted(after)
+    )
 
 
 def about(search: Search) -> str:
@@ -330,6 +375,15 @@ def about(search: Search) -> str:
     return (
         f'{UNSEEN} {when[0].upper()}{when[1:]}, percent, mean ± sd of {search.seeds} seed(s), '
         f'{config.rounds} rounds, --validation={search.validation:g} of the training data.'
+        + (f' {_halved(search)}' if search.rungs else '')
+    )
+
+
+def _halved(search: Search) -> str:
+    rounds = ', '.join(map(str, search.rungs))
+    return (
+        f'After round {rounds} the worse half of the combinations in a program was given up; their '
+        'accuracy is of fewer rounds.'
     )
 
 
@@ -345,11 +399,12 @@ def _cells_of(ranked: Ranked) -> tuple[str, ...]:
         spread,
         f'{score.done} of {score.asked}',
         str(score.failed),
+        str(ranked.given_up or '-'),
     )
 
 
 def _heads(search: Search) -> tuple[str, ...]:
-    return ('place', *search.axes, 'accuracy', 'sd', 'runs', 'failed')
+    return ('place', *search.axes, 'accuracy', 'sd', 'runs', 'failed', 'given up')
 
 
 def markdown(search: Search, ranking: Sequence[Ranked]) -> str:
@@ -368,6 +423,7 @@ def markdown(search: Search, ranking: Sequence[Ranked]) -> str:
         f'# Search of {search.method}: {", ".join(search.axes)}',
         about(search),
         settled(ranking),
+        *filter(None, [given_up(ranking)]),
         '\n'.join(f'| {" | ".join(line)} |' for line in lines),
     ]
     if ranking[0].place:
@@ -395,7 +451,7 @@ def as_csv(search: Search, ranking: Sequence[Ranked]) -> str:
         score = ranked.score
         values = [flag.partition('=')[2] for flag in ranked.flags]
         numbers = ['' if v is None else f'{v:.4f}' for v in (score.mean, score.sd)]
-        counts = [score.done, score.failed, score.asked]
+        counts = [score.done, score.failed, ranked.given_up or '', score.asked]
         writer.writerow([ranked.place or '', *values, *numbers, *counts, 'validation'])
     return file.getvalue()
 
@@ -419,6 +475,7 @@ def as_json(search: Search, ranking: Sequence[Ranked]) -> str:
         'validation': search.validation,
         'score': search.score,
         'seeds': search.seeds,
+        'halving': list(search.rungs),
         'chosen': list(best.flags) if best.place else None,
         'command': command_of(search, best) if best.place else None,
         'ranking': [
@@ -429,6 +486,7 @@ def as_json(search: Search, ranking: Sequence[Ranked]) -> str:
                 'sd': ranked.score.sd,
                 'accuracies': list(ranked.score.accuracies),
                 'failed': ranked.score.failed,
+                'given_up_after': ranked.given_up or None,
             }
             for ranked in ranking
         ],
@@ -480,6 +538,8 @@ def show(search: Search, ranking: Sequence[Ranked], console: Console) -> None:
         console.print(Text(f'skipped {" ".join(own)}: {reason}'))
     console.print(Text(about(search)))
     console.print(Text(settled(ranking)))
+    if told := given_up(ranking):
+        console.print(Text(told))
     if ranking[0].place:
         console.print(Text(f'Train it: {command_of(search, ranking[0])}'), soft_wrap=True)
 
@@ -506,6 +566,14 @@ def define(into: flags.FlagValues) -> None:
     )
     text('data_dir', None, 'directory of prepared datasets', flag_values=into)
     text('output', 'runs/search', 'folder of runs and ranking', flag_values=into)
+    text(
+        'halving',
+        None,
+        'rounds after which the worse half of the combinations in a program is given up, as 10,20; '
+        'all that can share a program then do, unless --together says otherwise',
+        flag_values=into,
+    )
+    define_together(into)
     flags.DEFINE_bool('dry_run', False, 'show the plan, and stop', flag_values=into)
 
 
@@ -531,6 +599,7 @@ def _main(arguments: Sequence[str]) -> int:
         seeds=given['seeds'],
         score=given['score'],
         validation=given['validation'],
+        halving=given['halving'],
         output=output,
         flags_=[*of_all, *further],
     )
@@ -545,10 +614,7 @@ def _main(arguments: Sequence[str]) -> int:
         return 0
     check_report(search, output)
     use_machine()
-    with progress.status('checking', quiet=False):
-        grid.check(cells)
-    make_output(output)
-    failed = grid.run_cells(cells)
+    failed = train(cells, output, together=given['together'], rungs=search.rungs)
     ranking = rank(search)
     show(search, ranking, console)
     texts = {
@@ -556,9 +622,7 @@ def _main(arguments: Sequence[str]) -> int:
         'search.csv': as_csv(search, ranking),
         'search.json': as_json(search, ranking),
     }
-    for name, content in texts.items():
-        write(output / name, content)
-        console.print(f'written: {output / name}', soft_wrap=True)
+    write_all({output / name: text for name, text in texts.items()}, console)
     return 1 if failed else 0
 
 

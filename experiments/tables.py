@@ -15,7 +15,16 @@ from rich.console import Console
 from rich.text import Text
 
 from experiments import grid, layout, scores
-from experiments.command import check_output, guarded, make_output, parse, run, use_machine, write
+from experiments.command import (
+    check_output,
+    define_together,
+    guarded,
+    parse,
+    run,
+    train,
+    use_machine,
+    write_all,
+)
 from experiments.fedcad.tables import TABLES as FEDCAD
 from experiments.fedlmd.tables import TABLES as FEDLMD
 from experiments.fedssd.tables import TABLES as FEDSSD
@@ -23,7 +32,6 @@ from experiments.grid import Cell, Row, Run
 from experiments.layout import Filled
 from experiments.published import BASELINE, Column, Table, read_numbers
 from jaxfed import config as config_lib
-from jaxfed.recording import console as progress
 from jaxfed.recording import records
 
 TABLES = {table.name: table for table in (*FEDCAD, *FEDSSD, *FEDLMD)}
@@ -307,8 +315,8 @@ def _versions(versions: dict[str, str]) -> str:
     return ', '.join(f'{name} {version}' for name, version in versions.items())
 
 
-def write_table(plan: Plan, filled: Filled, output: Path) -> list[Path]:
-    """Write Markdown, LaTeX and CSV, each whole or not at all.
+def texts_of(plan: Plan, filled: Filled, output: Path) -> dict[Path, str]:
+    """The table as Markdown, LaTeX and CSV.
 
     Args:
       plan: the table.
@@ -316,7 +324,7 @@ def write_table(plan: Plan, filled: Filled, output: Path) -> list[Path]:
       output: folder of all runs.
 
     Returns:
-      The files.
+      Path of the file -> what it holds.
     """
     paper, _, number = plan.table.name.partition('/')
     texts = {
@@ -324,10 +332,7 @@ def write_table(plan: Plan, filled: Filled, output: Path) -> list[Path]:
         '.tex': layout.latex(filled),
         '.csv': layout.as_csv(filled, plan.rounds),
     }
-    files = [output / paper / f'table{number}{suffix}' for suffix in texts]
-    for path, text in zip(files, texts.values(), strict=True):
-        write(path, text)
-    return files
+    return {output / paper / f'table{number}{suffix}': text for suffix, text in texts.items()}
 
 
 def show_tables(console: Console) -> None:
@@ -381,6 +386,7 @@ def define(into: flags.FlagValues) -> None:
     flags.DEFINE_list('methods', None, 'names of rows, see --list [all]', flag_values=into)
     flags.DEFINE_string('data_dir', None, 'directory of prepared datasets', flag_values=into)
     flags.DEFINE_string('output', 'runs/tables', 'folder of runs and tables', flag_values=into)
+    define_together(into)
     flags.DEFINE_bool('list', False, 'show all tables, and stop', flag_values=into)
     flags.DEFINE_bool('dry_run', False, 'show the plan, and stop', flag_values=into)
     flags.DEFINE_bool('report_only', False, 'draw what is done, run nothing', flag_values=into)
@@ -414,14 +420,10 @@ def _main(arguments: Sequence[str]) -> int:
     use_machine()
     failed = {}
     if not given['report_only']:
-        with progress.status('checking', quiet=False):
-            grid.check(plan.every)
-        make_output(output)
-        failed = grid.run_cells(plan.every)
+        failed = train(plan.every, output, together=given['together'])
     filled = fill(plan, command_of(plan, given, further))
     layout.show(filled, console)
-    for path in write_table(plan, filled, output):
-        console.print(f'written: {path}', soft_wrap=True)
+    write_all(texts_of(plan, filled, output), console)
     return 1 if failed else 0
 
 

@@ -5,6 +5,7 @@ from jaxfed.devices import use_every_core
 from jaxfed.loading import Loaded, load
 from jaxfed.method import Method, chain
 from jaxfed.simulation import Diverged, Result, TooLarge, simulate
+from jaxfed.together import simulate_all
 
 __all__ = [
     'Config',
@@ -16,5 +17,6 @@ __all__ = [
     'chain',
     'load',
     'simulate',
+    'simulate_all',
     'use_every_core',
 ]

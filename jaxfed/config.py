@@ -218,8 +218,12 @@ _SWEEP = {
     'seeds': (1, 'experiments of each setting; with seeds from --seed on'),
     'halving': (
         None,
-        'rounds after which half of a sweep is given up; as 10,20, the worse half of what is left '
-        'each time, judged by the examples of --validation',
+        'rounds after which the worse half is given up, as 10,20; of a sweep, judged by the '
+        'examples of --validation',
+    ),
+    'together': (
+        0,
+        'most experiments in a program; 0 chooses 8 on a CPU, else 32, and all with --halving',
     ),
 }
 _COMMAND = {
@@ -551,7 +555,7 @@ def parse(arguments: Sequence[str]) -> Config:
     for name in ('dry_run', *_SWEEP):
         if own[name].present:
             raise ValueError(
-                f'--{name}={own[name].value} is a flag of python -m jaxfed.main alone; leave it '
+                f'--{name}={own[name].value} is a flag of a command, no setting of a run; leave it '
                 'out.'
             )
     return from_flags(own)

@@ -129,11 +129,12 @@ def _main(arguments: Sequence[str]) -> int:
         keep_compiled_programs()
     try:
         settings = config.from_flags()
+        of_many = flags.FLAGS.sweep, flags.FLAGS.halving, flags.FLAGS.together
+        if any(of_many) or flags.FLAGS.seeds != 1:
+            return train_sweep(settings)
         if flags.FLAGS.dry_run:
             show_plan(look(settings))
             return 0
-        if flags.FLAGS.sweep or flags.FLAGS.seeds != 1 or flags.FLAGS.halving:
-            return train_sweep(settings)
         experiment = set_up(settings)
     except (ValueError, OSError) as error:  # of them TooLarge in a dry run
         console.show_error(str(error))
@@ -157,7 +158,7 @@ def _main(arguments: Sequence[str]) -> int:
 
 
 def train_sweep(settings: config.Config) -> int:
-    """Train the grid that --sweep and --seeds name.
+    """Train the grid that --sweep and --seeds name, or tell what it takes.
 
     Args:
       settings: what its experiments have in common.
@@ -167,19 +168,26 @@ def train_sweep(settings: config.Config) -> int:
 
     Raises:
       ValueError: for bad input, before training.
-      OSError: if a file cannot be read or written.
+      OSError: if data cannot be read.
     """
     config.check(settings)
     grid = sweep.parse(flags.FLAGS.sweep or '', settings)
     rungs = sweep.parse_halving(flags.FLAGS.halving, settings)
     folder = records.new_folder(settings, '-sweep')
     members = sweep.expand(settings, grid, flags.FLAGS.seeds, folder)
+    most = sweep.check_together(flags.FLAGS.together)
+    if flags.FLAGS.dry_run:
+        sweep.show_plan(members, folder, rungs=rungs, most=most)
+        return 0
     try:
-        outcomes = sweep.run(members, folder, rungs=rungs, quiet=False)
+        outcomes = sweep.run(members, folder, rungs=rungs, most=most, quiet=False)
     except simulation.Interrupted as error:
         told = f'{str(error).removesuffix(".")}, with --workdir={folder}.'
         console.show_error(told)
         return 128 + error.signal
+    except KeyboardInterrupt:
+        console.show_error(f'interrupted; what is done is kept, with --workdir={folder}.')
+        return 130
     sweep.show(outcomes, folder, settings)
     return 1 if any(outcome.failed for outcome in outcomes) else 0
 

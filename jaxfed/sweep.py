@@ -6,19 +6,22 @@ import difflib
 import io
 import itertools
 import typing
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxfed import config as config_lib
 from jaxfed import methods
 from jaxfed.config import Config
+from jaxfed.experiment import look, set_up
 from jaxfed.partition import partition_settings
+from jaxfed.preparation import in_words, prepare
 from jaxfed.recording import console, records
-from jaxfed.simulation import Stop
-from jaxfed.together import group, set_up_all, train_group
+from jaxfed.simulation import Stop, TooLarge
+from jaxfed.together import group, is_done, share_images, train_group
 
 TABLE = 'sweep.csv'
 
@@ -42,8 +45,9 @@ class Outcome(NamedTuple):
     setting: Setting
     final: list[float | None]
     best: list[float | None]
-    rounds: list[int]  # that were trained; fewer where training ended early
-    failed: int  # seeds that diverged or did not fit
+    rounds: list[int]  # that were trained
+    given_up: int  # seeds that halving gave up
+    failed: int  # seeds that diverged, did not fit or are not done
 
 
 def parse(text: str, config: Config) -> list[Setting]:
@@ -152,16 +156,37 @@ def expand(config: Config, settings: Sequence[Setting], seeds: int, folder: Path
     """
     if seeds < 1:
         raise ValueError(f'--seeds={seeds} must be at least 1.')
+    if config.resume is not None:
+        raise ValueError(
+            f'--resume={config.resume}: a sweep goes on with what is not done, always; leave it '
+            'out, or name another --workdir.'
+        )
+    records.check_writable(folder, '--workdir')
+    if (folder / records.CONFIG).exists():
+        raise ValueError(f'--workdir={folder} holds a run; name another directory for a sweep.')
     members = []
     for setting, number in itertools.product(settings, range(seeds)):
         seed = config.seed + number
-        name = '_'.join([*(f'{key}{value:g}' for key, value in setting), f'seed{seed}'])
+        name = '_'.join([*(f'{key}{shown(value)}' for key, value in setting), f'seed{seed}'])
         own = _with(config, dict(setting), seed, folder / name)
         config_lib.check(own)
         parts = methods.resolve(own.method, own.hyperparameters)
         methods.build(parts, switch_round=own.switch_round)
         members.append(Member(setting, seed, own))
     return members
+
+
+def shown(value: float) -> str:
+    """A number in as few characters as tell it from all others.
+
+    Args:
+      value: finite.
+
+    Returns:
+      For instance '0.1', '-3' or '1e+30'.
+    """
+    short = f'{value:g}'
+    return short if float(short) == value else repr(value)
 
 
 def _with(config: Config, values: dict[str, float], seed: int, workdir: Path) -> Config:
@@ -186,11 +211,10 @@ def _with(config: Config, values: dict[str, float], seed: int, workdir: Path) ->
         hyperparameters=hyper,
         seed=seed,
         workdir=str(workdir),
-        resume=None,
     )
 
 
-def halving(rounds: Sequence[int], settings: Sequence[Setting]) -> Stop:
+def halving(rounds: Sequence[int], settings: Sequence[Hashable]) -> Stop:
     """Successive halving: after each of some rounds the better half of the settings goes on.
 
     A setting is as good as the mean over its seeds of the last accuracy on the held-out training
@@ -198,7 +222,7 @@ def halving(rounds: Sequence[int], settings: Sequence[Setting]) -> Stop:
 
     Args:
       rounds: after which settings are given up.
-      settings: X, of each experiment.
+      settings: X, of each experiment; the same for the seeds of one.
 
     Returns:
       What `simulation.train_together` takes as `stop`.
@@ -213,7 +237,7 @@ def halving(rounds: Sequence[int], settings: Sequence[Setting]) -> Stop:
     ) -> list[int]:
         if round_ not in rounds:
             return []
-        score: dict[Setting, float] = {}
+        score: dict[Hashable, float] = {}
         for setting in dict.fromkeys(settings[x] for x in running):
             last = [
                 _last(metrics[x]) if x in running else -np.inf
@@ -231,6 +255,23 @@ def halving(rounds: Sequence[int], settings: Sequence[Setting]) -> Stop:
 def _last(metrics: Sequence[dict[str, Any]]) -> float:
     found = [e['test_accuracy'] for e in metrics if e['test_accuracy'] is not None]
     return found[-1] if found else -np.inf
+
+
+def check_together(most: int) -> int:
+    """Checks --together.
+
+    Args:
+      most: experiments in a group.
+
+    Returns:
+      The same.
+
+    Raises:
+      ValueError: if it is negative.
+    """
+    if most < 0:
+        raise ValueError(f'--together={most} must be at least 1, or 0 to choose.')
+    return most
 
 
 def parse_halving(text: str | None, config: Config) -> list[int]:
@@ -259,11 +300,22 @@ def parse_halving(text: str | None, config: Config) -> list[int]:
             f'--halving={text} judges by training data held out, never by test data, but '
             '--validation=0; give it, as in --validation=0.1.'
         )
-    return sorted({int(word) for word in words})
+    rounds = sorted({int(word) for word in words})
+    if rounds[0] < config.eval_every:
+        raise ValueError(
+            f'--halving={text}: nothing is evaluated by round {rounds[0]} with '
+            f'--eval_every={config.eval_every}; halve later, or evaluate more often.'
+        )
+    return rounds
 
 
 def run(
-    members: Sequence[Member], folder: Path, *, rungs: Sequence[int] = (), quiet: bool = True
+    members: Sequence[Member],
+    folder: Path,
+    *,
+    rungs: Sequence[int] = (),
+    most: int = 0,
+    quiet: bool = True,
 ) -> list[Outcome]:
     """Trains the experiments of a sweep that are not done, and writes a table of all.
 
@@ -271,67 +323,105 @@ def run(
       members: from `expand`.
       folder: of their work directories.
       rungs: rounds after which the worse half of the settings in a program is given up.
+      most: experiments in a group; 0 for all where there are rungs, because settings of different
+        groups are not compared, and else chooses as `together.group`.
       quiet: show nothing.
 
     Returns:
       What each setting came to.
 
     Raises:
-      ValueError: for data that does not do or a folder that holds something else.
-      OSError: if records cannot be written; those written stay as they are.
+      ValueError: for data that does not do, a folder that holds something else, or one in which
+        another process is at work.
+      OSError: if data cannot be read, or the table cannot be written.
     """
-    left = [member for member in members if not is_done(member)]
-    configs = [member.config for member in left]
-    groups = group(configs, folder)
-    experiments = set_up_all(configs)
+    left, groups = _groups(members, folder, rungs=rungs, most=most)
+    experiments = share_images([set_up(member.config) for member in left])
+    folder.mkdir(parents=True, exist_ok=True)
     console.say(
         f'{len(members) - len(left)} of {len(members)} experiments are done, '
-        f'{len(left)} are to be trained by {len(groups)} program(s).',
+        f'{len(left)} are to be trained in {len(groups)} group(s).',
         quiet=quiet,
     )
-    rounds = sum(config.rounds for config in configs)
-    with console.grid_progress(len(left), rounds, quiet=quiet) as (begin, report):
+    rounds = sum(member.config.rounds for member in left)
+    progress = console.grid_progress(len(left), rounds, quiet=quiet)
+    with records.alone(folder), progress as (begin, report):
         for places in groups:
             own = [left[i] for i in places]
             begin(name_of(own), sum(member.config.rounds for member in own), len(own))
-            results = train_group(
-                [experiments[i] for i in places],
-                folder,
-                watch=lambda x, entry: report(entry),
-                stop=halving(rungs, [member.setting for member in own]),
-                quiet=quiet,
-            )
-            for result in results:
+            try:
+                results = train_group(
+                    [experiments[i] for i in places],
+                    folder,
+                    watch=lambda x, entry: report(entry),
+                    stop=halving(rungs, [member.setting for member in own]),
+                    quiet=quiet,
+                )
+            except (ValueError, OSError) as error:  # as of a full disk; other groups may do
+                console.show_error(f'{name_of(own)}: {error}')
+                continue
+            for member, result in zip(own, results, strict=True):
                 if isinstance(result, Exception):
-                    console.show_error(str(result))
-    outcomes = summarise(members)
-    write_table(folder / TABLE, outcomes)
+                    console.show_error(f'{Path(str(member.config.workdir)).name}: {result}')
+        outcomes = summarise(members)
+        write_table(folder / TABLE, outcomes)
     return outcomes
 
 
-def is_done(member: Member) -> bool:
-    """Whether an experiment has been trained to its end.
+def _groups(
+    members: Sequence[Member], folder: Path, *, rungs: Sequence[int], most: int
+) -> tuple[list[Member], list[list[int]]]:
+    """The experiments that are not done, and which of them are trained together."""
+    left = [member for member in members if not is_done(member.config)]
+    all_of_them = len(left) if rungs else 0
+    return left, group([member.config for member in left], folder, most=most or all_of_them)
+
+
+def show_plan(
+    members: Sequence[Member],
+    folder: Path,
+    *,
+    rungs: Sequence[int] = (),
+    most: int = 0,
+) -> None:
+    """Prints what a sweep would train, and the memory that it takes: `--dry_run`.
 
     Args:
-      member: of a sweep.
-
-    Returns:
-      True if it has; False if it was not begun or not finished.
+      members: as for `run`, like all others.
+      folder: see there.
+      rungs: see there.
+      most: see there.
 
     Raises:
-      ValueError: if its folder holds a run with other settings.
+      ValueError: as `run`.
     """
-    config, folder = member.config, Path(str(member.config.workdir))
-    if not (folder / records.SUMMARY).exists():
-        return False
-    parts = methods.resolve(config.method, config.hyperparameters)
-    if other := records.differing(folder, config, parts):
-        told = ', '.join(f'--{name}={was}, not {now}' for name, (was, now) in other.items())
-        raise ValueError(
-            f'{folder} holds a run with other settings ({told}): give another --workdir, or the '
-            'same settings.'
+    left, groups = _groups(members, folder, rungs=rungs, most=most)
+    experiments = share_images([look(member.config) for member in left])
+    for places in groups:
+        own = [left[i] for i in places]
+        try:
+            with console.status('compiling', quiet=False):
+                prepared = prepare([experiments[i] for i in places])
+            told = (
+                f'about {in_words(prepared.needed)} of {in_words(prepared.available)} on each of '
+                f'{prepared.mesh.size} device(s)'
+            )
+        except TooLarge as error:
+            told = 'more memory than there is; ' + (
+                'it would be trained in smaller groups' if len(own) > 1 else str(error)
+            )
+        except jax.errors.ConcretizationTypeError:
+            told = 'a program for each of its hyper-parameters, which it takes as Python numbers'
+        console.say(
+            f'{name_of(own)}: {len(own)} experiment(s) at once, '
+            f'{sum(member.config.rounds for member in own)} rounds in all, {told}',
+            quiet=False,
         )
-    return True
+    console.say(
+        f'{len(members) - len(left)} of {len(members)} experiments are done, {len(left)} would be '
+        f'trained in {len(groups)} group(s). Nothing was trained.',
+        quiet=False,
+    )
 
 
 def name_of(members: Sequence[Member]) -> str:
@@ -346,8 +436,8 @@ def name_of(members: Sequence[Member]) -> str:
     words = []
     for name, _ in members[0].setting:
         values = sorted({dict(member.setting)[name] for member in members})
-        several = f' to {values[-1]:g}' * (len(values) > 1)
-        words.append(f'{name} {values[0]:g}{several}')
+        several = f' to {shown(values[-1])}' * (len(values) > 1)
+        words.append(f'{name} {shown(values[0])}{several}')
     seeds = len({member.seed for member in members})
     words += [f'{seeds} seeds'] if seeds > 1 else [f'seed {members[0].seed}']
     return f'{members[0].config.method}: ' + ', '.join(words)
@@ -364,7 +454,7 @@ def summarise(members: Sequence[Member]) -> list[Outcome]:
     """
     outcomes = []
     for setting in dict.fromkeys(member.setting for member in members):
-        final, best, rounds, failed = [], [], [], 0
+        final, best, rounds, given_up, failed = [], [], [], 0, 0
         for member in members:
             if member.setting != setting:
                 continue
@@ -376,7 +466,8 @@ def summarise(members: Sequence[Member]) -> list[Outcome]:
             final.append(summary['final_accuracy'])
             best.append(summary['best_accuracy'])
             rounds.append(summary['rounds'])
-        outcomes.append(Outcome(setting, final, best, rounds, failed))
+            given_up += bool(summary.get('stopped_early'))
+        outcomes.append(Outcome(setting, final, best, rounds, given_up, failed))
     return outcomes
 
 
@@ -405,12 +496,13 @@ def write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
     table = csv.writer(text, lineterminator='\n')
     names = [name for name, _ in outcomes[0].setting]
     numbers = ('final_accuracy', 'final_sd', 'best_accuracy', 'best_sd')
-    table.writerow([*names, 'seeds', 'failed', 'rounds', *numbers])
-    for setting, final, best, rounds, failed in outcomes:
+    table.writerow([*names, 'seeds', 'failed', 'given_up', 'rounds', *numbers])
+    for setting, final, best, rounds, given_up, failed in outcomes:
         told = [*mean_and_deviation(final), *mean_and_deviation(best)]
-        shown = ['' if number is None else f'{number:.6f}' for number in told]
-        values = [f'{value:g}' for _, value in setting]
-        table.writerow([*values, len(final), failed, max(rounds, default=0), *shown])
+        accuracies = ['' if number is None else f'{number:.6f}' for number in told]
+        values = [shown(value) for _, value in setting]
+        counts = [len(final), failed, given_up, max(rounds, default=0)]
+        table.writerow([*values, *counts, *accuracies])
     records.write_whole(path, text.getvalue().encode())
 
 
@@ -429,15 +521,15 @@ def show(outcomes: Sequence[Outcome], folder: Path, config: Config) -> None:
         return '-' if mean is None else f'{100 * mean:.2f}{spread}'
 
     rows = []
-    for setting, final, best, rounds, failed in outcomes:
-        early = bool(rounds) and max(rounds) < config.rounds
-        told = [f'stopped after {max(rounds)}'] * early + [f'{failed} failed'] * bool(failed)
-        values = [f'{value:g}' for _, value in setting]
-        rows.append([*values, percent(final), percent(best), ', '.join(told)])
+    for setting, final, best, rounds, given_up, failed in outcomes:
+        told = ['given up'] * bool(given_up) + [f'{failed} failed'] * bool(failed)
+        values = [shown(value) for _, value in setting]
+        trained = str(max(rounds, default='-'))
+        rows.append([*values, percent(final), percent(best), trained, ', '.join(told)])
     where = 'held-out training examples' if config.validation else 'test examples'
     console.show_sweep(
         f'{config.method} on {config.dataset}, accuracy in % on {where}',
-        [*(name for name, _ in outcomes[0].setting), 'final', 'best', ''],
+        [*(name for name, _ in outcomes[0].setting), 'final', 'best', 'rounds', ''],
         rows,
     )
     if not config.validation and len(outcomes) > 1:

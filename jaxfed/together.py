@@ -1,11 +1,14 @@
 """Many experiments in as few programs as can be, each recorded as if it had been alone."""
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
+import itertools
 import json
+import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import jax
 from jaxfed import methods
 from jaxfed.config import Config
 from jaxfed.experiment import Experiment, set_up
+from jaxfed.loading import load
 from jaxfed.recording import console, records
 from jaxfed.recording.checkpoints import FOLDER
 from jaxfed.sharing import program_of
@@ -23,64 +27,160 @@ from jaxfed.simulation import Diverged, Result, Stop, TooLarge, never, train_tog
 SHARED = '.together'
 MEMBERS = 'members.json'
 
+# Experiments of a program, where nobody says how many. They all end together, so with more of them
+# the first result comes later. On a CPU, whose cores one experiment keeps nearly busy, what is won
+# is compiling once and clients of unequal sizes evened out over the cores; a few do for both. An
+# accelerator wants many clients side by side; 32 experiments of 10 clients each fill it.
+MOST, MOST_ON_CPU = 32, 8
+
 Watch = Callable[[int, dict[str, Any]], None]
 
 
-def group(configs: Sequence[Config], folder: Path) -> list[list[int]]:
+def group(configs: Sequence[Config], folder: Path, *, most: int = 0) -> list[list[int]]:
     """Finds out which experiments are trained by one program.
 
     Those that were interrupted together go on together. One that was interrupted alone goes on
-    alone.
+    alone, and so does one whose images come in waves.
 
     Args:
       configs: settings of experiments that are not done, each with its work directory.
       folder: that holds the work directories.
+      most: experiments in a group that begins; 0 chooses by what trains them.
 
     Returns:
-      Groups of places in `configs`, every one in one group.
+      Groups of places in `configs`, every one in one group; those of a program of nearly one size,
+      so that what one group has compiled does for the next one of its size.
     """
     place = {Path(str(config.workdir)).absolute(): i for i, config in enumerate(configs)}
     left = set(range(len(configs)))
     groups: list[list[int]] = []
     for path in sorted((folder / SHARED).glob(f'*/{MEMBERS}')):
         members = _members(path, folder)
-        if members and all(place.get(member) in left for member in members):
+        # One that was moved away or begun anew alone cannot go on, nor can the others without it.
+        if members and all(place.get(m) in left and _stopped_together(m) for m in members):
             groups.append([place[member] for member in members])
             left -= set(groups[-1])
     by_program: dict[str, list[int]] = {}
     for i in sorted(left):
         config = configs[i]
         parts = methods.resolve(config.method, config.hyperparameters)
-        alone = f'{i}' if (Path(str(config.workdir)) / FOLDER).exists() else ''
-        by_program.setdefault(program_of(config, parts) + alone, []).append(i)
-    return sorted([*groups, *by_program.values()], key=min)
+        alone = config.stream == 'on' or (Path(str(config.workdir)) / FOLDER).exists()
+        by_program.setdefault(program_of(config, parts) + f'{i}' * alone, []).append(i)
+    most = most or (MOST_ON_CPU if jax.default_backend() == 'cpu' else MOST)
+    for places in by_program.values():
+        count = -(-len(places) // most)
+        cuts = [len(places) * k // count for k in range(count + 1)]
+        groups += [places[a:b] for a, b in itertools.pairwise(cuts)]
+    return sorted(groups, key=min)
 
 
-def set_up_all(configs: Sequence[Config]) -> list[Experiment]:
-    """Sets experiments up, with one copy of the images that they share.
+def _stopped_together(workdir: Path) -> bool:
+    """Whether an experiment has records, but no checkpoints of its own."""
+    return (workdir / records.METRICS).exists() and not (workdir / FOLDER).exists()
+
+
+def is_done(config: Config) -> bool:
+    """Whether an experiment has been trained to its end.
 
     Args:
-      configs: their settings, each with its work directory.
+      config: its settings, with its work directory.
 
     Returns:
-      The experiments.
+      True if it has; False if it was not begun or not finished.
 
     Raises:
-      ValueError: as `set_up`.
-      OSError: as `set_up`.
+      ValueError: if its work directory holds a run with other settings.
     """
-    images: dict[tuple[Any, ...], tuple[Any, Any]] = {}
-    experiments = []
-    for config in configs:
-        experiment = set_up(config)
-        dataset = experiment.dealt.dataset
+    folder = Path(str(config.workdir))
+    if not (folder / records.SUMMARY).exists():
+        return False
+    parts = methods.resolve(config.method, config.hyperparameters)
+    if other := records.differing(folder, config, parts):
+        told = ', '.join(f'--{name}={was}, not {now}' for name, (was, now) in other.items())
+        raise ValueError(
+            f'{folder} holds a run with other settings ({told}): give another folder, or the same '
+            'settings.'
+        )
+    return True
+
+
+def share_images(experiments: Sequence[Experiment]) -> list[Experiment]:
+    """Lets experiments hold one copy of the images that they have in common.
+
+    Args:
+      experiments: from `set_up` or `look`.
+
+    Returns:
+      The same.
+    """
+    trained: dict[Any, Any] = {}
+    tested: dict[Any, Any] = {}
+    shared = []
+    for experiment in experiments:
+        config, dataset = experiment.config, experiment.dealt.dataset
         source = config.dataset, config.data_dir, config.npz, config.path
-        x_train, x_test = images.setdefault(source, (dataset.x_train, dataset.x_test))
-        own = dataset._replace(x_train=x_train)
-        if not config.validation:
-            own = own._replace(x_test=x_test)
-        experiments.append(experiment._replace(dealt=experiment.dealt._replace(dataset=own)))
-    return experiments
+        # What is held out is drawn by the seed.
+        held = source, config.validation, config.seed if config.validation else 0
+        own = dataset._replace(
+            x_train=trained.setdefault(source, dataset.x_train),
+            x_test=tested.setdefault(held, dataset.x_test),
+        )
+        shared.append(experiment._replace(dealt=experiment.dealt._replace(dataset=own)))
+    return shared
+
+
+def simulate_all(
+    configs: Mapping[str, Config], folder: str | os.PathLike[str], *, quiet: bool = True
+) -> dict[str, Result | Diverged | TooLarge]:
+    """Run experiments, as many at once as can share a program, each recorded as if alone.
+
+    Given again, it goes on with those that were interrupted and reads those that are done.
+
+    Args:
+      configs: name -> settings; the name is that of the work directory in `folder`.
+      folder: of all of them; made if need be.
+      quiet: show no progress.
+
+    Returns:
+      Name -> result, or the error of one that diverged or does not fit into memory alone.
+
+    Raises:
+      ValueError: for settings, data or names that do not do, before training.
+    """
+    place = Path(folder)
+    for name in configs:
+        if not name or Path(name).name != name or name.startswith('.'):
+            raise ValueError(f'configs: {name!r} must be the name of a folder, without a slash.')
+    own = {
+        name: dataclasses.replace(config, workdir=str(place / name))
+        for name, config in configs.items()
+    }
+    left = [name for name, config in own.items() if not is_done(config)]
+    place.mkdir(parents=True, exist_ok=True)
+    trained: dict[str, Result | Diverged | TooLarge] = {}
+    with records.alone(place):
+        groups = group([own[name] for name in left], place)
+        experiments = share_images([set_up(own[name]) for name in left])
+        rounds = sum(own[name].rounds for name in left)
+        with console.grid_progress(len(left), rounds, quiet=quiet) as (begin, report):
+            for places in groups:
+                names = [left[i] for i in places]
+                begin(', '.join(names), sum(own[name].rounds for name in names), len(names))
+                results = train_group(
+                    [experiments[i] for i in places],
+                    place,
+                    watch=lambda _, entry: report(entry),
+                    quiet=quiet,
+                )
+                trained |= dict(zip(names, results, strict=True))
+    return {name: trained.get(name) or _read(place / name) for name in configs}
+
+
+def _read(workdir: Path) -> Result:
+    """What a finished experiment has left."""
+    found = load(workdir)
+    lines = (workdir / records.METRICS).read_text().splitlines()
+    return Result(found.summary, list(map(json.loads, lines)), found.params, found.stats, workdir)
 
 
 def train_group(
@@ -94,7 +194,7 @@ def train_group(
     """Trains experiments that can share a program; in smaller groups where they do not fit.
 
     Args:
-      experiments: X from `set_up_all`.
+      experiments: X from `set_up`, see `share_images`.
       folder: that holds their work directories.
       watch: called with an experiment's number and the metrics of each of its rounds.
       stop: says after each round whose training ends early, among those of one program.
@@ -169,7 +269,10 @@ def _among(stop: Stop, part: Sequence[int], count: int) -> Stop:
 
 
 def _shared_folder(experiments: Sequence[Experiment], folder: Path) -> Path:
-    """The folder of the checkpoints of these experiments; no other holds any of them."""
+    """The folder of the checkpoints of these experiments; no other holds any of them.
+
+    Checkpoints of which somebody has moved the records away are of no use any more.
+    """
     members = [str(_relative(experiment.workdir, folder)) for experiment in experiments]
     name = hashlib.blake2b('\n'.join(sorted(members)).encode(), digest_size=8).hexdigest()
     for path in (folder / SHARED).glob(f'*/{MEMBERS}'):
@@ -178,6 +281,8 @@ def _shared_folder(experiments: Sequence[Experiment], folder: Path) -> Path:
         }:
             _remove(path.parent)
     place = folder / SHARED / name
+    if not all(_stopped_together(experiment.workdir) for experiment in experiments):
+        _remove(place)
     place.mkdir(parents=True, exist_ok=True)
     if not (place / MEMBERS).exists():
         records.write_json(place / MEMBERS, {'members': members})

@@ -16,7 +16,7 @@ import pytest
 
 import jaxfed
 from experiments import figures, search, tables
-from jaxfed import config, experiment, methods
+from jaxfed import config, experiment, methods, sweep
 from jaxfed.data import load_dataset
 from jaxfed.data.prepare import RECIPES
 from jaxfed.data.prepare import __main__ as prepare_command
@@ -108,6 +108,14 @@ def blocks(language):
             yield pytest.param(found[1], id=f'{page.name}:{line}')
 
 
+def of_sweep(arguments):
+    """(flags that are about many experiments, the others)."""
+    pairs = [argument.lstrip('-').partition('=')[::2] for argument in arguments]
+    known = ('sweep', 'seeds', 'halving', 'together', 'dry_run')
+    others = [a for a, (name, _) in zip(arguments, pairs) if name not in known]
+    return {name: value for name, value in pairs if name in known}, others
+
+
 @pytest.mark.parametrize('text', list(blocks('sh')))
 def test_every_command_has_flags_that_do(text, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)  # flag files are named from here
@@ -136,7 +144,12 @@ def test_every_command_has_flags_that_do(text, tmp_path, monkeypatch):
             arguments = [a for a in arguments if not a.startswith('--output=')]
         else:
             assert module == 'jaxfed.main'
+        ours, arguments = of_sweep(arguments) if module == 'jaxfed.main' else ({}, arguments)
         settings = config.parse(arguments)
+        if ours:
+            sweep.parse_halving(ours.get('halving'), settings)
+            grid = sweep.parse(ours.get('sweep', ''), settings)
+            sweep.expand(settings, grid, int(ours.get('seeds', 1)), tmp_path)
         if settings.method == 'list':
             continue
         if module == 'jaxfed.partition':
@@ -186,7 +199,11 @@ def test_every_example_runs(text, trained, registries, cheap_runs, tmp_path, mon
         own = method or {part.name for part in parts} - known or {settings.model} - networks
         return simulate(settings, method=built) if own else trained
 
+    def all_short(configs, folder):
+        return {name: short(settings) for name, settings in configs.items()}
+
     monkeypatch.setattr(jaxfed, 'simulate', short)
+    monkeypatch.setattr(jaxfed, 'simulate_all', all_short)
     mine = load_dataset('digits').x_test  # what a reader has of his own
     exec(compile(text, 'example', 'exec'), {'__name__': 'example', 'images': mine})
 

@@ -98,7 +98,7 @@ def without_training(monkeypatch):
     """Hand-made records in the place of trained ones; the list of cells that were to be run."""
     asked = []
 
-    def write(cells, *, quiet=False):
+    def write(cells, *, together=0, quiet=False):
         for cell in cells:
             if not grid.is_done(cell):
                 asked.append(cell)
@@ -585,7 +585,7 @@ def test_a_run_that_fails_is_told_and_the_others_are_drawn(
 ):
     whole = grid.run_cells
 
-    def some(cells, *, quiet=False):
+    def some(cells, *, together=0, quiet=False):
         whole([cell for cell in cells if cell.row != 'FedNTD'])
         return {cell.name: 'too large' for cell in cells if cell.row == 'FedNTD'}
 

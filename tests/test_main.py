@@ -17,6 +17,7 @@ from absl.testing import flagsaver
 from jaxfed import Config, config, experiment, interruption, main, simulation
 from jaxfed.metrics.measures import MEASURES
 from jaxfed.recording import records
+from jaxfed.report.__main__ import main as report
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -98,6 +99,32 @@ def test_run_leaves_its_records(command, tmp_path, capsys):
     assert 'round    3/3' in shown
     assert 'summary.json' in shown
     assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_sweep_from_the_command_line(command, tmp_path, capsys):
+    make_npz(tmp_path / 'tiny.npz')
+    given = (
+        '--method=fedprox', '--sweep=mu=.1,1 learning_rate=.01,.1', '--seeds=2', '--validation=.2',
+        '--halving=1', '--dataset=npz', '--npz=tiny.npz', '--workdir=out', *SMALL,
+    )  # fmt: skip
+    assert command(*given, '--dry_run') == 0
+    shown = ' '.join(capsys.readouterr().out.split())
+    assert 'fedprox: mu 0.1 to 1, learning_rate 0.01 to 0.1, 2 seeds: 8 experiment(s)' in shown
+    assert 'Nothing was trained' in shown and not (tmp_path / 'out').exists()
+    assert command(*given) == 0
+    assert len(re.findall(r' 1 │ given up │', capsys.readouterr().out)) == 2
+    names = {path.name for path in (tmp_path / 'out').glob('[!.]*')}
+    assert 'mu0.1_learning_rate0.01_seed1' in names and 'sweep.csv' in names and len(names) == 9
+    assert report([*map(str, (tmp_path / 'out').glob('*/')), '--output=page.html']) == 0
+    page = (tmp_path / 'page.html').read_text()
+    assert 'given up after 1 of 3 rounds' in page and 'mu' in page
+    for flags_, told in (
+        (('--together=-1',), '--together=-1 must be at least 1, or 0 to choose'),
+        (('--resume',), '--resume=True: a sweep goes on'),
+        (('--halving=3',), '--halving=3 must be rounds below --rounds=3'),
+    ):
+        assert command(*given, *flags_) == 2
+        assert told in capsys.readouterr().err
 
 
 def test_same_seed_same_metrics_other_method_same_partition(tmp_path):

@@ -304,6 +304,33 @@ def test_unfinished_and_failed_runs_are_shown(tmp_path):
     assert 'Curves' not in Page(output.read_text()).words
 
 
+def test_a_run_that_was_given_up_is_no_finished_one(tmp_path):
+    make_run(tmp_path / 'whole', method='fedlmd')
+    for seed, last in ((0, 0.9), (1, 0.7)):
+        folder = make_run(tmp_path / f'early{seed}', [entry(1, last)], seed=seed, alpha=2.0)
+        summary = json.loads((folder / 'summary.json').read_text())
+        summary |= {'stopped_early': True, 'experiments': 8}
+        records.write_json(folder / 'summary.json', summary)
+    names = sorted(map(str, tmp_path.iterdir()))
+    table = tmp_path / 'table.csv'
+    assert main([*names, f'--output={tmp_path}/page.html', f'--csv={table}']) == 0
+    words = Page((tmp_path / 'page.html').read_text()).words
+    assert words.count('given up after 1 of 3 rounds') == 3  # in results, and each directory
+    assert '80.00 ± 14.14 *' in words and 'No seed is finished' in words
+    assert '1 MiB for 8 runs at once' in words
+    states = {row['label']: row['state'] for row in csv.DictReader(table.read_text().splitlines())}
+    assert states == {'fedavg': 'given up after 1 of 3 rounds', 'fedlmd': 'finished'}
+    # Beside a seed with all rounds it is in no mean.
+    make_run(tmp_path / 'other', seed=2, alpha=2.0)
+    groups = grouping.group([read_run(tmp_path / n) for n in ('early0', 'early1', 'other')])
+    assert [run.config['seed'] for run in groups[0].counted] == [2]
+    assert 'seed 0: given up after 1 of 3 rounds' in contents.state(groups[0])
+    summary['stopped_early'] = 1
+    records.write_json(tmp_path / 'early1' / 'summary.json', summary)
+    with pytest.raises(ValueError, match='"stopped_early" is neither true nor false'):
+        read_run(tmp_path / 'early1')
+
+
 def test_every_string_is_escaped(tmp_path):
     bad = '<script>alert(1)</script>'
     folder = tmp_path / bad.replace('/', '')

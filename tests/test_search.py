@@ -154,7 +154,7 @@ def test_ranking_of_ties_failed_and_missing_runs(tmp_path, monkeypatch):
     made = search.make_search(
         method='kd', axes=['beta:1,2,3,4,5'], seeds=2, output=tmp_path, flags_=['--rounds=1']
     )
-    monkeypatch.setattr(search, '_score', lambda cells, _: scored[cells[0].variant[0]])
+    monkeypatch.setattr(search, '_score', lambda cells, _: (scored[cells[0].variant[0]], 0))
     ranking = search.rank(made)
     assert [(ranked.flags[0], ranked.place) for ranked in ranking] == [
         ('--beta=1', 1), ('--beta=3', 1), ('--beta=5', 3), ('--beta=2', 0), ('--beta=4', 0),
@@ -163,10 +163,61 @@ def test_ranking_of_ties_failed_and_missing_runs(tmp_path, monkeypatch):
     assert words.startswith('Chosen: --beta=1; 2 combinations share the first place')
     assert 'not all runs are done' in words
     text = search.markdown(made, ranking)
-    assert '| 1 | 1 | 50.00 | 0.00 | 2 of 2 | 0 |' in text
-    assert '| - | 2 | 60.00 | - | 2 of 2 | 1 |' in text
-    assert '| - | 4 | - | - | 0 of 2 | 0 |' in text
+    assert '| 1 | 1 | 50.00 | 0.00 | 2 of 2 | 0 | - |' in text
+    assert '| - | 2 | 60.00 | - | 2 of 2 | 1 | - |' in text
+    assert '| - | 4 | - | - | 0 of 2 | 0 | - |' in text
     assert search.settled([Ranked(('--beta=4',), Score(1), 0)]).startswith('Nothing is chosen')
+
+
+def test_what_was_given_up_is_chosen_only_if_nothing_else_is_there(tmp_path, monkeypatch):
+    scored = {
+        '--beta=1': (Score(2, (70.0, 70.0)), 2),
+        '--beta=2': (Score(2, (60.0, 60.0)), 0),
+        '--beta=3': (Score(2, (65.0, 66.0)), 4),
+        '--beta=4': (Score(2, (), 2), 0),
+        '--beta=5': (Score(2, (60.0, 60.0)), 4),
+    }
+    made = search.make_search(
+        method='kd', axes=['beta:1,2,3,4,5'], seeds=2, output=tmp_path, flags_=['--rounds=6'],
+        halving='4,2',
+    )  # fmt: skip
+    assert made.rungs == (2, 4)
+    monkeypatch.setattr(search, '_score', lambda cells, _: scored[cells[0].variant[0]])
+    ranking = search.rank(made)
+    assert [(ranked.flags[0], ranked.place) for ranked in ranking] == [
+        ('--beta=2', 1), ('--beta=3', 0), ('--beta=5', 0), ('--beta=1', 0), ('--beta=4', 0),
+    ]  # fmt: skip
+    told = 'Given up after round 2: --beta=1. Given up after round 4: --beta=3; --beta=5.'
+    assert search.given_up(ranking) == told
+    assert told in search.markdown(made, ranking)
+    assert '| - | 3 | 65.50 | 0.71 | 2 of 2 | 0 | 4 |' in search.markdown(made, ranking)
+    assert json.loads(search.as_json(made, ranking))['chosen'] == ['--beta=2']
+    lines = list(csv.DictReader(search.as_csv(made, ranking).splitlines()))
+    assert [line['given up'] for line in lines] == ['', '4', '4', '2', '']
+    # Who was to win has diverged.
+    scored['--beta=2'] = Score(2, (60.0,), 1), 0
+    ranking = search.rank(made)
+    assert [(ranked.flags[0], ranked.place) for ranked in ranking][:3] == [
+        ('--beta=3', 1), ('--beta=5', 2), ('--beta=1', 3),
+    ]  # fmt: skip
+    assert 'all others failed, and it was given up early itself' in search.settled(ranking)
+
+
+def test_halving_of_a_search(command, tmp_path, capsys):
+    plain_npz(tmp_path / 'tiny.npz')
+    given = ('--method=fedavg', '--grid=learning_rate:1e-6,.03,.01,.1', '--rounds=3', '--seeds=2')
+    assert command(*given, '--validation=.25', '--output=a', '--halving=1,2') == 0
+    shown = ' '.join(capsys.readouterr().out.split())
+    told = json.loads((tmp_path / 'a' / 'search.json').read_text())
+    after = {each['flags'][0]: each['given_up_after'] for each in told['ranking']}
+    assert told['halving'] == [1, 2] and sorted(map(str, after.values())) == ['1', '1', '2', 'None']
+    assert after['--learning_rate=1e-6'] == 1
+    assert after[told['chosen'][0]] is None and told['ranking'][0]['flags'] == told['chosen']
+    assert 'Given up after round 1: ' in shown
+    summaries = [json.loads(path.read_text()) for path in (tmp_path / 'a').rglob('summary.json')]
+    assert {each['experiments'] for each in summaries} == {8}
+    assert sorted(each['rounds'] for each in summaries) == [1] * 4 + [2] * 2 + [3] * 2
+    assert {each['evaluated_on'] for each in summaries} == {'validation'}
 
 
 def test_a_run_that_was_evaluated_on_test_data_is_refused(tmp_path, monkeypatch):
@@ -214,6 +265,14 @@ def test_a_run_that_was_evaluated_on_test_data_is_refused(tmp_path, monkeypatch)
         (['--method=kd', '--grid=beta:1', '--', '--flagfile=x'], '--flagfile must stand before'),
         (['--method=kd', '--grid=beta:1', '--', '--seed=3'], '--seed=3 is set for each run'),
         (['--method=kd', '--grid=beta:1', '--', '--dataset=no_such'], 'no_such'),
+        (['--method=kd', '--grid=beta:1', '--halving=0'], '--halving=0 must be rounds below'),
+        (['--method=kd', '--grid=beta:1', '--halving=x'], '--halving=x must be rounds below'),
+        (['--method=kd', '--grid=beta:1', '--together=-1'], '--together=-1'),
+        (['--method=kd', '--grid=beta:1', '--', '--halving=2'], '--halving=2 is a flag of a'),
+        (
+            ['--method=kd', '--grid=beta:1', '--halving=2', '--', '--eval_every=5'],
+            'nothing is evaluated by round 2 with --eval_every=5',
+        ),
         (['--method=kd', '--grid=beta:1', 'stray'], 'unexpected arguments stray'),
     ],
     ids=lambda value: ' '.join(value) if isinstance(value, list) else '',

@@ -14,6 +14,8 @@ import jaxfed
 from jaxfed import methods, simulation, sweep, together
 from jaxfed.config import Config
 from jaxfed.method import Method
+from jaxfed.recording import records
+from jaxfed.report.reading import read_run
 
 SMALL = {
     'model': 'mlp',
@@ -49,20 +51,6 @@ def assert_same(ours, alone, rtol=1e-4):
 def run(config, text, seeds, folder, **keywords):
     members = sweep.expand(config, sweep.parse(text, config), seeds, folder)
     return members, sweep.run(members, folder, **keywords)
-
-
-@pytest.fixture
-def programs(monkeypatch):
-    """The number of experiments of each program that was trained."""
-    counts, inner = [], together.train_together
-
-    def train(experiments, *arguments, **keywords):
-        result = inner(experiments, *arguments, **keywords)
-        counts.append(len(experiments))
-        return result
-
-    monkeypatch.setattr(together, 'train_together', train)
-    return counts
 
 
 EQUAL = {
@@ -214,6 +202,19 @@ def test_what_was_begun_alone_goes_on_alone(cheap_runs, programs, tmp_path, monk
         jaxfed.simulate(members[0].config)
     run(config, 'learning_rate=0.02,0.1,0.2', 1, tmp_path)
     assert sorted(programs) == [1, 2]
+    monkeypatch.setattr(simulation, 'play', inner)
+    # Interrupted together, and then one of them begun anew and interrupted alone.
+    config = small(rounds=3, checkpoint_every=1)
+    other = sweep.expand(config, sweep.parse('momentum=0,0.5', config), 1, tmp_path / 'other')
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(simulation, 'play', play)
+        sweep.run(other, tmp_path / 'other')
+    assert (tmp_path / 'other' / together.SHARED).exists()
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(simulation, 'play', play)
+        jaxfed.simulate(other[0].config)
+    assert not any(o.failed for o in sweep.run(other, tmp_path / 'other'))
+    assert programs[2:] == [1, 1]
     summary = json.loads((tmp_path / 'learning_rate0.02_seed0' / 'summary.json').read_text())
     assert summary['resumed_after'] == 2 and summary['experiments'] == 1
 
@@ -224,6 +225,8 @@ def test_one_that_diverges_ends_no_other(cheap_runs, programs, tmp_path, capsys)
     assert programs == [2]
     assert [o.failed for o in outcomes] == [0, 1]
     assert 'is not finite; training diverged' in capsys.readouterr().err
+    sweep.show(outcomes, tmp_path, config)
+    assert ' 1e+30 │     - │     - │      - │ 1 failed │' in capsys.readouterr().out
     good, bad = (tmp_path / m.config.workdir for m in members)
     assert len(lines(good)) == 4 and not (bad / 'summary.json').exists()
     alone = jaxfed.simulate(
@@ -252,6 +255,12 @@ def test_halving_keeps_the_better_half(cheap_runs, programs, tmp_path):
         rounds = trained[member.config.learning_rate][0]
         assert summary['rounds'] == rounds and summary['stopped_early'] is (rounds < 4)
         assert summary['evaluated_on'] == 'validation'
+        state = read_run(tmp_path / member.config.workdir).state
+        assert state == (f'given up after {rounds} of 4 rounds' if rounds < 4 else 'finished')
+    rows = list(csv.DictReader((tmp_path / sweep.TABLE).open()))
+    assert [(int(row['given_up']), int(row['rounds'])) for row in rows] == [
+        (2 * (o.rounds[0] < 4), o.rounds[0]) for o in outcomes
+    ]
     whole, _ = run(config, text, 2, tmp_path / 'whole')
     for member, other in zip(members, whole):
         ours = lines(tmp_path / member.config.workdir)
@@ -268,6 +277,107 @@ def test_halving_by_hand():
     assert stop(2, metrics, range(6)) == [4, 5]  # means .5, .4, .3
     assert stop(2, metrics, [0, 2, 3, 4, 5]) == [0]  # one of the first has diverged
     assert stop(2, metrics, [2, 3]) == []
+
+
+def test_no_more_than_asked_for_are_trained_at_once(cheap_runs, programs, tmp_path):
+    config = small(rounds=1)
+    run(config, 'learning_rate=0.1,0.2,0.3,0.4,0.5', 1, tmp_path, most=2)
+    assert programs == [1, 2, 2]
+    places = [f'learning_rate=0.0{i}' for i in range(1, 10)]
+    members = sweep.expand(config, [((k.split('=')[0], float(k.split('=')[1])),) for k in places],
+                           1, tmp_path / 'more')  # fmt: skip
+    groups = together.group([m.config for m in members], tmp_path / 'more')
+    assert sorted(map(len, groups)) == [4, 5]  # 8 on a CPU, and of nearly one size
+    waves = [jaxfed.config.dataclasses.replace(m.config, stream='on') for m in members]
+    assert together.group(waves, tmp_path / 'more') == [[i] for i in range(9)]
+
+
+def test_folders_tell_every_value_apart(tmp_path):
+    config = small(method='fedprox')
+    text = 'mu=0,1e+30,0.12345678,0.12345679,1e-12,3'
+    names = [os.path.basename(m.config.workdir)
+             for m in sweep.expand(config, sweep.parse(text, config), 1, tmp_path)]  # fmt: skip
+    assert names == [
+        'mu0_seed0', 'mu1e+30_seed0', 'mu0.12345678_seed0', 'mu0.12345679_seed0', 'mu1e-12_seed0',
+        'mu3_seed0',
+    ]  # fmt: skip
+    assert sweep.shown(-1.0) == '-1' and sweep.shown(-2.5e-9) == '-2.5e-09'
+
+
+def test_folders_that_do_not_do_are_refused(cheap_runs, tmp_path):
+    config = small(rounds=1)
+    (tmp_path / 'run').mkdir()
+    (tmp_path / 'run' / 'config.json').write_text('{}')
+    with pytest.raises(ValueError, match='holds a run; name another directory for a sweep'):
+        sweep.expand(config, [()], 1, tmp_path / 'run')
+    with pytest.raises(ValueError, match='--resume=False: a sweep goes on with what is not done'):
+        sweep.expand(small(resume=False), [()], 1, tmp_path)
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(ValueError, match='is a file'):
+        sweep.expand(config, [()], 1, tmp_path / 'file')
+    members = sweep.expand(config, [()], 1, tmp_path / 'busy')
+    (tmp_path / 'busy').mkdir()
+    with (
+        records.alone(tmp_path / 'busy'),
+        pytest.raises(ValueError, match='another process is at work in it'),
+    ):
+        sweep.run(members, tmp_path / 'busy')
+
+
+def test_a_plan_trains_nothing(cheap_runs, tmp_path, capsys, monkeypatch):
+    config = small(method='fedprox', rounds=1)
+    members = sweep.expand(config, sweep.parse('mu=0,1 local_epochs=1,2', config), 2, tmp_path)
+    sweep.show_plan(members, tmp_path)
+    shown = capsys.readouterr().out
+    assert shown.count('4 experiment(s) at once, 4 rounds in all, about') == 2
+    assert '0 of 8 experiments are done, 8 would be trained in 2 group(s)' in shown
+    assert not list(tmp_path.iterdir())
+
+    def prepare(experiments):
+        raise simulation.TooLarge('too large')
+
+    monkeypatch.setattr(sweep, 'prepare', prepare)
+    sweep.show_plan(members, tmp_path)
+    assert 'it would be trained in smaller groups' in capsys.readouterr().out
+
+
+def test_all_from_python(cheap_runs, programs, tmp_path):
+    configs = {
+        'low': small(rounds=1, learning_rate=0.02), 'high': small(rounds=1, learning_rate=0.2),
+        'wild': small(rounds=1, learning_rate=1e30),
+    }  # fmt: skip
+    first = jaxfed.simulate_all(configs, tmp_path)
+    assert programs == [3] and list(first) == list(configs)
+    assert isinstance(first['wild'], jaxfed.Diverged)
+    again = jaxfed.simulate_all({**configs, 'more': small(rounds=1)}, tmp_path)
+    assert programs == [3, 2]  # the one that diverged has not ended
+    for name in ('low', 'high'):
+        one, other = first[name], again[name]
+        assert (one.summary, one.metrics, one.workdir) == (
+            other.summary,
+            other.metrics,
+            other.workdir,
+        )
+        jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
+    for name in ('a/b', '..', '.x', ''):
+        with pytest.raises(ValueError, match='must be the name of a folder'):
+            jaxfed.simulate_all({name: small()}, tmp_path)
+
+
+def test_a_group_that_cannot_be_recorded_ends_no_other(
+    cheap_runs, programs, tmp_path, monkeypatch, capsys
+):
+    inner = together.train_together
+
+    def train(experiments, *arguments, **keywords):
+        if experiments[0].config.local_epochs == 1:
+            raise OSError('no space left')
+        return inner(experiments, *arguments, **keywords)
+
+    monkeypatch.setattr(together, 'train_together', train)
+    _, outcomes = run(small(rounds=1), 'local_epochs=1,2', 2, tmp_path)
+    assert [o.failed for o in outcomes] == [2, 0] and programs == [2]
+    assert 'error: fedavg: local_epochs 1, 2 seeds: no space left' in capsys.readouterr().err
 
 
 def test_groups_that_do_not_fit_are_split(cheap_runs, programs, tmp_path, monkeypatch):
@@ -340,6 +450,8 @@ def test_halving_needs_held_out_data():
             sweep.parse_halving(text, small(validation=0.1))
     assert sweep.parse_halving('2,1,2', small(validation=0.1)) == [1, 2]
     assert sweep.parse_halving(None, small()) == []
+    with pytest.raises(ValueError, match='nothing is evaluated by round 1 with --eval_every=2'):
+        sweep.parse_halving('1', small(validation=0.1, eval_every=2))
 
 
 def test_two_parts_name_the_same_parameter():

@@ -444,17 +444,22 @@ def test_an_unfinished_run_goes_on_with_its_own_measures(asked, tmp_path, monkey
     def cell(measure, measured):
         return grid.make_cell(
             'fedlmd/cifar10_lda0.05', Row('FedAvg', ('--method=fedavg',)), 0, output=tmp_path,
-            flags=[f'--measure={measure}'], measured=measured,
+            flags=[f'--measure={measure}', *data], measured=measured,
         )  # fmt: skip
 
+    data = ['--dataset=digits', '--num_clients=4', '--clients_per_round=2', '--augment=none']
     held = cell('predictions,forgetting', True)
     text = json.dumps(records.describe_config(held.config, grid.parts_of(held.config)))
     held.folder.mkdir(parents=True)
     (held.folder / records.CONFIG).write_text(text)
     (held.folder / 'rounds').write_text('of a day')
     began = []
-    monkeypatch.setattr(grid, 'set_up', lambda config: config)
-    monkeypatch.setattr(grid, 'train', lambda config, **_: began.append(config))
+
+    def train(experiments, *_, **__):
+        began.extend(experiment.config for experiment in experiments)
+        return [()]
+
+    monkeypatch.setattr(grid, 'train_group', train)
     assert grid.run_cells([cell(asked, False)], quiet=True) == {}
     if asked == 'predictions':  # which it has
         assert grid.run_cells([cell(asked, True)], quiet=True) == {}
@@ -496,7 +501,7 @@ def test_runs_that_cannot_be_done_are_told(command, folder, monkeypatch, capsys)
     def full(*_, **__):
         raise OSError('no space left')
 
-    monkeypatch.setattr(grid, 'train', full)
+    monkeypatch.setattr(grid, 'train_group', full)
     assert command('fedlmd/1', '--methods=FedAvg,FedNTD', output='other') == 1
     shown = capsys.readouterr()
     assert shown.err.count('no space left') == 2

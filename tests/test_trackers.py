@@ -5,6 +5,7 @@ import csv
 import importlib.util
 import json
 import re
+import time
 import types
 
 import numpy as np
@@ -81,6 +82,31 @@ def test_wandb_keeps_every_scalar_offline(result):
         assert name.encode() in held
     for entry in result.metrics:
         assert json.dumps(entry['train_loss']).encode() in held
+
+
+@pytest.mark.skipif(not WANDB, reason='wandb is not installed')
+def test_runs_of_wandb_that_are_open_at_once_get_their_own_numbers(tmp_path, monkeypatch):
+    monkeypatch.setenv('WANDB_MODE', 'offline')
+    monkeypatch.setenv('WANDB_SILENT', 'true')
+    described = {'method_parts': [], 'partition_settings': {}}
+    places = [tmp_path / name for name in 'ab']
+    with contextlib.ExitStack() as stack:
+        tracks = []
+        for place in places:
+            place.mkdir()
+            tracks.append(stack.enter_context(trackers.wandb(place, described)))
+        for round_ in (1, 2):
+            for place, track in zip(places, tracks, strict=True):
+                track({'round': round_, f'of_{place.name}_{round_}': 0.5})
+    for place, other in zip(places, 'ba', strict=True):
+        (file,) = (place / 'wandb').glob('offline-run-*/*.wandb')
+        for _ in range(200):  # W&B's own process writes it, some time
+            if f'of_{place.name}_2'.encode() in (held := file.read_bytes()):
+                break
+            time.sleep(0.1)
+        for round_ in (1, 2):
+            assert f'of_{place.name}_{round_}'.encode() in held
+            assert f'of_{other}_{round_}'.encode() not in held
 
 
 def test_run_is_complete_with_its_partition(result, tmp_path):

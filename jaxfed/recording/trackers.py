@@ -316,7 +316,8 @@ def wandb(workdir: Path, config: dict[str, Any]) -> Iterator[Tracker]:
         name=os.environ.get('WANDB_NAME', workdir.name),
         dir=workdir,
         config=config,
-        settings=library.Settings(console='off'),  # what jaxfed prints stays where it is
+        # What jaxfed prints stays where it is, and runs that share a program are open together.
+        settings=library.Settings(console='off', reinit='create_new'),
     )
     status = 1
     try:

@@ -429,7 +429,7 @@ def costs(groups: Sequence[Group]) -> Table:
                     for name in ('parameter', 'upload', 'download')
                 ),
                 Cell(NOTHING) if auxiliary is None else Cell(_number(auxiliary), auxiliary),
-                _bytes(summary.get('memory_bytes')),
+                _of_program(run),
                 _cell(spread(group, seconds), _duration),
                 _cell(spread(group, of_summary('compile_seconds')), _duration),
                 _cell(spread(group, of_summary('seconds_per_round')), _duration),
@@ -437,6 +437,13 @@ def costs(groups: Sequence[Group]) -> Table:
             ]
         )
     return Table(columns, rows)
+
+
+def _of_program(run: Run) -> Cell:
+    """Memory of the program that trained a run, and of how many if of more than one."""
+    cell, count = _bytes((run.summary or {}).get('memory_bytes')), of_summary('experiments')(run)
+    shared = f' for {count:g} runs at once' if count and count > 1 and cell.key is not None else ''
+    return cell._replace(text=cell.text + shared)
 
 
 def _bytes(value: Any) -> Cell:

@@ -39,7 +39,8 @@ class Group(NamedTuple):
     def counted(self) -> tuple[Run, ...]:
         """Those that a mean is of: with all rounds, or every run where there is no such.
 
-        What a run has reached that diverged or is on its way is no sample of what a whole one does.
+        What a run has reached that diverged, was given up or is on its way is no sample of what a
+        whole one does.
         """
         return tuple(run for run in self.runs if run.complete) or self.runs
 

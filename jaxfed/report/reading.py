@@ -64,12 +64,19 @@ class Run(NamedTuple):
         return not self.diverged and self.rounds >= self.config['rounds']
 
     @property
+    def given_up(self) -> bool:
+        """Whether its training was ended early, as one of the worse half of a sweep."""
+        return bool((self.summary or {}).get('stopped_early'))
+
+    @property
     def state(self) -> str:
         """Whether it has ended and how, in a few words."""
         if self.diverged:
             return f'diverged in round {self.rounds}'
         if self.complete:
             return 'finished' if self.summary else 'all rounds, no summary'
+        if self.given_up:
+            return f'given up after {self.rounds} of {self.config["rounds"]} rounds'
         return f'unfinished, {self.rounds} of {self.config["rounds"]} rounds'
 
     def values(self, field: str) -> dict[int, float]:
@@ -270,6 +277,8 @@ def _check_summary(summary: dict[str, Any]) -> dict[str, Any]:
     cost = summary.get('cost', {})
     _need(isinstance(cost, dict) and all(map(is_number, cost.values())), '"cost" is no numbers')
     _need(cost.get('parameter_bytes', 1) > 0, '"parameter_bytes" is not above 0')
+    early = summary.get('stopped_early', False)
+    _need(isinstance(early, bool), '"stopped_early" is neither true nor false')
     return summary
 
 
