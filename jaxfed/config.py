@@ -208,6 +208,18 @@ _COMMAND = {
         'tell sizes, memory and time, and stop; data is loaded, programs are compiled and one '
         'round is timed, but no work directory is made',
     ),
+    'distributed': (
+        False,
+        'one of several processes, in a job of SLURM or Open MPI or on a TPU slice; all run the '
+        'same command',
+    ),
+}
+
+# Flags of one of several processes, which may differ between them.
+_PROCESS: dict[str, tuple[type, str]] = {
+    'coordinator': (str, 'several processes: HOST:PORT of the first, with a port free there'),
+    'num_processes': (int, 'several processes: how many'),
+    'process_id': (int, 'several processes: number of this one, from 0'),
 }
 
 # Fields that are no flags themselves: what methods and partitions of one's own take.
@@ -384,6 +396,8 @@ def define_flags(into: flags.FlagValues = flags.FLAGS, *, groups: Sequence[str] 
             _define(into, field.name, types[field.name], field.default, field.metadata['help'])
     for name, (default, text) in _COMMAND.items():
         flags.DEFINE_bool(name, default, text, flag_values=into)
+    for name, (kind, text) in _PROCESS.items():
+        _define(into, name, kind, None, text)
     taken = {field.name for field in dataclasses.fields(Config)}
     for name, by in _partitions_by_setting().items():
         if name not in taken:
@@ -420,6 +434,7 @@ def help_rows() -> dict[str, list[usage.Row]]:
         choices = named.get(field.name, typing.get_args(literal))
         rows[group].append(usage.Row(field.name, field.metadata['help'], field.default, choices))
     rows['machine'] += [usage.Row(name, text, given) for name, (given, text) in _COMMAND.items()]
+    rows['machine'] += [usage.Row(name, text, None) for name, (_, text) in _PROCESS.items()]
     return rows
 
 
@@ -525,6 +540,24 @@ def parse(arguments: Sequence[str]) -> Config:
         raise ValueError(str(error)) from error
     if left:
         raise ValueError(f'unexpected arguments {" ".join(left)}; flags begin with --.')
-    if own['dry_run'].value:
-        raise ValueError('--dry_run=True is a flag of python -m jaxfed.main alone; leave it out.')
+    for name in ('dry_run', 'distributed', *_PROCESS):
+        if (value := own[name].value) not in (None, False):
+            raise ValueError(
+                f'--{name}={value} is a flag of python -m jaxfed.main alone; leave it out.'
+            )
     return from_flags(own)
+
+
+def shared(config: Config) -> dict[str, Any]:
+    """Settings in which processes that train together have to agree.
+
+    Args:
+      config: the settings.
+
+    Returns:
+      Flag -> value, without those that say where this host has its files.
+    """
+    given = dataclasses.asdict(config)
+    mappings = [given.pop(name) for name in _MAPPINGS]
+    flat = {**given, **{name: value for mapping in mappings for name, value in mapping.items()}}
+    return {f'--{k}': v for k, v in flat.items() if k not in ('data_dir', 'npz', 'path')}

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxfed.devices import replicate, split
+from jaxfed.devices import AXIS, fetch, replicate, split
 from jaxfed.execution import peak_memory
 from jaxfed.experiment import Experiment
 from jaxfed.gradients import make_gradients
@@ -90,18 +90,27 @@ def compile_tests(
         params, stats = weights
         return model.evaluate(params, x, stats)
 
-    def compiled(test: Callable[..., Any], *arguments: PyTree) -> Any:
+    def compiled(test: Callable[..., Any], *arguments: PyTree, **placed: Any) -> Any:
         return (
-            jax.jit(functools.partial(test, apply, prepare=to_input, mesh=mesh))
+            jax.jit(functools.partial(test, apply, prepare=to_input, mesh=mesh), **placed)
             .lower(*arguments)
             .compile()
         )
 
     weights = server.params, server.stats
-    programs = {'global': compiled(evaluate_teacher if teaches else evaluate, weights, *test_set)}
+    programs = {
+        'global': compiled(
+            evaluate_teacher if teaches else evaluate, weights, *test_set, out_shardings=everywhere
+        )
+    }
     if config.local_eval_every:
         kept = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((*plan.slot.shape, *leaf.shape), leaf.dtype), weights
+            lambda leaf: jax.ShapeDtypeStruct(
+                (*plan.slot.shape, *leaf.shape),
+                leaf.dtype,
+                sharding=NamedSharding(mesh, PartitionSpec(AXIS)),
+            ),
+            weights,
         )
         teacher = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere),
@@ -138,7 +147,7 @@ def compile_tests(
             used, count = plan.used, split(plan.clients, mesh)
             models = split(jax.tree.map(functools.partial(spread, used=used), rows), mesh)
             each = jax.tree.map(
-                lambda leaf, used=used: np.asarray(leaf)[used],
+                lambda leaf, used=used: fetch(leaf)[used],
                 programs['local'](models, count, *test_set, teacher),
             )
             tested.append(each)
@@ -153,7 +162,7 @@ def compile_tests(
             for name, each in zip(
                 ('personal_accuracy', 'personal_global_accuracy'), both, strict=True
             ):
-                found.setdefault(name, []).append(np.asarray(each)[holding])
+                found.setdefault(name, []).append(fetch(each)[holding])
         parts = {name: np.concatenate(values) for name, values in found.items()}
         means = {name: float(values.mean()) for name, values in parts.items() if values.size}
         if evaluation is None:

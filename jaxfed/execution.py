@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxfed.devices import replicate, split
+from jaxfed import client_states as states_of
+from jaxfed import hosts
+from jaxfed.devices import fetch, replicate, split
 from jaxfed.lanes import Schedule
 from jaxfed.round import Round, RoundMetrics, ServerState, TrainingData
 from jaxfed.types import Array, Cohort, PyTree
@@ -77,8 +79,8 @@ def run_round(
       programs: the functions of the round, compiled or jitted.
       mesh: the devices that they run on.
       server: replicated on them, as are `key` and `data`.
-      client_states: [N, ...] NumPy arrays, all clients' states. Those of the cohort are replaced
-        in place.
+      client_states: from `client_states.create`, this process's rows of all clients' states. Those
+        of the cohort are replaced in place.
       cohort: of S clients.
       plan: of the cohort, from `lanes.schedule`.
       learning_rate: of the clients in this round.
@@ -136,18 +138,12 @@ def run_waves(
         # A CPU's devices do not wait for each other inside a program: XLA ends the process when
         # they do so for 40 seconds, and clients are unequal.
         jax.block_until_ready(trained.sums)
+        hosts.meet()
         sums = jax.tree.map(jnp.add, sums, trained.sums) if models else trained.sums
         used = plan.used
-        clients = cohort.clients[plan.slot[used]]
-        jax.tree.map(
-            lambda every, rows, used=used, clients=clients: every.__setitem__(
-                clients, np.asarray(rows)[used]
-            ),
-            client_states,
-            trained.states,
-        )
+        states_of.put(client_states, cohort.clients[plan.slot], used, trained.states, mesh)
         own = trained.models if keep else ()
-        models.append((plan, jax.tree.map(lambda rows, used=used: np.asarray(rows)[used], own)))
+        models.append((plan, jax.tree.map(lambda rows, used=used: fetch(rows)[used], own)))
     if not models:
         return server, None, models
     server, metrics = programs.merge(server, sampled, sums, rate, data)
@@ -158,7 +154,7 @@ def _place(
     mesh: Mesh, client_states: PyTree, cohort: Cohort, plan: Schedule, learning_rate: Any
 ) -> tuple[PyTree, Schedule, Cohort, Array]:
     """The arguments that change from round to round, on the devices that need them."""
-    states = jax.tree.map(lambda every: every[cohort.clients[plan.slot]], client_states)
-    states, placed = split((states, plan), mesh)
+    states = states_of.take(client_states, cohort.clients[plan.slot], plan.used, mesh)
+    placed = split(plan, mesh)
     sampled, rate = replicate((cohort, np.float32(learning_rate)), mesh)
     return states, placed, sampled, rate

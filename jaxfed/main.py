@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax
 from absl import app, flags
 
-from jaxfed import config, methods, simulation
+from jaxfed import config, hosts, methods, simulation
 from jaxfed.costs import Cost, method_cost
 from jaxfed.data.cache import cache_folder
 from jaxfed.devices import describe_devices, idle_accelerator, use_every_core
@@ -86,15 +86,35 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     with contextlib.suppress(RuntimeError):  # who has used JAX already has chosen its devices
         use_every_core()
+    given = flags.FLAGS
+    try:
+        hosts.start(
+            given.coordinator, given.num_processes, given.process_id, detect=given.distributed
+        )
+    except ValueError as error:
+        console.show_error(str(error))
+        return hosts.abandon(2)
+    with hosts.together():
+        status, message = train()
+        if message:
+            console.show_error(message)
+        return hosts.end(status, message)
+
+
+def train() -> tuple[int, str]:
+    """Train as the flags say, in one process or as one of several.
+
+    Returns:
+      The exit status, as of `main`, and what went wrong, '' for nothing.
+    """
     try:
         found, idle = describe_devices(jax.devices()), idle_accelerator()
     except (RuntimeError, AssertionError) as error:  # JAX's, for a platform that is not there
         asked = os.environ.get('JAX_PLATFORMS')
         told = f' ({error})' if str(error) else ''
-        console.show_error(f'JAX finds no device with JAX_PLATFORMS={asked}{told}; leave it out.')
-        return 2
+        return 2, f'JAX finds no device with JAX_PLATFORMS={asked}{told}; leave it out.'
     console.say(f'device: {found}', quiet=False)
-    if idle:
+    if idle and hosts.leader():
         console.show_warning(idle)
     if flags.FLAGS.compilation_cache and 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
         keep_compiled_programs()
@@ -102,32 +122,25 @@ def main(arguments: Sequence[str]) -> int:
         settings = config.from_flags()
         if flags.FLAGS.dry_run:
             show_plan(look(settings))
-            return 0
+            return 0, ''
         experiment = set_up(settings)
     except (ValueError, OSError) as error:  # of them TooLarge in a dry run
-        console.show_error(str(error))
-        return 2
+        return 2, str(error)
     except KeyboardInterrupt:
-        console.show_error('interrupted; no round was trained.')
-        return 130
+        return 130, 'interrupted; no round was trained.'
     try:
         simulation.train(experiment)
     except simulation.Diverged as error:
-        console.show_error(str(error))
-        return 1
+        return 1, str(error)
     except ValueError as error:  # too large for the memory, or a damaged work directory
-        console.show_error(str(error))
-        return 2
+        return 2, str(error)
     except OSError as error:
-        console.show_error(f'{error}; the rounds done are in {experiment.workdir}.')
-        return 1
+        return 1, f'{error}; the rounds done are in {experiment.workdir}.'
     except simulation.Interrupted as error:
-        console.show_error(str(error))
-        return 128 + error.signal
+        return 128 + error.signal, str(error)
     except KeyboardInterrupt:
-        console.show_error(f'interrupted; the rounds done are in {experiment.workdir}.')
-        return 130
-    return 0
+        return 130, f'interrupted; the rounds done are in {experiment.workdir}.'
+    return 0, ''
 
 
 def run() -> None:

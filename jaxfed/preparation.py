@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
+from jaxfed import client_states as states_of
+from jaxfed import hosts
 from jaxfed.config import Config
 from jaxfed.costs import size_of
 from jaxfed.data.augment import make_augment, normalise, parse_augment
@@ -84,10 +85,8 @@ def prepare(experiment: Experiment) -> Prepared:
     params = model.init(jax.random.key(stream(config.seed, 'initialisation')))
     server_state, client_state = method.init(params, model.stats)
     started = ServerState(params, server_state, jnp.zeros((), jnp.int32), model.stats)
-    # Every client's state lives on the host; a round's rows travel.
-    client_states = jax.tree.map(
-        lambda leaf: of_every_client(np.asarray(leaf), config.num_clients), client_state
-    )
+    # Every client's state lives on a host; a round's rows travel.
+    client_states = states_of.create(client_state, config.num_clients)
     lanes = config.lanes or choose_lanes(
         client_steps(experiment),
         cohort_size=config.clients_per_round,
@@ -112,6 +111,7 @@ def prepare(experiment: Experiment) -> Prepared:
             )
             # The programs say how much memory their lanes take, most of which grows with them.
             needed = needed_memory(experiment, mesh, programs, tests, client_states, data, streams)
+            needed = -int(hosts.least(-needed))  # the most of all processes
             available = memory(mesh)
             if config.lanes or needed <= available or lanes == 1:
                 break
@@ -155,21 +155,6 @@ def most_lanes(config: Config, devices: int) -> int:
     return CPU_LANES if devices == 1 else 1
 
 
-def of_every_client(leaf: np.ndarray, num_clients: int) -> np.ndarray:
-    """The same array for each of N clients; zeros take memory only when they are written.
-
-    Args:
-      leaf: the array.
-      num_clients: N.
-
-    Returns:
-      [N, ...].
-    """
-    if not leaf.any():
-        return np.zeros((num_clients, *leaf.shape), leaf.dtype)
-    return np.repeat(leaf[None], num_clients, axis=0)
-
-
 def needed_memory(
     experiment: Experiment,
     mesh: Mesh,
@@ -206,9 +191,9 @@ def needed_memory(
     stay = data.x.nbytes * (WAVES if streams else 1) + tested
     if mesh.devices.flat[0].platform != 'cpu':
         return inside + stay
-    row = size_of(client_states) // config.num_clients
+    row = size_of(client_states) * hosts.count() // config.num_clients
     # All that were in a round, and two copies of a round's; of local models three if measured.
-    rows = min(config.num_clients, config.rounds * config.clients_per_round)
+    rows = min(config.num_clients, config.rounds * config.clients_per_round) // hosts.count()
     stay += row * (rows + 2 * config.clients_per_round)
     # A checkpoint is a copy of all rows, also of those that are still zero.
     stay += row * config.num_clients if config.checkpoint_every else 0
@@ -217,7 +202,7 @@ def needed_memory(
         weights = jax.eval_shape(model.init, jax.random.key(0)), model.stats
         copies = 3 if 'models' in needs(parse_measures(config.measure)) else 2
         stay += copies * config.clients_per_round * size_of(weights)
-    return inside + stay // mesh.size
+    return inside + stay // len(mesh.local_devices)
 
 
 def in_words(size: float) -> str:

@@ -1,6 +1,7 @@
 """The host's loop over rounds: train an experiment and record it."""
 
 import contextlib
+import json
 import shutil
 import time
 from collections.abc import Callable
@@ -8,9 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
-
+from jaxfed import client_states as states_of
+from jaxfed import hosts, liveness
 from jaxfed.config import Config
 from jaxfed.costs import method_cost
 from jaxfed.devices import replicate
@@ -52,7 +52,7 @@ class State(NamedTuple):
     """What a run goes on from after a round."""
 
     server: ServerState
-    clients: PyTree  # [N, ...] NumPy, every client's state; the next round changes it in place
+    clients: PyTree  # [n, ...] NumPy, states of clients; the next round changes them in place
     past: Past
 
 
@@ -82,9 +82,16 @@ def train(
       Interrupted: if SIGINT or SIGTERM came, after the end of the round.
       OSError: if records or checkpoints cannot be written; earlier ones stay as they are.
     """
+    liveness.advise(
+        f'with --workdir={experiment.workdir} the same command goes on from the last checkpoint'
+    )
+    if not hosts.leader():
+        return _follow(experiment)
     with records.alone(experiment.workdir):
         result = _train(experiment, quiet=quiet, watch=watch)
         shutil.rmtree(experiment.workdir / FOLDER, ignore_errors=True)
+    if hosts.count() > 1:
+        hosts.from_leader(lambda: json.dumps([result.summary, result.metrics]))
     if not quiet:
         console.show_summary(result.summary, experiment.workdir)
     return result
@@ -129,11 +136,7 @@ def _train(
             state, entry = play(prepared, config, planned, state)
             failed = not_finite(entry)
             if failed and config.on_divergence == 'stop':
-                raise Diverged(
-                    f'round {planned.number}: {failed} is not finite; training diverged. A lower '
-                    '--learning_rate or smaller weights of the method may help. The rounds before '
-                    f'are in {workdir}. --on_divergence=record ends such a run without an error.'
-                )
+                raise diverged(planned.number, failed, workdir)
             if failed:
                 entry |= failed_values(config) | {'failed': True}
             metrics.append(entry)
@@ -143,18 +146,13 @@ def _train(
             watch(entry)
             if failed or planned.number == config.rounds:
                 break
-            signal = came()
-            every = config.checkpoint_every
-            if signal or (every and planned.number % every == 0):
+            signal = hosts.any_signal(came())
+            if signal or checkpoint_due(config, planned.number):
                 # A checkpoint counts on the lines of its rounds.
                 lines.settle()
-                save(checkpoints, planned.number, state)
+                save(checkpoints, planned.number, whole(state, config))
             if signal:
-                raise Interrupted(
-                    f'stopped after round {planned.number}; the same command goes on from there, '
-                    f'with --workdir={workdir}.',
-                    signal,
-                )
+                raise stopped(planned.number, workdir, signal)
         summary = finish(experiment, prepared, metrics)
         summary['resumed_after'] = done or None
         summary['trackers_failed'] = untracked
@@ -165,6 +163,93 @@ def _train(
         # The summary tells that the run is finished, so it comes last.
         records.write_json(workdir / records.SUMMARY, summary)
     return Result(summary, metrics, state.server.params, state.server.stats, workdir)
+
+
+def _follow(experiment: Experiment) -> Result:
+    """As `_train`, in a process whose work the first one records."""
+    config, workdir = experiment.config, experiment.workdir
+    prepared = prepare(experiment)
+    done, state = start(experiment, prepared, None)
+    with (
+        stopping(lambda text: None) as came,
+        memory_errors(experiment, prepared.mesh, prepared.lanes),
+    ):
+        for planned in prepared.feed(prepared.lanes, done + 1):
+            state, entry = play(prepared, config, planned, state)
+            failed = not_finite(entry)
+            if failed and config.on_divergence == 'stop':
+                raise diverged(planned.number, failed, workdir)
+            if failed or planned.number == config.rounds:
+                break
+            signal = hosts.any_signal(came())
+            if signal or checkpoint_due(config, planned.number):
+                whole(state, config)
+            if signal:
+                raise stopped(planned.number, workdir, signal)
+    summary, metrics = json.loads(hosts.from_leader(str))
+    return Result(summary, metrics, state.server.params, state.server.stats, workdir)
+
+
+def checkpoint_due(config: Config, number: int) -> bool:
+    """Whether a checkpoint is written after a round.
+
+    Args:
+      config: the settings.
+      number: of the round.
+
+    Returns:
+      Whether it is.
+    """
+    return config.checkpoint_every > 0 and number % config.checkpoint_every == 0
+
+
+def whole(state: State, config: Config) -> State:
+    """The state with the rows of all processes, on the first of them.
+
+    Args:
+      state: after a round.
+      config: the settings.
+
+    Returns:
+      The state.
+    """
+    return state._replace(clients=states_of.collect(state.clients, config.num_clients))
+
+
+def diverged(number: int, failed: str, workdir: Path) -> Diverged:
+    """The error of a run that diverged.
+
+    Args:
+      number: of the round.
+      failed: what is not finite.
+      workdir: the work directory.
+
+    Returns:
+      The error.
+    """
+    return Diverged(
+        f'round {number}: {failed} is not finite; training diverged. A lower --learning_rate or '
+        f'smaller weights of the method may help. The rounds before are in {workdir}. '
+        '--on_divergence=record ends such a run without an error.'
+    )
+
+
+def stopped(number: int, workdir: Path, signal: int) -> Interrupted:
+    """The error of a run that was asked to stop.
+
+    Args:
+      number: of the last round.
+      workdir: the work directory.
+      signal: that came.
+
+    Returns:
+      The error.
+    """
+    return Interrupted(
+        f'stopped after round {number}; the same command goes on from there, with '
+        f'--workdir={workdir}.',
+        signal,
+    )
 
 
 def title_of(config: Config) -> str:
@@ -185,7 +270,7 @@ def start(experiment: Experiment, prepared: Prepared, checkpoints: Any) -> tuple
     Args:
       experiment: from `set_up`.
       prepared: from `prepare`.
-      checkpoints: of the run.
+      checkpoints: of the run; not read by processes after the first, which get what it reads.
 
     Returns:
       (rounds done, the state).
@@ -196,12 +281,16 @@ def start(experiment: Experiment, prepared: Prepared, checkpoints: Any) -> tuple
     dataset = experiment.dealt.dataset
     past = no_past(dataset.num_classes, len(dataset.y_test))
     first = State(prepared.server, prepared.client_states, past)
-    saved = restore(checkpoints, first)
-    if saved is None:
+    clients = experiment.config.num_clients
+    like = first._replace(clients=states_of.blank(first.clients, clients))
+    saved = restore(checkpoints, like) if hosts.leader() else None
+    done = int(hosts.from_leader(lambda: str(saved.round if saved else 0)))
+    if not done:
         return 0, first
-    server, clients, past = saved.state
-    writable = jax.tree.map(np.array, clients)
-    return saved.round, State(replicate(server, prepared.mesh), writable, past)
+    read = saved.state if saved else first
+    server, past = states_of.broadcast((read.server, read.past))
+    own = states_of.spread(read.clients, first.clients, clients)
+    return done, State(replicate(server, prepared.mesh), own, past)
 
 
 def play(
