@@ -126,7 +126,9 @@ def _detect() -> tuple[str, int, int, Sequence[int] | None]:
             '--distributed: JAX finds no job of SLURM or Open MPI and no TPU slice or Kubernetes '
             'here; give --coordinator=HOST:PORT, --num_processes and --process_id.'
         )
-    return address, processes, number_, devices
+    # JAX reads the variable itself, where it is told nothing else.
+    told = os.environ.get('JAX_LOCAL_DEVICE_IDS')
+    return address, processes, number_, None if told else devices
 
 
 def _check_port(coordinator: str, port: int) -> None:

@@ -31,11 +31,11 @@ RUNS = {
     'fedavg': {'method': 'fedavg+fedavgm'},
     'scaffold': {
         'method': 'scaffold', 'dropout': 0.3, 'stream': 'on', 'local_eval_every': 2,
-        'measure': 'drift,forgetting,gradients', 'personal_test': 0.2, 'seed': 1,
+        'measure': 'drift,forgetting', 'personal_test': 0.2, 'seed': 1,
     },
     'fedlmd': {'method': 'fedlmd', 'devices': '3'},
 }  # fmt: skip
-RESUMED = {'method': 'moon', 'rounds': 6}
+RESUMED = {'method': 'feddyn', 'rounds': 6}
 
 # What a process of a pair runs: its number, the coordinator and the settings of its runs.
 SCRIPT = """
@@ -52,9 +52,19 @@ with hosts.together():
 """
 
 
-@contextlib.contextmanager
-def pair(folder, commands):
+@pytest.fixture(scope='module')
+def compiled(tmp_path_factory):
+    return tmp_path_factory.mktemp('compiled')
+
+
+@pytest.fixture
+def pair(tmp_path, compiled):
     """Starts a process for each command, which may hold ADDRESS, in folders of their own."""
+    return lambda commands: start_pair(tmp_path, compiled, commands)
+
+
+@contextlib.contextmanager
+def start_pair(folder, compiled, commands):
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         address = f'127.0.0.1:{free.getsockname()[1]}'
@@ -64,9 +74,10 @@ def pair(folder, commands):
         'JAX_PLATFORMS': 'cpu',
         'JAX_DISABLE_MOST_OPTIMIZATIONS': 'true',
         'JAXFED_CACHE_DIR': str(folder / 'cache'),
+        'JAX_COMPILATION_CACHE_DIR': str(compiled),
+        'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1',
         'PYTHONPATH': str(Path(jaxfed.__file__).parents[1]),
     }
-    environment.pop('JAX_COMPILATION_CACHE_DIR', None)
     started = []
     try:
         for i, command in enumerate(commands):
@@ -146,14 +157,14 @@ def stop_after(rounds):
     return watch
 
 
-def test_two_processes_train_as_one(alone, tmp_path):
+def test_two_processes_train_as_one(pair, alone, tmp_path):
     # The last run was begun by one process, of four devices.
     begun = {**RESUMED, 'workdir': str(tmp_path / 'begun')}
     settings = jaxfed.Config(**{**SMALL, **begun})
     with pytest.raises(simulation.Interrupted):
         simulation.train(set_up(settings), quiet=True, watch=stop_after(3))
     runs = [{**run, 'workdir': name} for name, run in RUNS.items()]
-    with pair(tmp_path, scripts(*runs, begun)) as processes:
+    with pair(scripts(*runs, begun)) as processes:
         told = [process.communicate(timeout=200) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], told
     assert told[0][0] == told[1][0]  # summaries of the first one on both
@@ -169,11 +180,11 @@ def test_two_processes_train_as_one(alone, tmp_path):
 
 
 LONG = ('--model=mlp', '--num_clients=9', '--clients_per_round=5', '--local_epochs=1', '--alpha=1')
-LONG += ('--rounds=100', '--checkpoint_every=2', '--method=scaffold', '--workdir=run')
+LONG += ('--rounds=40', '--checkpoint_every=2', '--method=scaffold', '--workdir=run')
 
 
-def test_the_first_process_dies_and_one_process_goes_on(alone, tmp_path):
-    with pair(tmp_path, commands(*LONG)) as processes:
+def test_the_first_process_dies_and_one_process_goes_on(pair, alone, tmp_path):
+    with pair(commands(*LONG)) as processes:
         wait_for_rounds(tmp_path / 'host0' / 'run' / 'metrics.jsonl', 5, processes)
         processes[0].kill()
         began = time.monotonic()
@@ -185,17 +196,17 @@ def test_the_first_process_dies_and_one_process_goes_on(alone, tmp_path):
         'error: process 0 was lost: it closed its connection; with --workdir=run the same command '
         'goes on from the last checkpoint.'
     ]
-    settings = {'method': 'scaffold', 'rounds': 100, 'checkpoint_every': 0}
+    settings = {'method': 'scaffold', 'rounds': 40, 'checkpoint_every': 0}
     (tmp_path / 'host0' / 'run').rename(tmp_path / 'rest')
     rest, whole = (alone(name, **settings) for name in ('rest', 'whole'))
     assert json.loads((rest / 'summary.json').read_text())['resumed_after'] >= 2
-    assert_same_run(rest, whole, atol=1e-4)  # rounding grows
+    assert_same_run(rest, whole, atol=2e-4)  # rounding grows
 
 
-def test_another_process_dies(tmp_path):
+def test_another_process_dies(pair, tmp_path):
     assert liveness.LIMIT + 10 < 60
     run = {'method': 'scaffold', 'rounds': 2000, 'workdir': 'run'}
-    with pair(tmp_path, scripts(run, limit=5)) as processes:
+    with pair(scripts(run, limit=5)) as processes:
         wait_for_rounds(tmp_path / 'host0' / 'run' / 'metrics.jsonl', 3, processes)
         processes[1].kill()
         _, error = processes[0].communicate(timeout=60)
@@ -206,8 +217,8 @@ def test_another_process_dies(tmp_path):
     ]
 
 
-def test_all_stop_after_the_same_round(tmp_path):
-    with pair(tmp_path, commands(*LONG)) as processes:
+def test_all_stop_after_the_same_round(pair, tmp_path):
+    with pair(commands(*LONG)) as processes:
         wait_for_rounds(tmp_path / 'host0' / 'run' / 'metrics.jsonl', 3, processes)
         processes[1].send_signal(signal.SIGTERM)
         errors = [process.communicate(timeout=60)[1] for process in processes]
@@ -228,8 +239,8 @@ def test_all_stop_after_the_same_round(tmp_path):
         (('--dataset=npz', '--npz=b.npz'), "--dataset='digits' in process 0, 'npz' in process 1"),
     ],
 )
-def test_processes_that_disagree_are_told_before_training(second, message, tmp_path):
-    with pair(tmp_path, commands('--workdir=run', second=second)) as processes:
+def test_processes_that_disagree_are_told_before_training(second, message, pair, tmp_path):
+    with pair(commands('--workdir=run', second=second)) as processes:
         errors = [process.communicate(timeout=60)[1] for process in processes]
     assert [process.returncode for process in processes] == [2, 2], errors
     assert message in errors[0]
@@ -237,12 +248,12 @@ def test_processes_that_disagree_are_told_before_training(second, message, tmp_p
     assert not (tmp_path / 'host0' / 'run').exists()
 
 
-def test_what_one_process_refuses_ends_the_other(tmp_path):
+def test_what_one_process_refuses_ends_the_other(pair, tmp_path):
     held = tmp_path / 'held'
     held.mkdir()
     for name in ('config.json', 'summary.json'):
         (held / name).write_text('{}')
-    with pair(tmp_path, commands(f'--workdir={held}')) as processes:
+    with pair(commands(f'--workdir={held}')) as processes:
         errors = [process.communicate(timeout=60)[1] for process in processes]
     assert [process.returncode for process in processes] == [2, 2], errors
     assert errors[0].startswith(f'error: --workdir={held} already holds a finished run')
