@@ -171,7 +171,7 @@ def watch(client: Any, process: int, processes: int) -> None:
                 sign = signs.get(f'{_FOLDER}/alive/{number}', '')
                 if number not in heard or heard[number][0] != sign:
                     heard[number] = (sign, now)
-            limit = SHORT if _suspicious.is_set() else LIMIT
+            limit = min(SHORT, LIMIT) if _suspicious.is_set() else LIMIT
             silent = [n for n, (_, since) in heard.items() if now - since > limit]
             if silent:
                 which = 'es' * (len(silent) > 1), ', '.join(map(str, silent))
