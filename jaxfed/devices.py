@@ -46,8 +46,10 @@ def describe_devices(devices: Sequence[Any]) -> str:
     Returns:
       The words, as '4 cpu cores, each one a device' or '2 x NVIDIA H100, 60 GiB each for JAX'.
     """
-    first = next(d for d in devices if d.process_index == hosts.number())
-    among = f', of {hosts.count()} processes' if hosts.count() > 1 else ''
+    first, among = devices[0], ''
+    if hosts.count() > 1:
+        first = next(device for device in devices if device.process_index == hosts.number())
+        among = f', of {hosts.count()} processes'
     if first.platform == 'cpu':
         here = cores()
         return (
