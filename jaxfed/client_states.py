@@ -18,24 +18,27 @@ from jaxfed.devices import AXIS, split
 from jaxfed.types import PyTree
 
 
-def create(first: PyTree, rows: int) -> PyTree:
-    """The same state for every row; zeros take memory only when they are written.
+def create(first: Sequence[PyTree], num_clients: int) -> PyTree:
+    """The same state for all clients of an experiment; zeros take memory only when written.
 
     Args:
-      first: the state of one client.
-      rows: N, of all processes.
+      first: X states, of one client of each experiment.
+      num_clients: N, of each experiment.
 
     Returns:
-      [n, ...] NumPy arrays, the rows of this process.
+      NumPy arrays, the rows of this process, of the [X N, ...] of all clients of one experiment
+      after another.
     """
-    own = len(range(hosts.number(), rows, hosts.count()))
+    experiment = np.arange(hosts.number(), len(first) * num_clients, hosts.count()) // num_clients
 
-    def repeat(leaf: np.ndarray) -> np.ndarray:
-        if not leaf.any():
-            return np.zeros((own, *leaf.shape), leaf.dtype)
-        return np.repeat(leaf[None], own, axis=0)
+    def repeat(*leaves: np.ndarray) -> np.ndarray:
+        every = np.zeros((len(experiment), *leaves[0].shape), leaves[0].dtype)
+        for x, leaf in enumerate(leaves):
+            if leaf.any():
+                every[experiment == x] = leaf
+        return every
 
-    return jax.tree.map(lambda leaf: repeat(np.asarray(leaf)), first)
+    return jax.tree.map(lambda *leaves: repeat(*map(np.asarray, leaves)), *first)
 
 
 def take(states: PyTree, rows: np.ndarray, used: np.ndarray, mesh: Mesh) -> PyTree:

@@ -197,10 +197,24 @@ GROUPS = (
     'local training',
     'network',
     'evaluation and records',
+    'sweep',
     'machine',
 )
 
-# Flags of the command line that are no settings of the experiment.
+# Flags of the command line that are no settings of an experiment, the first of them for many.
+_SWEEP = {
+    'sweep': (
+        None,
+        'settings to train, numbers only, as "beta=.1,.3,1 tau=1,3"; every combination, as many of '
+        'them at once as can share a program',
+    ),
+    'seeds': (1, 'experiments of each setting; with seeds from --seed on'),
+    'halving': (
+        None,
+        'rounds after which the worse half of a sweep is given up, as 10,20; judged by the '
+        'examples of --validation',
+    ),
+}
 _COMMAND = {
     'compilation_cache': (True, 'keep compiled programs for the next start; in ~/.cache/jaxfed'),
     'dry_run': (
@@ -394,8 +408,8 @@ def define_flags(into: flags.FlagValues = flags.FLAGS, *, groups: Sequence[str] 
             )
         elif field.name not in _MAPPINGS:
             _define(into, field.name, types[field.name], field.default, field.metadata['help'])
-    for name, (default, text) in _COMMAND.items():
-        flags.DEFINE_bool(name, default, text, flag_values=into)
+    for name, (default, text) in {**_SWEEP, **_COMMAND}.items():
+        _define(into, name, str if default is None else type(default), default, text)
     for name, (kind, text) in _PROCESS.items():
         _define(into, name, kind, None, text)
     taken = {field.name for field in dataclasses.fields(Config)}
@@ -433,6 +447,7 @@ def help_rows() -> dict[str, list[usage.Row]]:
         named = {'partition': tuple(PARTITIONS), 'model': tuple(MODELS)}
         choices = named.get(field.name, typing.get_args(literal))
         rows[group].append(usage.Row(field.name, field.metadata['help'], field.default, choices))
+    rows['sweep'] = [usage.Row(name, text, given) for name, (given, text) in _SWEEP.items()]
     rows['machine'] += [usage.Row(name, text, given) for name, (given, text) in _COMMAND.items()]
     rows['machine'] += [usage.Row(name, text, None) for name, (_, text) in _PROCESS.items()]
     return rows
@@ -540,10 +555,11 @@ def parse(arguments: Sequence[str]) -> Config:
         raise ValueError(str(error)) from error
     if left:
         raise ValueError(f'unexpected arguments {" ".join(left)}; flags begin with --.')
-    for name in ('dry_run', 'distributed', *_PROCESS):
-        if (value := own[name].value) not in (None, False):
+    for name in ('dry_run', 'distributed', *_PROCESS, *_SWEEP):
+        if own[name].present:
             raise ValueError(
-                f'--{name}={value} is a flag of python -m jaxfed.main alone; leave it out.'
+                f'--{name}={own[name].value} is a flag of python -m jaxfed.main alone; leave it '
+                'out.'
             )
     return from_flags(own)
 

@@ -230,14 +230,15 @@ def fetch(tree: PyTree) -> PyTree:
     """What is on the devices, of all processes, on each host. All processes have to call it.
 
     Args:
-      tree: JAX arrays, split or everywhere.
+      tree: JAX arrays, split or everywhere, or those of NumPy.
 
     Returns:
       NumPy arrays.
     """
 
     def get(leaf: jax.Array) -> np.ndarray:
-        if not (leaf.is_fully_addressable or leaf.is_fully_replicated):
+        spread = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+        if spread and not leaf.is_fully_replicated:
             leaf = _gather(leaf.sharding.mesh)(leaf)  # type: ignore[attr-defined]
         return np.asarray(leaf)
 

@@ -33,17 +33,24 @@ from jaxfed.metrics.measures import (
 )
 from jaxfed.metrics.past import Past
 from jaxfed.round import ServerState
+from jaxfed.stacking import row
 from jaxfed.types import Array, Outputs, PyTree
 
 T = TypeVar('T')
-Kept = list[tuple[Schedule, PyTree]]  # a round's waves and local models, from `run_waves`
+
+
+class Kept(NamedTuple):
+    """The local models of an experiment after a round, as far as their clients arrived."""
+
+    slots: np.ndarray  # [n] places in the cohort, ascending
+    models: PyTree  # [n, ...] NumPy: parameters and batch statistics; () if they are not kept
 
 
 class Tests(NamedTuple):
     """How an experiment's models are evaluated."""
 
     of_global: Callable[[ServerState], Evaluation]
-    # (server before the round, after it, what the round kept, cohort)
+    # (server before the round, after it, what the round kept, [S] cohort)
     # -> means over the round's clients, and what the chosen measures look at
     of_locals: Callable[
         [ServerState, ServerState, Kept, np.ndarray], tuple[dict[str, float], Locals | None]
@@ -54,37 +61,84 @@ class Tests(NamedTuple):
     memory: int  # bytes that the largest program takes on each device, besides the test data
 
 
+class Programs(NamedTuple):
+    """The compiled evaluations, and what their results are taken from."""
+
+    of_global: Any
+    of_locals: Any
+    personal: Any
+    gradients: Sequence[Callable[[tuple[PyTree, PyTree], np.ndarray], Any] | None]  # X
+    room: int  # local models of a device
+    held: int  # the most examples that any client holds out for itself
+    memory: int
+
+
 def compile_tests(
-    experiment: Experiment,
+    experiments: Sequence[Experiment],
     mesh: Mesh,
     server: ServerState,
-    cohort: np.ndarray,
-    plan: Schedule,
     to_input: Callable[[Array], Array],
     *,
     lanes: int,
-) -> Tests:
+) -> list[Tests]:
     """Compile the evaluations that the settings ask for.
 
     Args:
-      experiment: from `set_up`.
+      experiments: X that share their programs.
       mesh: the devices.
-      server: of any round.
-      cohort: [S] client ids of any round.
-      plan: its schedule.
+      server: [X, ...] of any round.
       to_input: normalisation.
       lanes: models that a device evaluates side by side.
 
     Returns:
-      The evaluations; that of local models is there if the settings ask for it.
+      The evaluations of each experiment; that of local models is there if the settings ask for it.
     """
-    config, dealt, model = experiment.config, experiment.dealt, experiment.model
-    dataset, names = dealt.dataset, parse_measures(config.measure)
-    chosen, needed = parse_clients(config.confusion_clients), needs(names)
-    looks_at_locals = bool(chosen) or of_local_models(names)
+    placed: dict[int, PyTree] = {}  # experiments without validation data have one test set
+    for dataset in (experiment.dealt.dataset for experiment in experiments):
+        if id(dataset.x_test) not in placed:
+            placed[id(dataset.x_test)] = replicate((dataset.x_test, dataset.y_test), mesh)
+    sets = [placed[id(experiment.dealt.dataset.x_test)] for experiment in experiments]
+    programs = compile_programs(experiments, mesh, server, sets[0], to_input, lanes=lanes)
+    return [
+        make_tests(experiment, mesh, programs, test_set, gradients)
+        for experiment, test_set, gradients in zip(
+            experiments, sets, programs.gradients, strict=True
+        )
+    ]
+
+
+def compile_programs(
+    experiments: Sequence[Experiment],
+    mesh: Mesh,
+    server: ServerState,
+    test_set: tuple[Array, Array],
+    to_input: Callable[[Array], Array],
+    *,
+    lanes: int,
+) -> Programs:
+    """Compile what evaluates the models of any of several experiments.
+
+    Args:
+      experiments: as for `compile_tests`, like all that is not named here.
+      mesh: see there.
+      server: see there.
+      test_set: (images, labels) on the devices, of any of them.
+      to_input: see there.
+      lanes: see there.
+
+    Returns:
+      The programs.
+    """
+    config, model = experiments[0].config, experiments[0].model
+    needed = needs(parse_measures(config.measure))
     teaches = 'agreement' in needed
-    test_set = replicate((dataset.x_test, dataset.y_test), mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
+    room = -(-config.clients_per_round // mesh.size)
+    held = most_held(experiments) if config.personal_test else 0
+    lanes = min(lanes, room)
+
+    def shaped(leaf: Any, *front: int, sharding: Any = None) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((*front, *leaf.shape), leaf.dtype, sharding=sharding)
 
     def apply(weights: tuple[PyTree, PyTree], x: Array) -> Outputs:
         params, stats = weights
@@ -97,38 +151,80 @@ def compile_tests(
             .compile()
         )
 
-    weights = server.params, server.stats
-    programs = {
-        'global': compiled(
-            evaluate_teacher if teaches else evaluate, weights, *test_set, out_shardings=everywhere
-        )
-    }
+    own = jax.eval_shape(lambda server: row((server.params, server.stats), 0), server)
+    weights = jax.tree.map(functools.partial(shaped, sharding=everywhere), own)
+    of_global = compiled(
+        evaluate_teacher if teaches else evaluate, weights, *test_set, out_shardings=everywhere
+    )
+    of_locals = personal = None
     if config.local_eval_every:
-        kept = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(
-                (*plan.slot.shape, *leaf.shape),
-                leaf.dtype,
-                sharding=NamedSharding(mesh, PartitionSpec(AXIS)),
-            ),
-            weights,
-        )
+        over_devices = NamedSharding(mesh, PartitionSpec(AXIS))
+        kept = jax.tree.map(lambda leaf: shaped(leaf, mesh.size, room, sharding=over_devices), own)
         teacher = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere),
-            programs['global'].out_info[1] if teaches else None,
+            functools.partial(shaped, sharding=everywhere),
+            of_global.out_info[1] if teaches else None,
         )
-        count = split(plan.clients, mesh)
+        count = split(np.zeros(mesh.size, np.int32), mesh)
         local = functools.partial(evaluate_locals, lanes=lanes)
-        programs['local'] = compiled(local, kept, count, *test_set, teacher)
+        of_locals = compiled(local, kept, count, *test_set, teacher)
         if config.personal_test:
-            own = split(held_out(experiment, plan, cohort), mesh)
-            personal = functools.partial(personal_accuracy, lanes=lanes)
-            programs['personal'] = compiled(personal, kept, weights, count, own)
-    of_gradients = None
+            examples = split(
+                held_out(
+                    experiments[0], np.array([], int), mesh.size, room, most_held(experiments)
+                ),
+                mesh,
+            )
+            accuracy = functools.partial(personal_accuracy, lanes=lanes)
+            personal = compiled(accuracy, kept, weights, count, examples)
+    gradients: Sequence[Any] = [None] * len(experiments)
+    program = None
     if 'gradients' in needed:
-        of_gradients, programs['gradients'] = make_gradients(experiment, mesh, weights, to_input)
+        gradients, program = make_gradients(experiments, mesh, weights, to_input)
+    images = experiments[0].dealt.dataset.x_test.nbytes
+    return Programs(
+        of_global=of_global,
+        of_locals=of_locals,
+        personal=personal,
+        gradients=gradients,
+        room=room,
+        held=held,
+        memory=max(
+            peak_memory(program) - counted
+            for program, counted in (
+                (of_global, images), (of_locals, images), (personal, 0), (program, 0),
+            )
+            if program is not None
+        ),
+    )  # fmt: skip
+
+
+def make_tests(
+    experiment: Experiment,
+    mesh: Mesh,
+    programs: Programs,
+    test_set: tuple[Array, Array],
+    of_gradients: Callable[[tuple[PyTree, PyTree], np.ndarray], Any] | None,
+) -> Tests:
+    """Make the evaluations of one experiment.
+
+    Args:
+      experiment: from `set_up`.
+      mesh: the devices.
+      programs: compiled for it.
+      test_set: (images, labels) on the devices.
+      of_gradients: takes the gradients of its clients, if they are measured.
+
+    Returns:
+      The evaluations.
+    """
+    config, dealt = experiment.config, experiment.dealt
+    names = parse_measures(config.measure)
+    chosen, needed = parse_clients(config.confusion_clients), needs(names)
+    looks_at_locals = bool(chosen) or of_local_models(names)
+    teaches = 'agreement' in needed
 
     def test(server: ServerState) -> tuple[Evaluation, Teacher | None]:
-        found = programs['global']((server.params, server.stats), *test_set)
+        found = programs.of_global((server.params, server.stats), *test_set)
         evaluation, teacher = found if teaches else (found, None)
         return jax.device_get(evaluation), replicate(teacher, mesh)
 
@@ -138,46 +234,38 @@ def compile_tests(
     def of_locals(
         before: ServerState, server: ServerState, kept: Kept, cohort: np.ndarray
     ) -> tuple[dict[str, float], Locals | None]:
-        if not kept:  # every client was lost
+        arrived = cohort[kept.slots]
+        if not arrived.size:
             return {}, None
         evaluation, teacher = observe(before) if looks_at_locals else (None, None)
-        found: dict[str, list[np.ndarray]] = {}
-        tested = []
-        for plan, rows in kept:
-            used, count = plan.used, split(plan.clients, mesh)
-            models = split(jax.tree.map(functools.partial(spread, used=used), rows), mesh)
-            each = jax.tree.map(
-                lambda leaf, used=used: fetch(leaf)[used],
-                programs['local'](models, count, *test_set, teacher),
-            )
-            tested.append(each)
-            found.setdefault('local_accuracy', []).append(each[0].accuracy)
-            if not config.personal_test:
-                continue
-            own = held_out(experiment, plan, cohort)
-            both = programs['personal'](
-                models, (server.params, server.stats), count, split(own, mesh)
-            )
-            holding = used & own.mask.any(axis=2)
-            for name, each in zip(
-                ('personal_accuracy', 'personal_global_accuracy'), both, strict=True
+        room, total = programs.room, mesh.size * programs.room
+        count = split(np.clip(len(arrived) - room * np.arange(mesh.size), 0, room), mesh)
+        models = split(jax.tree.map(lambda leaf: fill(leaf, total, room), kept.models), mesh)
+
+        def of_arrived(found: PyTree) -> PyTree:
+            flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), fetch(found))
+            return jax.tree.map(lambda leaf: leaf[: len(arrived)], flat)
+
+        each, agreement = of_arrived(programs.of_locals(models, count, *test_set, teacher))
+        means = {'local_accuracy': float(each.accuracy.mean())}
+        if config.personal_test:
+            own = held_out(experiment, arrived, mesh.size, room, programs.held)
+            both = programs.personal(models, (server.params, server.stats), count, split(own, mesh))
+            holding = of_arrived(own.mask.any(axis=2))
+            for name, accuracy in zip(
+                ('personal_accuracy', 'personal_global_accuracy'), of_arrived(both), strict=True
             ):
-                found.setdefault(name, []).append(fetch(each)[holding])
-        parts = {name: np.concatenate(values) for name, values in found.items()}
-        means = {name: float(values.mean()) for name, values in parts.items() if values.size}
+                if holding.any():
+                    means[name] = float(accuracy[holding].mean())
         if evaluation is None:
             return means, None
-        slots = np.concatenate([plan.slot[plan.used] for plan, _ in kept])
-        order = np.argsort(slots)
-        arrived = cohort[slots[order]]
-        each, agreement = in_order(tested, order)
         with_models = 'models' in needed
         return means, Locals(
             before=evaluation,
             after=observe(server)[0],
             each=each,
             agreement=agreement,
-            models=in_order([rows[0] for _, rows in kept], order) if with_models else None,
+            models=kept.models[0] if with_models else None,
             start=jax.device_get(before.params) if with_models else None,
             end=jax.device_get(server.params) if with_models else None,
             gradients=of_gradients((before.params, before.stats), arrived)
@@ -193,16 +281,13 @@ def compile_tests(
         local: Locals | None,
     ) -> dict[str, Any]:
         counts = dealt.label_counts[cohort]
-        return take(names, Seen(cohort, counts, dataset.y_test, past, chosen), now, local)
+        return take(names, Seen(cohort, counts, dealt.dataset.y_test, past, chosen), now, local)
 
     return Tests(
         of_global=lambda server: observe(server)[0],
         of_locals=of_locals,
         measure=measure,
-        memory=max(
-            peak_memory(program) - (dataset.x_test.nbytes if name in ('global', 'local') else 0)
-            for name, program in programs.items()
-        ),
+        memory=programs.memory,
     )
 
 
@@ -228,50 +313,77 @@ def remember_two(function: Callable[[ServerState], T]) -> Callable[[ServerState]
     return remembering
 
 
-def in_order(parts: Sequence[PyTree], order: np.ndarray) -> PyTree:
-    """Puts rows of several waves in the order of the cohort.
+def keep_own(waves: Sequence[tuple[Schedule, PyTree]], experiment: int, cohort_size: int) -> Kept:
+    """Picks the local models of one experiment out of a round's.
 
     Args:
-      parts: trees of NumPy arrays [n, ...], one a wave.
-      order: [S] positions in all parts one after another.
+      waves: schedules and local models of X experiments, from `run_waves`.
+      experiment: its number x.
+      cohort_size: S.
 
     Returns:
-      A tree of [S, ...].
+      Its models in the order of the cohort.
     """
-    return jax.tree.map(lambda *rows: np.concatenate(rows)[order], *parts)
+    slots = [plan.slot[plan.used] for plan, _ in waves]
+    every = np.concatenate([*slots, np.array([], np.int32)])
+    mine = np.flatnonzero(every // cohort_size == experiment)
+    order = mine[np.argsort(every[mine])]
+    models = jax.tree.map(
+        lambda *rows: np.concatenate(rows)[order] if len(rows) > 1 else rows[0][order],
+        *(models for _, models in waves),
+    ) if waves else ()  # fmt: skip
+    return Kept(every[order] % cohort_size, models)
 
 
-def spread(rows: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """Puts rows where they are used, zeros elsewhere.
+def fill(rows: np.ndarray, total: int, room: int) -> np.ndarray:
+    """Puts rows on devices one after another, with zeros behind them.
 
     Args:
       rows: [n, ...].
-      used: [D, M] bool, n of them True.
+      total: D M, at least n.
+      room: M, of a device.
 
     Returns:
       [D, M, ...].
     """
-    full = np.zeros((*used.shape, *rows.shape[1:]), rows.dtype)
-    full[used] = rows
-    return full
+    full = np.zeros((total, *rows.shape[1:]), rows.dtype)
+    full[: len(rows)] = rows
+    return full.reshape(-1, room, *rows.shape[1:])
 
 
-def held_out(experiment: Experiment, plan: Schedule, cohort: np.ndarray) -> Own:
-    """What the clients of a schedule hold out for themselves, filled up to one size.
+def held_out(
+    experiment: Experiment, clients: np.ndarray, devices: int, room: int, most: int
+) -> Own:
+    """What clients hold out for themselves, filled up to one size.
 
     Args:
       experiment: from `set_up`.
-      plan: schedule of D devices with M clients.
-      cohort: [S] client ids.
+      clients: [n] ids, dealt to the devices one after another.
+      devices: D.
+      room: M, clients of a device; n is at most D M.
+      most: H, the most that any client holds out.
 
     Returns:
-      NumPy arrays [D, M, H, ...], H the most that any client holds out.
+      NumPy arrays [D, M, H, ...].
     """
     dataset, personal = experiment.dealt.dataset, experiment.dealt.personal
-    most = max(len(part) for part in personal)
-    rows = np.zeros((*plan.slot.shape, most), np.int64)
+    rows = np.zeros((devices * room, most), np.int64)
     mask = np.zeros(rows.shape, bool)
-    for place, slot in np.ndenumerate(plan.slot):
-        part = personal[cohort[slot]]
-        rows[place][: len(part)], mask[place][: len(part)] = part, True
-    return Own(dataset.x_train[rows], dataset.y_train[rows], mask)
+    for place, client in enumerate(clients):
+        part = personal[client]
+        rows[place, : len(part)], mask[place, : len(part)] = part, True
+    shape = devices, room, most
+    examples = rows.reshape(shape)
+    return Own(dataset.x_train[examples], dataset.y_train[examples], mask.reshape(shape))
+
+
+def most_held(experiments: Sequence[Experiment]) -> int:
+    """The most examples that any client holds out for itself.
+
+    Args:
+      experiments: from `set_up`.
+
+    Returns:
+      The number.
+    """
+    return max(len(part) for experiment in experiments for part in experiment.dealt.personal)

@@ -1,6 +1,7 @@
 """Full gradients of a round's clients, whose examples come from the host a chunk at a time."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxfed.devices import AXIS, fetch, split
-from jaxfed.experiment import Experiment
+from jaxfed.experiment import Dealt, Experiment
 from jaxfed.metrics.accuracy import chunk_size
 from jaxfed.metrics.gradients import gradient_sum
 from jaxfed.metrics.measures import Gradients
@@ -19,8 +20,11 @@ Weights = tuple[PyTree, PyTree]  # parameters and batch statistics
 
 
 def make_gradients(
-    experiment: Experiment, mesh: Mesh, weights: Weights, to_input: Callable[[Array], Array]
-) -> tuple[Callable[[Weights, np.ndarray], Gradients], Any]:
+    experiments: Sequence[Experiment],
+    mesh: Mesh,
+    weights: Weights,
+    to_input: Callable[[Array], Array],
+) -> tuple[list[Callable[[Weights, np.ndarray], Gradients]], Any]:
     """Makes what takes the gradients of a round's clients at a global model.
 
     f_i is the mean cross-entropy of all of client i's training examples, with the labels that it
@@ -28,17 +32,16 @@ def make_gradients(
     works on a client of its own.
 
     Args:
-      experiment: from `set_up`.
+      experiments: X that share the program.
       mesh: the devices.
-      weights: of any round.
+      weights: of any round, or their shapes.
       to_input: normalisation.
 
     Returns:
-      ((weights, [S] client ids) -> their gradients, the compiled program).
+      (of each experiment (weights, [S] client ids) -> their gradients, the compiled program).
     """
-    dealt, evaluate = experiment.dealt, experiment.model.evaluate
-    dataset, devices = dealt.dataset, mesh.size
-    chunk = chunk_size(max(len(part) for part in dealt.partition))
+    evaluate, devices = experiments[0].model.evaluate, mesh.size
+    chunk = chunk_size(max(len(part) for e in experiments for part in e.dealt.partition))
 
     def add(total: PyTree, weights: Weights, x: Array, y: Array, mask: Array) -> PyTree:
         params, stats = weights
@@ -52,20 +55,22 @@ def make_gradients(
         add, mesh=mesh, in_specs=(own, same, own, own, own), out_specs=own, check_vma=False
     )
 
-    def examples_of(clients: np.ndarray, begin: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def examples_of(
+        dealt: Dealt, clients: np.ndarray, begin: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         rows = np.zeros((devices, chunk), np.int64)
         mask = np.zeros(rows.shape, bool)
         for place, client in enumerate(clients):
             part = dealt.partition[client][begin : begin + chunk]
             rows[place, : len(part)], mask[place, : len(part)] = part, True
-        return dataset.x_train[rows], dataset.y_train[rows], mask
+        return dealt.dataset.x_train[rows], dealt.dataset.y_train[rows], mask
 
     zeros = jax.tree.map(lambda leaf: np.zeros((devices, *leaf.shape), leaf.dtype), weights[0])
-    first = split((zeros, *examples_of(np.array([], int), 0)), mesh)
+    first = split((zeros, *examples_of(experiments[0].dealt, np.array([], int), 0)), mesh)
     program = jax.jit(over_devices).lower(first[0], weights, *first[1:]).compile()
 
     @np.errstate(over='ignore', invalid='ignore')  # of a run that diverges
-    def of_cohort(weights: Weights, cohort: np.ndarray) -> Gradients:
+    def of_cohort(dealt: Dealt, weights: Weights, cohort: np.ndarray) -> Gradients:
         size = np.array([len(dealt.partition[client]) for client in cohort])
         squares, mean = np.zeros(len(cohort)), jax.tree.map(np.zeros_like, row(zeros, 0))
         by_size = np.argsort(-size, kind='stable')  # so devices hardly wait for each other
@@ -73,7 +78,7 @@ def make_gradients(
             slots = by_size[begin : begin + devices]
             total = split(zeros, mesh)
             for start in range(0, size[slots].max(), chunk):
-                examples = split(examples_of(cohort[slots], start), mesh)
+                examples = split(examples_of(dealt, cohort[slots], start), mesh)
                 total = program(total, weights, *examples)
             sums = fetch(total)
             for place, slot in enumerate(slots):
@@ -83,7 +88,7 @@ def make_gradients(
                 mean = jax.tree.map(lambda m, g: m + g / len(cohort), mean, gradient)
         return Gradients(squares, _square(mean))
 
-    return of_cohort, program
+    return [functools.partial(of_cohort, experiment.dealt) for experiment in experiments], program
 
 
 def _square(tree: PyTree) -> float:

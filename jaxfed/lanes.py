@@ -111,7 +111,7 @@ def schedule(
 
 
 def choose_lanes(
-    steps: np.ndarray, *, cohort_size: int, most: int, devices: int = 1, seed: int = 0
+    steps: Sequence[np.ndarray], *, cohort_size: int, most: int, devices: int = 1, seed: int = 0
 ) -> int:
     """Choose the number of lanes: the largest that keeps most of the lanes' time useful.
 
@@ -120,23 +120,33 @@ def choose_lanes(
     largest share; short last batches waste a few percent of the examples besides.
 
     Args:
-      steps: [N] local steps K_i of every client.
-      cohort_size: S, clients a round.
+      steps: of each of X experiments [N], the local steps K_i of every client.
+      cohort_size: S, clients a round of each experiment.
       most: the largest number of lanes worth having on a device.
       devices: D.
       seed: of the random cohorts.
 
     Returns:
-      L, in 1..min(S // D, most).
+      L, in 1..min(X S // D, most).
     """
     rng = np.random.default_rng(seed)
-    cohorts = [rng.choice(steps, cohort_size, replace=False) for _ in range(20)]
+    cohorts = [
+        np.concatenate([rng.choice(own, cohort_size, replace=False) for own in steps])
+        for _ in range(20)
+    ]
 
     def useful(lanes: int) -> float:
         plans = [schedule(cohort, lanes=lanes, devices=devices) for cohort in cohorts]
         room = sum(plan.length for plan in plans) * lanes * devices
         return sum(int(cohort.sum()) for cohort in cohorts) / max(room, 1)
 
-    share = {lanes: useful(lanes) for lanes in range(1, min(cohort_size // devices, most) + 1)}
+    limit = min(len(steps) * cohort_size // devices, most)
+    # Above 32 every fourth of a power of two: a finer choice gains nothing.
+    tried = [
+        n
+        for n in range(1, limit + 1)
+        if n <= 32 or n == limit or n % 2 ** (n.bit_length() - 3) == 0
+    ]
+    share = {lanes: useful(lanes) for lanes in tried}
     good = [lanes for lanes, value in share.items() if value >= 0.9]
     return max(good) if good else max(share, key=lambda lanes: share[lanes])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax
 from absl import app, flags
 
-from jaxfed import config, hosts, methods, simulation
+from jaxfed import config, hosts, methods, simulation, sweep
 from jaxfed.costs import Cost, method_cost
 from jaxfed.data.cache import cache_folder
 from jaxfed.devices import describe_devices, idle_accelerator, use_every_core
@@ -15,7 +15,7 @@ from jaxfed.experiment import look, set_up
 from jaxfed.metrics.measures import MEASURES
 from jaxfed.models import make_model
 from jaxfed.plan import show_plan
-from jaxfed.recording import console
+from jaxfed.recording import console, records
 
 
 def list_methods() -> None:
@@ -123,6 +123,13 @@ def train() -> tuple[int, str]:
         if flags.FLAGS.dry_run:
             show_plan(look(settings))
             return 0, ''
+        if flags.FLAGS.sweep or flags.FLAGS.seeds != 1 or flags.FLAGS.halving:
+            if hosts.count() > 1:
+                raise ValueError(
+                    '--sweep, --seeds and --halving train in one process; leave --num_processes '
+                    'and --distributed out.'
+                )
+            return train_sweep(settings)
         experiment = set_up(settings)
     except (ValueError, OSError) as error:  # of them TooLarge in a dry run
         return 2, str(error)
@@ -141,6 +148,34 @@ def train() -> tuple[int, str]:
     except KeyboardInterrupt:
         return 130, f'interrupted; the rounds done are in {experiment.workdir}.'
     return 0, ''
+
+
+def train_sweep(settings: config.Config) -> tuple[int, str]:
+    """Train the grid that --sweep and --seeds name.
+
+    Args:
+      settings: what its experiments have in common.
+
+    Returns:
+      The exit status: 0, 1 if an experiment failed, 130 or 143 if interrupted; and a message, as of
+      `train`.
+
+    Raises:
+      ValueError: for bad input, before training.
+      OSError: if a file cannot be read or written.
+    """
+    config.check(settings)
+    grid = sweep.parse(flags.FLAGS.sweep or '', settings)
+    rungs = sweep.parse_halving(flags.FLAGS.halving, settings)
+    folder = records.new_folder(settings, '-sweep')
+    members = sweep.expand(settings, grid, flags.FLAGS.seeds, folder)
+    try:
+        outcomes = sweep.run(members, folder, rungs=rungs, quiet=False)
+    except simulation.Interrupted as error:
+        told = f'{str(error).removesuffix(".")}, with --workdir={folder}.'
+        return 128 + error.signal, told
+    sweep.show(outcomes, folder, settings)
+    return int(any(outcome.failed for outcome in outcomes)), ''
 
 
 def run() -> None:

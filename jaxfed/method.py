@@ -28,7 +28,7 @@ class RoundInfo(NamedTuple):
 
     number: Array  # [] int32, 1 for the first round
     learning_rate: Array  # [] float32, of the clients' optimizer in this round
-    momentum: float  # of the clients' optimizer
+    momentum: Any  # of the clients' optimizer; traced where experiments differ in it
     num_clients: int  # N
     cohort_size: Array  # [] int32, clients of the round whose updates arrive; S if none is lost
 

@@ -11,6 +11,7 @@ from jaxfed import ops
 from jaxfed.config import Config
 from jaxfed.costs import method_cost
 from jaxfed.devices import describe_devices
+from jaxfed.evaluation import keep_own
 from jaxfed.execution import run_waves
 from jaxfed.experiment import (
     Experiment,
@@ -23,6 +24,7 @@ from jaxfed.methods import Part
 from jaxfed.partition import partition_settings
 from jaxfed.preparation import Prepared, in_words, memory_errors, prepare
 from jaxfed.recording import console
+from jaxfed.stacking import row
 from jaxfed.types import PyTree
 
 
@@ -45,7 +47,7 @@ def show_plan(experiment: Experiment) -> None:
       TooLarge: if it does not fit into the devices' memory.
     """
     with console.status('compiling', quiet=False):
-        prepared = prepare(experiment)
+        prepared = prepare([experiment])
     errors = memory_errors(experiment, prepared.mesh, prepared.lanes)
     with console.status('one round', quiet=False), errors:
         timed = time_round(experiment, prepared)
@@ -77,7 +79,8 @@ def describe_plan(experiment: Experiment, prepared: Prepared, timed: Timed) -> d
     )
     evaluated = 'held-out training examples' if config.validation else 'test examples'
     apart = f', {len(dealt.auxiliary)} kept by the server' if len(dealt.auxiliary) else ''
-    stats = _numbers(prepared.server.stats)
+    server = row(prepared.server, 0)
+    stats = _numbers(server.stats)
     return {
         'dataset': f'{dataset.name}: {size.sum()} examples at the clients{apart}, '
         f'{len(dataset.y_test)} {evaluated}, {"x".join(map(str, shape))} {dataset.x_train.dtype}, '
@@ -90,7 +93,7 @@ def describe_plan(experiment: Experiment, prepared: Prepared, timed: Timed) -> d
         'rounds': f'{config.rounds}, {total} client-steps in all',
         'method': _method(config, experiment.parts),
         'cost': console.in_words(cost._asdict()) or "no more than FedAvg's",
-        'network': f'{config.model}, {_numbers(prepared.server.params)} parameters'
+        'network': f'{config.model}, {_numbers(server.params)} parameters'
         + (f', {stats} batch statistics' if stats else ''),
         'convolutions': '\n'.join(
             f'{shape}: {way}' for shape, way in convolutions(experiment).items()
@@ -118,22 +121,24 @@ def time_round(experiment: Experiment, prepared: Prepared) -> Timed:
     """
     config, size = experiment.config, experiment.dealt.label_counts.sum(axis=1)
     rounds = prepared.feed(prepared.lanes, 1)
-    _, cohort, rate, waves = next(r for r in rounds if r.cohort.epochs.any())
+    _, cohort, tuned, waves = next(r for r in rounds if r.cohort.epochs.any())
     local = config.local_eval_every > 0
+    (tests,) = prepared.tests
     ticks = [time.perf_counter()]
-    server, _, kept = run_waves(
+    server, _, models = run_waves(
         prepared.programs, prepared.mesh, prepared.server, prepared.client_states, cohort, waves,
-        rate, prepared.key, keep=local,
+        tuned, prepared.keys, keep=local,
     )  # fmt: skip
-    jax.block_until_ready(server)
+    before, after = jax.block_until_ready((row(prepared.server, 0), row(server, 0)))
     ticks.append(time.perf_counter())
-    prepared.tests.of_global(server)
+    tests.of_global(after)
     ticks.append(time.perf_counter())
     if local:
-        prepared.tests.of_locals(prepared.server, server, kept, cohort.clients)
+        kept = keep_own(models, 0, config.clients_per_round)
+        tests.of_locals(before, after, kept, cohort.clients[0])
     ticks.append(time.perf_counter())
     training, evaluation, local_evaluation = np.diff(ticks)
-    steps = int(cohort_steps(config, size, cohort).sum())
+    steps = int(cohort_steps(config, size, row(cohort, 0)).sum())
     return Timed(training, steps, evaluation, local_evaluation if local else 0.0)
 
 

@@ -1,19 +1,22 @@
-"""From an experiment to programs that are ready to run: data on the devices, lanes, compilation."""
+"""From experiments to programs that are ready to run: data on the devices, lanes, compilation.
+
+One experiment, or several that share a program (see `sharing`).
+"""
 
 import contextlib
 import functools
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from jaxfed import client_states as states_of
 from jaxfed import hosts
-from jaxfed.config import Config
 from jaxfed.costs import size_of
 from jaxfed.data.augment import make_augment, normalise, parse_augment
 from jaxfed.data.statistics import channel_statistics
@@ -25,7 +28,8 @@ from jaxfed.lanes import choose_lanes
 from jaxfed.metrics.measures import needs, parse_measures
 from jaxfed.models import options
 from jaxfed.round import LocalSettings, Round, ServerState, TrainingData, make_round
-from jaxfed.streaming import WAVES, Feed, make_feed
+from jaxfed.sharing import tune
+from jaxfed.streaming import WAVES, Feed, TooLarge, make_feed
 from jaxfed.types import Array, PyTree
 
 # Where a CPU is one device, a few clients side by side fill its cores; more only take memory and
@@ -33,32 +37,28 @@ from jaxfed.types import Array, PyTree
 CPU_LANES = 8
 
 
-class TooLarge(ValueError):
-    """An experiment needs more memory than its devices have."""
-
-
 class Prepared(NamedTuple):
-    """An experiment ready to run."""
+    """Experiments ready to run."""
 
     mesh: Mesh
     lanes: int  # of each device
     feed: Feed
     streams: bool  # whether images come in waves
     programs: Round  # compiled
-    tests: Tests
-    server: ServerState  # before the first round
-    client_states: PyTree  # [N, ...] on the host
-    key: Array  # of batches
+    tests: list[Tests]  # of each experiment
+    server: ServerState  # [X, ...] before the first round
+    client_states: PyTree  # [X N, ...] on the host
+    keys: Array  # [X] of batches
     needed: int  # bytes of memory on each device
     available: float
     compile_seconds: float
 
 
-def prepare(experiment: Experiment) -> Prepared:
+def prepare(experiments: Sequence[Experiment]) -> Prepared:
     """Put the data on the devices, choose the number of lanes and compile.
 
     Args:
-      experiment: from `set_up`.
+      experiments: X from `set_up`, that share a program.
 
     Returns:
       All that training needs.
@@ -67,9 +67,10 @@ def prepare(experiment: Experiment) -> Prepared:
       TooLarge: if it does not fit into the devices' memory.
     """
     began = time.perf_counter()
-    config, method, model = experiment.config, experiment.method, experiment.model
-    dataset = experiment.dealt.dataset
-    mesh = make_mesh(config.devices, most=config.clients_per_round // max(config.lanes, 1))
+    first, count = experiments[0], len(experiments)
+    config, method, model = first.config, first.method, first.model
+    dataset, cohort_size = first.dealt.dataset, count * config.clients_per_round
+    mesh = make_mesh(config.devices, most=cohort_size // max(config.lanes, 1))
     mean, std = channel_statistics(dataset.x_train)
     augment = make_augment(parse_augment(config.augment), mean=mean, std=std)
     to_input = functools.partial(normalise, mean=mean, std=std)
@@ -79,38 +80,40 @@ def prepare(experiment: Experiment) -> Prepared:
         momentum=config.momentum,
         weight_decay=config.weight_decay,
         aggregation=config.aggregation,
-        longest=max(len(part) for part in experiment.dealt.partition),
+        longest=max(len(part) for each in experiments for part in each.dealt.partition),
         keep_models=config.local_eval_every > 0,
     )
-    params = model.init(jax.random.key(stream(config.seed, 'initialisation')))
-    server_state, client_state = method.init(params, model.stats)
-    started = ServerState(params, server_state, jnp.zeros((), jnp.int32), model.stats)
+    begun = [begin(experiment) for experiment in experiments]
+    started = jax.tree.map(lambda *leaves: np.stack(leaves), *(server for server, _ in begun))
     # Every client's state lives on a host; a round's rows travel.
-    client_states = states_of.create(client_state, config.num_clients)
+    client_states = states_of.create([state for _, state in begun], config.num_clients)
     lanes = config.lanes or choose_lanes(
-        client_steps(experiment),
+        [client_steps(experiment) for experiment in experiments],
         cohort_size=config.clients_per_round,
-        most=most_lanes(config, mesh.size),
+        most=most_lanes(cohort_size, mesh.size),
         devices=mesh.size,
     )
-    with memory_errors(experiment, mesh, lanes):
+    with memory_errors(first, mesh, lanes):
         server = replicate(started, mesh)
-        key = replicate(jax.random.key(stream(config.seed, 'batches')), mesh)
-        feed, streams = make_feed(experiment, mesh, to_input)
+        keys = replicate(
+            jnp.stack([jax.random.key(stream(e.config.seed, 'batches')) for e in experiments]), mesh
+        )
+        feed, streams = make_feed(experiments, mesh, to_input)
+        parts = make_round(
+            model, method, settings, augment, to_input, tune=tune(experiments), mesh=mesh
+        )
         while True:
-            parts = make_round(model, method, settings, augment, to_input, mesh=mesh)
             # Any round does, but one in which nobody trains.
-            first = next(round_ for round_ in feed(lanes, 1) if round_.cohort.epochs.any())
-            plan, data = next(first.waves)
+            opening = next(round_ for round_ in feed(lanes, 1) if round_.cohort.epochs.any())
+            plan, data = next(opening.waves)
             programs = compile_round(
-                parts, mesh, server, client_states, first.cohort, plan, first.learning_rate, key,
-                data,
-            )  # fmt: skip
-            tests = compile_tests(
-                experiment, mesh, server, first.cohort.clients, plan, to_input, lanes=lanes
+                parts, mesh, server, client_states, opening.cohort, plan, opening.tuned, keys, data
             )
+            tests = compile_tests(experiments, mesh, server, to_input, lanes=lanes)
             # The programs say how much memory their lanes take, most of which grows with them.
-            needed = needed_memory(experiment, mesh, programs, tests, client_states, data, streams)
+            needed = needed_memory(
+                experiments, mesh, programs, tests[0], client_states, data, streams
+            )
             needed = -int(hosts.least(-needed))  # the most of all processes
             available = memory(mesh)
             if config.lanes or needed <= available or lanes == 1:
@@ -119,10 +122,10 @@ def prepare(experiment: Experiment) -> Prepared:
     if needed > available:
         raise TooLarge(
             f'training needs about {in_words(needed)} of memory on each of {mesh.size} device(s), '
-            f'which have {in_words(available)}: {advice(experiment, mesh, lanes, streams=streams)}.'
+            f'which have {in_words(available)}: {advice(first, mesh, lanes, streams=streams)}.'
         )
     # JAX lets go of arrays that it shares with NumPy, as of a wave's images, when Python collects.
-    del first, data
+    del opening, data
     gc.collect()
     return Prepared(
         mesh=mesh,
@@ -133,30 +136,45 @@ def prepare(experiment: Experiment) -> Prepared:
         tests=tests,
         server=server,
         client_states=client_states,
-        key=key,
+        keys=keys,
         needed=needed,
         available=available,
         compile_seconds=time.perf_counter() - began,
     )
 
 
-def most_lanes(config: Config, devices: int) -> int:
+def begin(experiment: Experiment) -> tuple[ServerState, PyTree]:
+    """What an experiment starts from.
+
+    Args:
+      experiment: from `set_up`.
+
+    Returns:
+      (server, state of one client).
+    """
+    model, method = experiment.model, experiment.method
+    params = model.init(jax.random.key(stream(experiment.config.seed, 'initialisation')))
+    server, client = method.init(params, model.stats)
+    return ServerState(params, server, jnp.zeros((), jnp.int32), model.stats), client
+
+
+def most_lanes(cohort_size: int, devices: int) -> int:
     """The largest number of lanes worth having on each device.
 
     Args:
-      config: the settings.
+      cohort_size: clients in a round, of all experiments.
       devices: how many.
 
     Returns:
       The number.
     """
     if jax.default_backend() != 'cpu':
-        return config.clients_per_round
+        return cohort_size
     return CPU_LANES if devices == 1 else 1
 
 
 def needed_memory(
-    experiment: Experiment,
+    experiments: Sequence[Experiment],
     mesh: Mesh,
     programs: Round,
     tests: Tests,
@@ -170,19 +188,23 @@ def needed_memory(
     devices share one memory with the host, the clients' states and the local models to evaluate.
 
     Args:
-      experiment: from `set_up`.
+      experiments: X from `set_up`.
       mesh: the devices.
       programs: of the round, compiled.
-      tests: compiled.
-      client_states: [N, ...].
+      tests: compiled, of any of them.
+      client_states: [X N, ...].
       data: training data.
       streams: whether images come in waves.
 
     Returns:
       The bytes, without those of the interpreter and the compiler.
     """
-    config = experiment.config
-    tested = experiment.dealt.dataset.x_test.nbytes
+    config, model = experiments[0].config, experiments[0].model
+    cohort_size = len(experiments) * config.clients_per_round
+    clients = len(experiments) * config.num_clients
+    tested = sum(
+        {id(e.dealt.dataset.x_test): e.dealt.dataset.x_test.nbytes for e in experiments}.values()
+    )
     # Every program takes images as an argument, which are counted once, with all others.
     inside = max(
         peak_memory(programs.train) - data.x.nbytes,
@@ -191,17 +213,16 @@ def needed_memory(
     stay = data.x.nbytes * (WAVES if streams else 1) + tested
     if mesh.devices.flat[0].platform != 'cpu':
         return inside + stay
-    row = size_of(client_states) * hosts.count() // config.num_clients
+    row = size_of(client_states) * hosts.count() // clients
     # All that were in a round, and two copies of a round's; of local models three if measured.
-    rows = min(config.num_clients, config.rounds * config.clients_per_round) // hosts.count()
-    stay += row * (rows + 2 * config.clients_per_round)
+    rows = min(clients, config.rounds * cohort_size) // hosts.count()
+    stay += row * (rows + 2 * cohort_size)
     # A checkpoint is a copy of all rows, also of those that are still zero.
-    stay += row * config.num_clients if config.checkpoint_every else 0
+    stay += row * clients if config.checkpoint_every else 0
     if config.local_eval_every:
-        model = experiment.model
         weights = jax.eval_shape(model.init, jax.random.key(0)), model.stats
         copies = 3 if 'models' in needs(parse_measures(config.measure)) else 2
-        stay += copies * config.clients_per_round * size_of(weights)
+        stay += copies * cohort_size * size_of(weights)
     return inside + stay // len(mesh.local_devices)
 
 

@@ -1,4 +1,8 @@
-"""One round of federated training as two pure functions, made to be jitted once an experiment.
+"""One round of federated training as two pure functions, made to be jitted once.
+
+The round is one of X experiments that share the program, of one in most cases. What is an
+experiment's own has a leading axis X, and a lane trains a client of any of them: the slot of client
+s of experiment x is x S + s.
 
 `train` runs on every device for the clients dealt to it. Their parameters are stacked on an axis of
 L lanes. All lanes run local steps together, mapped over lanes inside a loop over steps (see
@@ -32,20 +36,32 @@ from jaxfed.method import (
     ServerView,
 )
 from jaxfed.metrics.accuracy import predict
-from jaxfed.stacking import Stacking, row, set_row, stacking
+from jaxfed.stacking import Stacking, each, row, set_row, stacking
 from jaxfed.types import Array, Batch, ClientInfo, Cohort, Model, Outputs, PyTree
 
 
 class TrainingData(NamedTuple):
-    """All clients' examples on the device, held once; clients are stacked by index only."""
+    """All clients' examples on the device, held once; clients are stacked by index only.
 
-    x: Array  # [n, H, W, channels] uint8 or float32, in the file's own units
+    Images are those of all experiments; every other field has their axis X in a round.
+    """
+
+    x: Any  # [n, H, W, channels] uint8 or float32, in the file's own units
     y: Array  # [n] int32
-    order: Array  # [n] int32, examples grouped by client
+    order: Array  # [m] int32, examples grouped by client
     start: Array  # [N] int32, where a client's group begins in `order`
     size: Array  # [N] int32
     label_counts: Array  # [N, C] int32
     auxiliary: Batch | None = None  # the server's own examples, normalised
+
+
+class Tuned(NamedTuple):
+    """Numbers that differ between the experiments of a program, or from round to round."""
+
+    learning_rate: Any  # [] float32, of the clients' optimizer in this round
+    momentum: Any = None  # [] float32, None for that of the settings
+    weight_decay: Any = None  # the same
+    hyperparameters: PyTree = ()  # name -> [] float32, for `tune`; () for those of the method
 
 
 class ServerState(NamedTuple):
@@ -72,22 +88,22 @@ class LocalSettings(NamedTuple):
 class RoundMetrics(NamedTuple):
     """Numbers of a round."""
 
-    train_loss: Array  # [] mean of the local objective over all examples trained on
+    train_loss: Array  # [X] mean of the local objective over all examples trained on
 
 
 class Sums(NamedTuple):
     """What the clients that have finished leave, summed up."""
 
-    update: PyTree  # weighted sum of their updates
-    stats: PyTree  # weighted sum of the changes of their batch statistics
-    uploads: PyTree  # sum of what they send besides
-    loss: Array  # [] sum of the local objective over all examples trained on
+    update: PyTree  # [X, ...] weighted sum of their updates
+    stats: PyTree  # [X, ...] weighted sum of the changes of their batch statistics
+    uploads: PyTree  # [X, ...] sum of what they send besides
+    loss: Array  # [X] sum of the local objective over all examples trained on
 
 
 class Trained(NamedTuple):
     """What `train` gives: D devices, M positions on each, as in `lanes.Schedule`."""
 
-    sums: Sums  # [D, ...] of each device
+    sums: Sums  # [D, X, ...] of each device
     states: PyTree  # [D, M, ...] the clients' new states
     models: PyTree  # [D, M, ...] their parameters and batch statistics, () unless they are kept
 
@@ -95,16 +111,29 @@ class Trained(NamedTuple):
 class Round(NamedTuple):
     """The two functions of a round; each is pure and free of Python control flow on values."""
 
-    # (server, cohort, states [D, M, ...] of the clients as `schedule` places them,
-    # schedule, learning_rate, key, data) -> Trained
+    # (server, cohort, states [D, M, ...] of the clients as `schedule` places them, schedule, tuned,
+    # keys [X], data) -> Trained
     train: Callable[..., Trained]
-    # (server, cohort, sums, learning_rate, data) -> (server, metrics)
+    # (server, cohort, sums, tuned, data) -> (server, metrics)
     merge: Callable[..., tuple[ServerState, RoundMetrics]]
+
+
+class _Clients(NamedTuple):
+    """What is known of an experiment's clients before they train, [S, ...]."""
+
+    id: Array
+    info: ClientInfo
+    static: PyTree
+    steps: Array
+    key: Array
+    share: Array  # of the batch statistics
+    weight: Array  # of the update
 
 
 class _Client(NamedTuple):
     """What a lane knows of the client it trains."""
 
+    slot: Array
     info: ClientInfo
     static: PyTree
     state: PyTree
@@ -125,22 +154,25 @@ class _Lane(NamedTuple):
 
 
 def local_optimizer(
-    learning_rate: float | Array, *, momentum: float, weight_decay: float
+    learning_rate: float | Array, *, momentum: float | Array, weight_decay: float | Array
 ) -> optax.GradientTransformation:
     """SGD as PyTorch defines it, with coupled weight decay and heavy-ball momentum.
 
     g = grad + weight_decay w; m = momentum m + g; w = w - learning_rate m
 
     Args:
-      learning_rate: step size, may be traced.
-      momentum: in [0, 1); 0 keeps no buffer.
+      learning_rate: step size, may be traced as the others may.
+      momentum: in [0, 1); a 0 that is not traced keeps no buffer.
       weight_decay: >= 0.
 
     Returns:
       The optax transformation.
     """
-    sgd = optax.sgd(learning_rate, momentum=momentum or None)
-    return optax.chain(optax.add_decayed_weights(weight_decay), sgd) if weight_decay else sgd
+    # What is traced may be anything; it is 0 for all where it is known.
+    without = isinstance(momentum, float | int) and momentum == 0
+    sgd = optax.sgd(learning_rate, momentum=None if without else momentum)
+    undecayed = isinstance(weight_decay, float | int) and weight_decay == 0
+    return sgd if undecayed else optax.chain(optax.add_decayed_weights(weight_decay), sgd)
 
 
 def steps_per_epoch(size: Any, batch_size: int) -> Any:
@@ -180,6 +212,7 @@ def make_round(
     augment: Callable[[Array, Array], Array],
     normalise: Callable[[Array], Array],
     *,
+    tune: Callable[[PyTree], Method] | None = None,
     mesh: Mesh | None = None,
     stack: Stacking | None = None,
 ) -> Round:
@@ -191,6 +224,8 @@ def make_round(
       settings: of local training.
       augment: (key, raw x [B, ...]) -> x, for training batches.
       normalise: raw x [B, ...] -> x, for batches that are not augmented.
+      tune: hyper-parameters -> the method with them, where experiments differ in some; they are
+        those of `Tuned`, traced.
       mesh: the devices that train, from `devices.make_mesh`; None for the first one.
       stack: how lanes are held; None for what suits the default backend.
 
@@ -206,43 +241,45 @@ def make_round(
         mask = position < size
         return order[jnp.minimum(position, settings.longest - 1)], mask
 
+    def method_of(tuned: Tuned) -> Method:
+        return tune(tuned.hyperparameters) if tune else method
+
+    def momentum_of(tuned: Tuned) -> Any:
+        return settings.momentum if tuned.momentum is None else tuned.momentum
+
+    def optimizer_of(tuned: Tuned) -> optax.GradientTransformation:
+        decay = settings.weight_decay if tuned.weight_decay is None else tuned.weight_decay
+        return local_optimizer(tuned.learning_rate, momentum=momentum_of(tuned), weight_decay=decay)
+
     def describe(
-        server: ServerState, cohort: Cohort, learning_rate: Array, data: TrainingData
+        server: ServerState, epochs_done: Array, tuned: Tuned, data: TrainingData
     ) -> RoundInfo:
         return RoundInfo(
             number=server.round + 1,
-            learning_rate=learning_rate,
-            momentum=settings.momentum,
-            num_clients=data.size.shape[0],
-            cohort_size=jnp.sum(cohort.epochs > 0),
+            learning_rate=tuned.learning_rate,
+            momentum=momentum_of(tuned),
+            num_clients=data.size.shape[-1],
+            cohort_size=jnp.sum(epochs_done > 0),
         )
 
-    def train(
-        server: ServerState,
-        cohort: Cohort,
-        client_states: PyTree,
-        schedule: Schedule,
-        learning_rate: Array,
-        key: Array,
-        data: TrainingData,
-    ) -> Trained:
-        # This device's share of what is dealt to the devices.
-        client_states, schedule = row(client_states, 0), row(schedule, 0)
-        optimizer = local_optimizer(
-            learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
-        )
-        round_info = describe(server, cohort, learning_rate, data)
+    def apply_with(stats: PyTree) -> Callable[..., Outputs]:
+        def apply(params: PyTree, x: Array, stats: PyTree = stats) -> Outputs:
+            return model.evaluate(params, x, stats)
+
+        return apply
+
+    def open_round(
+        given: tuple[ServerState, Cohort, Tuned, Array], data: TrainingData, round_info: RoundInfo
+    ) -> tuple[PyTree, _Clients]:
+        """What one experiment's server hands out, and what is known of its clients."""
+        server, cohort, tuned, key = given
+        own = method_of(tuned)
         infos = ClientInfo(data.label_counts[cohort.clients], data.size[cohort.clients])
         steps = cohort.epochs * steps_per_epoch(infos.size, batch_size)
         # A client's random stream depends on the seed, the round and its id, not on its lane.
         round_key = jax.random.fold_in(key, server.round)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(round_key, cohort.clients)
-        statics = jax.vmap(method.prepare)(infos)
-
-        def apply(params: PyTree, x: Array, stats: PyTree = server.stats) -> Outputs:
-            return model.evaluate(params, x, stats)
-
-        shared = method.share(
+        apply = apply_with(server.stats)
+        shared = own.share(
             ServerView(
                 params=server.params,
                 stats=server.stats,
@@ -255,7 +292,7 @@ def make_round(
         arrives = cohort.epochs > 0
         shares = arrives * (infos.size if settings.aggregation == 'size' else 1)
         shares = shares / jnp.maximum(jnp.sum(shares), 1)
-        weights = method.weigh(
+        weights = own.weigh(
             CohortView(
                 weights=shares,
                 size=infos.size,
@@ -264,61 +301,104 @@ def make_round(
                 round=round_info,
             )
         )
+        return shared, _Clients(
+            id=cohort.clients,
+            info=infos,
+            static=jax.vmap(own.prepare)(infos),
+            steps=steps,
+            key=jax.vmap(jax.random.fold_in, (None, 0))(round_key, cohort.clients),
+            share=shares,
+            weight=weights,
+        )
+
+    def train(
+        server: ServerState,
+        cohort: Cohort,
+        client_states: PyTree,
+        schedule: Schedule,
+        tuned: Tuned,
+        keys: Array,
+        data: TrainingData,
+    ) -> Trained:
+        # This device's share of what is dealt to the devices.
+        client_states, schedule = row(client_states, 0), row(schedule, 0)
+        experiments, cohort_size = cohort.clients.shape
+
+        def info_of(x: Array | int) -> RoundInfo:
+            return describe(row(server, x), cohort.epochs[x], row(tuned, x), data)
+
+        def open_one(x: Array | int) -> tuple[PyTree, _Clients]:
+            own = row((server, cohort, tuned, keys), x)
+            return open_round(own, row(data._replace(x=()), x), info_of(x))
+
+        shared, by_experiment = each(open_one, experiments)
+        clients = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), by_experiment)
+
+        def experiment_of(slot: Array) -> Array | int:
+            # Known while tracing where there is one, so that nothing is looked up.
+            return slot // cohort_size if experiments > 1 else 0
 
         def own_example(slot: Array) -> Array:
-            begin, within = data.start[cohort.clients[slot]], jnp.arange(settings.longest)
-            return data.order[jnp.minimum(begin + within, data.y.shape[0] - 1)]
+            x = experiment_of(slot)
+            begin, within = data.start[x, clients.id[slot]], jnp.arange(settings.longest)
+            return data.order[x, jnp.minimum(begin + within, data.order.shape[1] - 1)]
 
         def view_client(
             position: Array, params: PyTree, stats: PyTree, begun: PyTree
         ) -> ClientView:
             slot = schedule.slot[position]
-            size = infos.size[slot]
+            x, client = experiment_of(slot), row(clients, slot)
+            size = client.info.size
             examples = own_example(slot)
+            origin = row(server, x)
 
             def fold(f: Callable[[PyTree, Batch], PyTree], initial: PyTree) -> PyTree:
                 def body(i: Array, carry: PyTree) -> PyTree:
                     position = i * batch_size + jnp.arange(batch_size)
                     example, mask = cut_batch(examples, position, size)
-                    return f(carry, Batch(normalise(data.x[example]), data.y[example], mask))
+                    return f(carry, Batch(normalise(data.x[example]), data.y[x, example], mask))
 
                 return lax.fori_loop(0, steps_per_epoch(size, batch_size), body, initial)
 
             return ClientView(
                 params=params,
                 stats=stats,
-                global_params=server.params,
-                apply=apply,
+                global_params=origin.params,
+                apply=apply_with(origin.stats),
                 fold=fold,
-                info=row(infos, slot),
-                static=row(statics, slot),
+                info=client.info,
+                static=client.static,
                 state=row(client_states, position),
-                shared=shared,
+                shared=row(shared, x),
                 begun=begun,
-                steps=steps[slot],
-                round=round_info,
+                steps=client.steps,
+                round=info_of(x),
             )
 
-        def view_done(position: Array, lane: _Lane) -> ClientView:
-            return view_client(position, lane.params, lane.stats, lane.client.begun)
+        def finish(position: Array, lane: _Lane) -> tuple[PyTree, PyTree]:
+            own = method_of(row(tuned, experiment_of(lane.client.slot)))
+            return own.finish(view_client(position, lane.params, lane.stats, lane.client.begun))
 
         def start(position: Array) -> _Lane:
             slot = schedule.slot[position]
-            order_key, augment_key = jax.random.split(keys[slot])
+            x = experiment_of(slot)
+            origin, own = row(server, x), row(tuned, x)
+            order_key, augment_key = jax.random.split(clients.key[slot])
             epoch_keys = jax.vmap(jax.random.fold_in, (None, 0))(order_key, jnp.arange(epochs))
             order = jax.vmap(epoch_order, (0, None, None))(
-                epoch_keys, infos.size[slot], settings.longest
+                epoch_keys, clients.info.size[slot], settings.longest
             )
-            view = view_client(position, server.params, server.stats, ())
+            view = view_client(position, origin.params, origin.stats, ())
             return _Lane(
-                params=server.params,
-                stats=server.stats,
-                optimizer=optimizer.init(server.params),
+                params=origin.params,
+                stats=origin.stats,
+                optimizer=optimizer_of(own).init(origin.params),
                 client=_Client(
+                    slot=slot,
                     info=view.info,
                     static=view.static,
                     state=view.state,
-                    begun=method.begin(view),
+                    begun=method_of(own).begin(view),
                     order=own_example(slot)[order],
                     key=augment_key,
                 ),
@@ -332,10 +412,14 @@ def make_round(
             position = step % per_epoch * batch_size + jnp.arange(batch_size)
             example, mask = cut_batch(client.order[epoch], position, client.info.size)
             key = jax.random.fold_in(client.key, step)
-            return Batch(augment(key, data.x[example]), data.y[example], mask)
+            y = data.y[experiment_of(client.slot), example]
+            return Batch(augment(key, data.x[example]), y, mask)
 
         def local_step(lane: _Lane) -> _Lane:
             client = lane.client
+            x = experiment_of(client.slot)
+            origin, own = row(server, x), row(tuned, x)
+            hooks = method_of(own)
             batch = draw_batch(client, lane.step)
 
             def objective(params: PyTree) -> tuple[Array, PyTree]:
@@ -344,21 +428,23 @@ def make_round(
                     params=params,
                     outputs=outputs,
                     batch=batch,
-                    global_params=server.params,
-                    apply=apply,
+                    global_params=origin.params,
+                    apply=apply_with(origin.stats),
                     info=client.info,
                     static=client.static,
                     state=client.state,
-                    shared=shared,
+                    shared=row(shared, x),
                     begun=client.begun,
-                    round=round_info,
+                    round=info_of(x),
                 )
-                loss = view.mean(method.supervised(view)) + method.penalty(view)
+                loss = view.mean(hooks.supervised(view)) + hooks.penalty(view)
                 return loss, outputs.stats
 
             differentiate = jax.value_and_grad(objective, has_aux=True)
             (loss, stats), gradient = differentiate(lane.params)
-            updates, optimizer_state = optimizer.update(gradient, lane.optimizer, lane.params)
+            updates, optimizer_state = optimizer_of(own).update(
+                gradient, lane.optimizer, lane.params
+            )
             return _Lane(
                 params=optax.apply_updates(lane.params, updates),
                 stats=stats,
@@ -374,39 +460,41 @@ def make_round(
                 0, schedule.steps[position], lambda _, lanes: stack.map(local_step, lanes), lanes
             )
             slot, following = schedule.slot[position], schedule.next[position]
+            x = experiment_of(slot)
             done = stack.get(lanes, schedule.lane[position])
-            state, upload = method.finish(view_done(position, done))
+            state, upload = finish(position, done)
             lane = lax.cond(following >= 0, start, lambda _: done, following)
+            origin, total = row(server, x), row(sums, x)
 
             def add(total: PyTree, weight: Array, now: PyTree, before: PyTree) -> PyTree:
                 return jax.tree.map(lambda t, w, w_g: t + weight * (w - w_g), total, now, before)
 
-            sums = Sums(
-                update=add(sums.update, weights[slot], done.params, server.params),
-                stats=add(sums.stats, shares[slot], done.stats, server.stats),
-                uploads=jax.tree.map(jnp.add, sums.uploads, upload),
-                loss=sums.loss + done.loss,
+            total = Sums(
+                update=add(total.update, clients.weight[slot], done.params, origin.params),
+                stats=add(total.stats, clients.share[slot], done.stats, origin.stats),
+                uploads=jax.tree.map(jnp.add, total.uploads, upload),
+                loss=total.loss + done.loss,
             )
             model_ = (done.params, done.stats)
             return (
                 stack.put(lanes, schedule.lane[position], lane),
-                sums,
+                set_row(sums, x, total),
                 set_row(states, position, state),
                 set_row(models, position, model_) if settings.keep_models else (),
             )
 
         started = jax.vmap(start)(jnp.asarray(schedule.first))
-        upload = jax.eval_shape(
-            lambda lane: method.finish(view_done(jnp.int32(0), lane))[1], row(started, 0)
-        )
+        upload = jax.eval_shape(lambda lane: finish(jnp.int32(0), lane)[1], row(started, 0))
         sums = Sums(
             update=optax.tree.zeros_like(server.params),
             stats=optax.tree.zeros_like(server.stats),
-            uploads=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), upload),
-            loss=jnp.zeros(()),
+            uploads=jax.tree.map(
+                lambda leaf: jnp.zeros((experiments, *leaf.shape), leaf.dtype), upload
+            ),
+            loss=jnp.zeros(experiments),
         )
         kept = jax.tree.map(
-            lambda leaf: jnp.zeros((*schedule.slot.shape, *leaf.shape), leaf.dtype),
+            lambda leaf: jnp.zeros((*schedule.slot.shape, *leaf.shape[1:]), leaf.dtype),
             (server.params, server.stats),
         )
         initial = (
@@ -419,26 +507,37 @@ def make_round(
         return jax.tree.map(lambda leaf: leaf[None], Trained(*trained))
 
     def merge(
-        server: ServerState, cohort: Cohort, sums: Sums, learning_rate: Array, data: TrainingData
+        server: ServerState, cohort: Cohort, sums: Sums, tuned: Tuned, data: TrainingData
     ) -> tuple[ServerState, RoundMetrics]:
-        total = lax.psum(row(sums, 0), AXIS)
-        update, method_state = method.merge(
-            MergeView(
-                update=total.update,
-                params=server.params,
-                stats=server.stats,
-                state=server.method,
-                uploads=total.uploads,
-                round=describe(server, cohort, learning_rate, data),
+        totals = lax.psum(row(sums, 0), AXIS)
+
+        def merge_one(x: Array | int) -> tuple[ServerState, RoundMetrics]:
+            before, total, own, sampled = row((server, totals, tuned, cohort), x)
+            update, method_state = method_of(own).merge(
+                MergeView(
+                    update=total.update,
+                    params=before.params,
+                    stats=before.stats,
+                    state=before.method,
+                    uploads=total.uploads,
+                    round=describe(before, sampled.epochs, own, data),
+                )
             )
-        )
-        params = optax.apply_updates(server.params, update)
-        stats = jax.tree.map(jnp.add, server.stats, total.stats)
-        examples = jnp.maximum(jnp.sum(cohort.epochs * data.size[cohort.clients]), 1)
-        return (
-            ServerState(params, method_state, server.round + 1, stats),
-            RoundMetrics(train_loss=total.loss / examples),
-        )
+            after = ServerState(
+                params=optax.apply_updates(before.params, update),
+                method=method_state,
+                round=before.round + 1,
+                stats=jax.tree.map(jnp.add, before.stats, total.stats),
+            )
+            # An experiment whose clients are all lost stays as it is, whatever others do.
+            arrived = jnp.any(sampled.epochs > 0)
+            examples = jnp.maximum(jnp.sum(sampled.epochs * data.size[x, sampled.clients]), 1)
+            return (
+                jax.tree.map(lambda new, old: jnp.where(arrived, new, old), after, before),
+                RoundMetrics(train_loss=total.loss / examples),
+            )
+
+        return each(merge_one, cohort.clients.shape[0])
 
     split, same = PartitionSpec(AXIS), PartitionSpec()
     over_devices = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)

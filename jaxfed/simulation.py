@@ -4,16 +4,20 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import jax
+import numpy as np
 
 from jaxfed import client_states as states_of
 from jaxfed import hosts, liveness
 from jaxfed.config import Config
 from jaxfed.costs import method_cost
 from jaxfed.devices import replicate
+from jaxfed.evaluation import keep_own
 from jaxfed.execution import run_waves
 from jaxfed.experiment import Experiment, cohort_steps, sample_cohort, set_up
 from jaxfed.interruption import Interrupted, stopping
@@ -28,10 +32,20 @@ from jaxfed.recording.models import save_model
 from jaxfed.recording.plots import draw_accuracy
 from jaxfed.recording.trackers import Unavailable
 from jaxfed.round import ServerState
+from jaxfed.stacking import row
 from jaxfed.streaming import Planned
-from jaxfed.types import PyTree
+from jaxfed.types import Cohort, PyTree
 
-__all__ = ['Diverged', 'Interrupted', 'Result', 'TooLarge', 'Unavailable', 'simulate', 'train']
+__all__ = [
+    'Diverged',
+    'Interrupted',
+    'Result',
+    'TooLarge',
+    'Unavailable',
+    'simulate',
+    'train',
+    'train_together',
+]
 
 
 class Diverged(RuntimeError):
@@ -49,11 +63,24 @@ class Result(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a run goes on from after a round."""
+    """What X experiments go on from after a round."""
 
-    server: ServerState
-    clients: PyTree  # [n, ...] NumPy, states of clients; the next round changes them in place
-    past: Past
+    server: ServerState  # [X, ...]
+    clients: PyTree  # rows of [X N, ...] NumPy, states of clients; the next round changes them
+    past: list[Past]  # X
+    recorded: np.ndarray  # [X] rounds recorded of an experiment that has stopped, -1 while it runs
+    diverged: np.ndarray  # [X] bool, whether it stopped in a round that is not recorded
+
+
+# (round, metrics of each experiment so far, numbers of those that run) -> numbers of those to stop
+Stop = Callable[[int, Sequence[list[dict[str, Any]]], Sequence[int]], Sequence[int]]
+
+
+def never(
+    round_: int, metrics: Sequence[list[dict[str, Any]]], running: Sequence[int]
+) -> Sequence[int]:
+    """Ends nobody's training early."""
+    return ()
 
 
 def train(
@@ -87,9 +114,11 @@ def train(
     )
     if not hosts.leader():
         return _follow(experiment)
-    with records.alone(experiment.workdir):
-        result = _train(experiment, quiet=quiet, watch=watch)
-        shutil.rmtree(experiment.workdir / FOLDER, ignore_errors=True)
+    (result,) = train_together(
+        [experiment], experiment.workdir, quiet=quiet, watch=lambda _, entry: watch(entry)
+    )
+    if isinstance(result, Diverged):
+        raise result
     if hosts.count() > 1:
         hosts.from_leader(lambda: json.dumps([result.summary, result.metrics]))
     if not quiet:
@@ -97,97 +126,166 @@ def train(
     return result
 
 
+def train_together(
+    experiments: Sequence[Experiment],
+    folder: Path,
+    *,
+    quiet: bool = False,
+    watch: Callable[[int, dict[str, Any]], None] = lambda x, entry: None,
+    stop: Stop = never,
+) -> list[Result | Diverged]:
+    """Train experiments in one program, each recorded in its own work directory.
+
+    What was interrupted goes on from its last checkpoint.
+
+    Args:
+      experiments: X from `set_up` that share a program, see `sharing`.
+      folder: of their checkpoints; the work directory where there is one experiment.
+      quiet: show no progress, which is shown of one experiment only.
+      watch: called with an experiment's number and the metrics of each of its rounds done, after
+        they are recorded.
+      stop: called after each round; says whose training ends early.
+
+    Returns:
+      The result of each, or the error of one that diverged, which ends none of the others.
+
+    Raises:
+      TooLarge: as `train`, like all others but `Diverged`.
+    """
+    with contextlib.ExitStack() as stack:
+        for experiment in experiments:
+            stack.enter_context(records.alone(experiment.workdir))
+        results = _train(experiments, folder, quiet=quiet, watch=watch, stop=stop)
+        shutil.rmtree(folder / FOLDER, ignore_errors=True)
+    return results
+
+
 def _train(
-    experiment: Experiment, *, quiet: bool, watch: Callable[[dict[str, Any]], None]
-) -> Result:
-    """As `train`, where no other process is at work."""
+    experiments: Sequence[Experiment],
+    folder: Path,
+    *,
+    quiet: bool,
+    watch: Callable[[int, dict[str, Any]], None],
+    stop: Stop,
+) -> list[Result | Diverged]:
+    """As `train_together`, where no other process is at work."""
     began = time.perf_counter()
-    config, workdir, counts = experiment.config, experiment.workdir, experiment.dealt.label_counts
-    records.check_unfinished(workdir, counts)
+    config, count = experiments[0].config, len(experiments)
+    for experiment in experiments:
+        records.check_unfinished(experiment.workdir, experiment.dealt.label_counts)
     try:
         with console.status('compiling', quiet=quiet):
-            prepared = prepare(experiment)
+            prepared = prepare(experiments)
     except TooLarge:
-        records.discard_workdir(workdir)
+        if count == 1:  # else they are tried in smaller groups
+            records.discard_workdir(experiments[0].workdir)
         raise
-    draw_heatmap(counts, workdir / 'partition.png', title=title_of(config))
-    records.write_partition(workdir / records.PARTITION, counts)
+    for experiment in experiments:
+        workdir, counts = experiment.workdir, experiment.dealt.label_counts
+        draw_heatmap(counts, workdir / 'partition.png', title=title_of(experiment.config))
+        records.write_partition(workdir / records.PARTITION, counts)
     console.say(
         f'memory: about {in_words(prepared.needed)} of {in_words(prepared.available)} on each of '
         f'{prepared.mesh.size} device(s)' + (', images in waves' if prepared.streams else ''),
         quiet=quiet,
     )
     with contextlib.ExitStack() as stack:
-        checkpoints = stack.enter_context(open_checkpoints(workdir, keep=config.keep))
-        done, state = start(experiment, prepared, checkpoints)
-        if (workdir / records.METRICS).exists():
-            trackers.clear(config, workdir)  # they get all rounds again
-        track, untracked = stack.enter_context(trackers.follow(config, experiment.parts, workdir))
-        metrics = records.rewind(workdir, done)
-        for entry in metrics:
-            track(entry)
+        checkpoints = stack.enter_context(open_checkpoints(folder, keep=config.keep))
+        done, state = start(experiments, prepared, checkpoints)
+        runs = state.recorded < 0  # the feed looks at it before every round
+        books = [
+            stack.enter_context(open_book(e, done if running else int(recorded)))
+            for e, running, recorded in zip(experiments, runs, state.recorded, strict=True)
+        ]
         if done:
             console.say(f'going on after round {done}', quiet=quiet)
-        report = stack.enter_context(console.progress(config.rounds, quiet=quiet))
-        lines = stack.enter_context(records.lines(workdir))
+        hidden = quiet or count > 1
+        report = stack.enter_context(console.progress(config.rounds, quiet=hidden))
+        before = [sum(entry['seconds'] for entry in book.metrics) for book in books]
         came = stack.enter_context(stopping(partial(console.say, quiet=quiet)))
-        stack.enter_context(memory_errors(experiment, prepared.mesh, prepared.lanes))
-        for planned in prepared.feed(prepared.lanes, done + 1):
-            state, entry = play(prepared, config, planned, state)
-            failed = not_finite(entry)
-            if failed and config.on_divergence == 'stop':
-                raise diverged(planned.number, failed, workdir)
-            if failed:
-                entry |= failed_values(config) | {'failed': True}
-            metrics.append(entry)
-            lines.record(entry)
-            track(entry)
-            report(entry)
-            watch(entry)
-            if failed or planned.number == config.rounds:
+        stack.enter_context(memory_errors(experiments[0], prepared.mesh, prepared.lanes))
+        servers = [take_row(state.server, x) for x in range(count)]
+        errors: dict[int, Diverged] = {}
+        for planned in prepared.feed(prepared.lanes, done + 1, runs) if runs.any() else ():
+            number, running = planned.number, np.flatnonzero(runs).tolist()
+            state, servers, entries = play(prepared, experiments, planned, state, servers, running)
+            for x, entry in entries.items():
+                failed = not_finite(entry)
+                if failed:
+                    runs[x] = False
+                    if config.on_divergence == 'stop':
+                        errors[x] = diverged(experiments[x], number, failed)
+                        state.diverged[x], state.recorded[x] = True, number - 1
+                        continue
+                    entry |= failed_values(config) | {'failed': True}
+                    state.recorded[x] = number
+                books[x].record(entry)
+                report(entry)
+                watch(x, entry)
+            for x in stop(number, [book.metrics for book in books], np.flatnonzero(runs).tolist()):
+                runs[x], state.recorded[x] = False, number
+            if not runs.any() or number == config.rounds:
                 break
             signal = hosts.any_signal(came())
-            if signal or checkpoint_due(config, planned.number):
+            if signal or checkpoint_due(config, number):
                 # A checkpoint counts on the lines of its rounds.
-                lines.settle()
-                save(checkpoints, planned.number, whole(state, config))
+                for book in books:
+                    book.settle()
+                save(checkpoints, number, whole(state, experiments))
             if signal:
-                raise stopped(planned.number, workdir, signal)
-        summary = finish(experiment, prepared, metrics)
-        summary['resumed_after'] = done or None
-        summary['trackers_failed'] = untracked
-        # What earlier processes spent on rounds that are kept counts, too.
-        before = sum(entry['seconds'] for entry in metrics[:done])
-        summary['seconds_total'] = round(before + time.perf_counter() - began, 2)
-        save_model(workdir, experiment, state.server.params, state.server.stats)
-        # The summary tells that the run is finished, so it comes last.
-        records.write_json(workdir / records.SUMMARY, summary)
-    return Result(summary, metrics, state.server.params, state.server.stats, workdir)
+                raise stopped(experiments, number, signal)
+        results: list[Result | Diverged] = []
+        for x, (experiment, book, server) in enumerate(
+            zip(experiments, books, servers, strict=True)
+        ):
+            if state.diverged[x]:
+                results.append(
+                    errors.get(x) or diverged(experiment, state.recorded[x] + 1, 'a loss')
+                )
+                continue
+            summary = finish(experiment, prepared, book.metrics, shared_by=count)
+            summary['resumed_after'] = done or None
+            summary['trackers_failed'] = book.untracked
+            summary['stopped_early'] = len(book.metrics) < config.rounds and not summary['failed']
+            # What earlier processes spent on rounds that are kept counts, too.
+            spent = before[x] + (time.perf_counter() - began) / count
+            summary['seconds_total'] = round(spent, 2)
+            save_model(experiment.workdir, experiment, server.params, server.stats)
+            results.append(
+                Result(summary, book.metrics, server.params, server.stats, experiment.workdir)
+            )
+        # The summary tells that a run is finished, so it comes last.
+        for result in results:
+            if isinstance(result, Result):
+                records.write_json(result.workdir / records.SUMMARY, result.summary)
+    return results
 
 
 def _follow(experiment: Experiment) -> Result:
-    """As `_train`, in a process whose work the first one records."""
-    config, workdir = experiment.config, experiment.workdir
-    prepared = prepare(experiment)
-    done, state = start(experiment, prepared, None)
+    """As `train`, in a process whose work the first one records."""
+    config, together = experiment.config, [experiment]
+    prepared = prepare(together)
+    done, state = start(together, prepared, None)
+    servers = [take_row(state.server, 0)]
     with (
         stopping(lambda text: None) as came,
         memory_errors(experiment, prepared.mesh, prepared.lanes),
     ):
-        for planned in prepared.feed(prepared.lanes, done + 1):
-            state, entry = play(prepared, config, planned, state)
-            failed = not_finite(entry)
+        for planned in prepared.feed(prepared.lanes, done + 1, np.array([True])):
+            number = planned.number
+            state, servers, entries = play(prepared, together, planned, state, servers, [0])
+            failed = not_finite(entries[0])
             if failed and config.on_divergence == 'stop':
-                raise diverged(planned.number, failed, workdir)
-            if failed or planned.number == config.rounds:
+                raise diverged(experiment, number, failed)
+            if failed or number == config.rounds:
                 break
             signal = hosts.any_signal(came())
-            if signal or checkpoint_due(config, planned.number):
-                whole(state, config)
+            if signal or checkpoint_due(config, number):
+                whole(state, together)
             if signal:
-                raise stopped(planned.number, workdir, signal)
+                raise stopped(together, number, signal)
     summary, metrics = json.loads(hosts.from_leader(str))
-    return Result(summary, metrics, state.server.params, state.server.stats, workdir)
+    return Result(summary, metrics, servers[0].params, servers[0].stats, experiment.workdir)
 
 
 def checkpoint_due(config: Config, number: int) -> bool:
@@ -203,52 +301,89 @@ def checkpoint_due(config: Config, number: int) -> bool:
     return config.checkpoint_every > 0 and number % config.checkpoint_every == 0
 
 
-def whole(state: State, config: Config) -> State:
+def whole(state: State, experiments: Sequence[Experiment]) -> State:
     """The state with the rows of all processes, on the first of them.
 
     Args:
       state: after a round.
-      config: the settings.
+      experiments: the same.
 
     Returns:
       The state.
     """
-    return state._replace(clients=states_of.collect(state.clients, config.num_clients))
+    rows = len(experiments) * experiments[0].config.num_clients
+    return state._replace(clients=states_of.collect(state.clients, rows))
 
 
-def diverged(number: int, failed: str, workdir: Path) -> Diverged:
-    """The error of a run that diverged.
-
-    Args:
-      number: of the round.
-      failed: what is not finite.
-      workdir: the work directory.
-
-    Returns:
-      The error.
-    """
-    return Diverged(
-        f'round {number}: {failed} is not finite; training diverged. A lower --learning_rate or '
-        f'smaller weights of the method may help. The rounds before are in {workdir}. '
-        '--on_divergence=record ends such a run without an error.'
-    )
-
-
-def stopped(number: int, workdir: Path, signal: int) -> Interrupted:
-    """The error of a run that was asked to stop.
+def stopped(experiments: Sequence[Experiment], number: int, signal: int) -> Interrupted:
+    """The error of training that was asked to stop.
 
     Args:
+      experiments: that were trained.
       number: of the last round.
-      workdir: the work directory.
       signal: that came.
 
     Returns:
       The error.
     """
-    return Interrupted(
-        f'stopped after round {number}; the same command goes on from there, with '
-        f'--workdir={workdir}.',
-        signal,
+    told = f'stopped after round {number}; the same command goes on from there'
+    one = f', with --workdir={experiments[0].workdir}' if len(experiments) == 1 else ''
+    return Interrupted(f'{told}{one}.', signal)
+
+
+class Book(NamedTuple):
+    """Where the rounds of a run go."""
+
+    metrics: list[dict[str, Any]]  # all entries so far
+    record: Callable[[dict[str, Any]], None]
+    settle: Callable[[], None]  # returns when all lines are on the disk
+    untracked: dict[str, str]  # trackers that failed, and why
+
+
+@contextlib.contextmanager
+def open_book(experiment: Experiment, rounds: int) -> Iterator[Book]:
+    """Opens the records of a run that has some rounds already.
+
+    Args:
+      experiment: from `set_up`.
+      rounds: that stay; what is recorded of later ones is cut off.
+
+    Yields:
+      The book.
+    """
+    config, workdir = experiment.config, experiment.workdir
+    with contextlib.ExitStack() as stack:
+        if (workdir / records.METRICS).exists():
+            trackers.clear(config, workdir)  # they get all rounds again
+        track, untracked = stack.enter_context(trackers.follow(config, experiment.parts, workdir))
+        metrics = records.rewind(workdir, rounds)
+        for entry in metrics:
+            track(entry)
+        lines = stack.enter_context(records.lines(workdir))
+
+        def record(entry: dict[str, Any]) -> None:
+            metrics.append(entry)
+            lines.record(entry)
+            track(entry)
+
+        yield Book(metrics, record, lines.settle, untracked)
+
+
+def diverged(experiment: Experiment, round_: int, what: str) -> Diverged:
+    """The error of an experiment that diverged.
+
+    Args:
+      experiment: from `set_up`.
+      round_: in which it did.
+      what: is not finite.
+
+    Returns:
+      The error.
+    """
+    return Diverged(
+        f'round {round_}: {what} is not finite; training diverged. A lower --learning_rate or '
+        f'smaller weights of the method may help. The rounds before are in {experiment.workdir}. '
+        '--on_divergence=record ends such a run without an error.'
     )
 
 
@@ -264,11 +399,13 @@ def title_of(config: Config) -> str:
     return f'{config.dataset}, {config.partition}, {config.num_clients} clients'
 
 
-def start(experiment: Experiment, prepared: Prepared, checkpoints: Any) -> tuple[int, State]:
+def start(
+    experiments: Sequence[Experiment], prepared: Prepared, checkpoints: Any
+) -> tuple[int, State]:
     """The state to begin with: that of the newest checkpoint, or the first.
 
     Args:
-      experiment: from `set_up`.
+      experiments: X from `set_up`.
       prepared: from `prepare`.
       checkpoints: of the run; not read by processes after the first, which get what it reads.
 
@@ -278,69 +415,100 @@ def start(experiment: Experiment, prepared: Prepared, checkpoints: Any) -> tuple
     Raises:
       ValueError: if there are checkpoints, but none is whole.
     """
-    dataset = experiment.dealt.dataset
-    past = no_past(dataset.num_classes, len(dataset.y_test))
-    first = State(prepared.server, prepared.client_states, past)
-    clients = experiment.config.num_clients
-    like = first._replace(clients=states_of.blank(first.clients, clients))
+    dataset, count = experiments[0].dealt.dataset, len(experiments)
+    first = State(
+        prepared.server,
+        prepared.client_states,
+        [no_past(dataset.num_classes, len(dataset.y_test)) for _ in experiments],
+        np.full(count, -1, np.int32),
+        np.zeros(count, bool),
+    )
+    rows = count * experiments[0].config.num_clients
+    like = first._replace(clients=states_of.blank(first.clients, rows))
     saved = restore(checkpoints, like) if hosts.leader() else None
     done = int(hosts.from_leader(lambda: str(saved.round if saved else 0)))
     if not done:
         return 0, first
     read = saved.state if saved else first
-    server, past = states_of.broadcast((read.server, read.past))
-    own = states_of.spread(read.clients, first.clients, clients)
-    return done, State(replicate(server, prepared.mesh), own, past)
+    state = states_of.broadcast(read._replace(clients=()))
+    return done, state._replace(
+        server=replicate(state.server, prepared.mesh),
+        clients=states_of.spread(read.clients, first.clients, rows),
+        recorded=np.array(state.recorded),  # to be written to
+        diverged=np.array(state.diverged),
+    )
+
+
+take_row = jax.jit(row)
 
 
 def play(
-    prepared: Prepared, config: Config, planned: Planned, state: State
-) -> tuple[State, dict[str, Any]]:
+    prepared: Prepared,
+    experiments: Sequence[Experiment],
+    planned: Planned,
+    state: State,
+    servers: Sequence[ServerState],
+    running: Sequence[int],
+) -> tuple[State, list[ServerState], dict[int, dict[str, Any]]]:
     """Run a round: train, evaluate, measure.
 
     Args:
       prepared: from `prepare`.
-      config: the settings.
+      experiments: the same X.
       planned: the round.
       state: after the round before; the clients' states are changed in place.
+      servers: X, what `state.server` has of each.
+      running: numbers of those that have not stopped.
 
     Returns:
-      (state, the round's line of metrics.jsonl).
+      (state, servers, number of a running experiment -> its line of metrics.jsonl).
     """
-    number, cohort, rate, waves = planned
-    tests, before, past = prepared.tests, state.server, state.past
+    config, (number, cohort, tuned, waves) = experiments[0].config, planned
 
     def due(every: int) -> bool:
         return every > 0 and (number % every == 0 or number == config.rounds)
 
-    ticks = [time.perf_counter()]
-    local_due = due(config.local_eval_every)
-    server, trained, kept = run_waves(
-        prepared.programs, prepared.mesh, before, state.clients, cohort, waves, rate,
-        prepared.key, keep=local_due,
+    began = time.perf_counter()
+    server, trained, models = run_waves(
+        prepared.programs, prepared.mesh, state.server, state.clients, cohort, waves, tuned,
+        prepared.keys, keep=due(config.local_eval_every),
     )  # fmt: skip
-    train_loss = None if trained is None else float(trained.train_loss)
-    ticks.append(time.perf_counter())
-    evaluation = tests.of_global(server) if due(config.eval_every) else None
-    ticks.append(time.perf_counter())
-    local: dict[str, float] = {}
-    details = None
-    if local_due:
-        local, details = tests.of_locals(before, server, kept, cohort.clients)
-    arrived = cohort.clients[cohort.epochs > 0]
-    measured = tests.measure(arrived, evaluation, past, details)
-    ticks.append(time.perf_counter())
-    entry = describe_round(number, train_loss, evaluation, local, rate, measured)
-    entry['clients'] = len(arrived)
-    entry['seconds'] = round(ticks[3] - ticks[0], 4)
-    entry['evaluation_seconds'] = round(ticks[2] - ticks[1], 4)
-    entry['local_evaluation_seconds'] = round(ticks[3] - ticks[2], 4)
-    past = past if evaluation is None else remember(past, evaluation)
-    return State(server, state.clients, past), entry
+    losses = None if trained is None else np.asarray(trained.train_loss)
+    after = [take_row(server, x) for x in range(len(experiments))]
+    training = (time.perf_counter() - began) / len(running)
+    past, entries = list(state.past), {}
+    for x in running:
+        ticks, tests = [time.perf_counter()], prepared.tests[x]
+        own = Cohort(cohort.clients[x], cohort.epochs[x])
+        evaluation = tests.of_global(after[x]) if due(config.eval_every) else None
+        ticks.append(time.perf_counter())
+        local: dict[str, float] = {}
+        details = None
+        if due(config.local_eval_every):
+            kept = keep_own(models, x, len(own.clients))
+            local, details = tests.of_locals(servers[x], after[x], kept, own.clients)
+        arrived = own.clients[own.epochs > 0]
+        measured = tests.measure(arrived, evaluation, past[x], details)
+        ticks.append(time.perf_counter())
+        loss = None if losses is None or not arrived.size else float(losses[x])
+        rate = experiments[x].config.learning_rate * experiments[x].config.lr_decay ** (number - 1)
+        entry = describe_round(number, loss, evaluation, local, rate, measured)
+        entry['clients'] = len(arrived)
+        entry['seconds'] = round(training + ticks[2] - ticks[0], 4)
+        entry['evaluation_seconds'] = round(ticks[1] - ticks[0], 4)
+        entry['local_evaluation_seconds'] = round(ticks[2] - ticks[1], 4)
+        entries[x] = entry
+        if evaluation is not None:
+            past[x] = remember(past[x], evaluation)
+    return state._replace(server=server, past=past), after, entries
 
 
 def finish(
-    experiment: Experiment, prepared: Prepared, metrics: list[dict[str, Any]]
+    experiment: Experiment,
+    prepared: Prepared,
+    metrics: list[dict[str, Any]],
+    *,
+    shared_by: int = 1,
 ) -> dict[str, Any]:
     """Summarise a run and draw its accuracy.
 
@@ -348,6 +516,7 @@ def finish(
       experiment: from `set_up`.
       prepared: from `prepare`.
       metrics: one entry a round.
+      shared_by: experiments that were trained by one program.
 
     Returns:
       The summary.
@@ -374,6 +543,7 @@ def finish(
         'evaluated_on': 'validation' if config.validation else 'test',
         'devices': prepared.mesh.size,
         'lanes': prepared.lanes,
+        'experiments': shared_by,
         'memory_bytes': prepared.needed,
         'auxiliary_examples': len(dealt.auxiliary),
     }

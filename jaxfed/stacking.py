@@ -52,6 +52,21 @@ def set_row(tree: PyTree, i: Array | int, value: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf, new: leaf.at[i].set(new), tree, value)
 
 
+def each(function: Callable[[Array | int], PyTree], count: int) -> PyTree:
+    """Calls a function with 0..count-1 and stacks what it gives.
+
+    Args:
+      function: of a number, traced unless there is but one.
+      count: n, at least 1.
+
+    Returns:
+      A tree of arrays [n, ...].
+    """
+    if count == 1:
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], function(0))
+    return jax.lax.map(function, jnp.arange(count))
+
+
 def _unstack(stack: PyTree) -> list[PyTree]:
     return [row(stack, i) for i in range(len(jax.tree.leaves(stack)[0]))]
 

@@ -11,14 +11,16 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from jaxfed.devices import aligned, memory, replicate
-from jaxfed.experiment import Experiment, cohort_steps, sample_cohort
+from jaxfed.experiment import Dealt, Experiment, sample_cohort
 from jaxfed.lanes import Schedule, schedule
-from jaxfed.round import TrainingData
+from jaxfed.round import TrainingData, Tuned, steps_per_epoch
+from jaxfed.sharing import tuned
 from jaxfed.types import Array, Batch, Cohort, Dataset
 
 T = TypeVar('T')
@@ -29,6 +31,10 @@ IMAGE_SHARE = 0.5
 WAVES = 3  # at a time: one trains, the next is read, and the last may not be released yet
 
 
+class TooLarge(ValueError):
+    """Experiments need more memory than their devices have."""
+
+
 class Wave(NamedTuple):
     """Some of a round's clients and what they train on."""
 
@@ -37,78 +43,93 @@ class Wave(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """A round before it is run."""
+    """A round before it is run, of X experiments."""
 
     number: int
-    cohort: Cohort
-    learning_rate: float
+    cohort: Cohort  # [X, S]
+    tuned: Tuned  # [X]
     waves: Iterator[Wave]
 
 
-# (lanes, first round) -> an experiment's rounds from that one on
-Feed = Callable[[int, int], Iterator[Planned]]
+# (lanes, first round, [X] whether an experiment still runs; None if all do) -> the rounds from that
+# one on. Who has stopped running while they are given is looked up anew for each round.
+Feed = Callable[..., Iterator[Planned]]
 
 
 def make_feed(
-    experiment: Experiment, mesh: Mesh, to_input: Callable[[Array], Array]
+    experiments: Sequence[Experiment], mesh: Mesh, to_input: Callable[[Array], Array]
 ) -> tuple[Feed, bool]:
-    """Makes what gives an experiment's rounds one after another.
+    """Makes what gives the rounds of experiments one after another.
 
     Args:
-      experiment: from `set_up`.
+      experiments: X from `set_up` that share a program.
       mesh: the devices.
       to_input: normalisation, for the server's auxiliary data.
 
     Returns:
       (the feed, whether images come in waves).
+
+    Raises:
+      TooLarge: if the images of several experiments do not fit into memory.
     """
-    config, dealt = experiment.config, experiment.dealt
-    dataset, size = dealt.dataset, dealt.label_counts.sum(axis=1)
-    auxiliary = own_batch(dataset, dealt.auxiliary, to_input)
-    given = (dataset, dealt.partition, dealt.label_counts, auxiliary, mesh)
+    config, dataset = experiments[0].config, experiments[0].dealt.dataset
+    sizes = [experiment.dealt.label_counts.sum(axis=1) for experiment in experiments]
     images = IMAGE_SHARE * image_memory(mesh)
     fits = dataset.x_train.nbytes + dataset.x_test.nbytes <= images
-    deal_wave = partial(plan_wave, devices=mesh.size)
 
-    def planned(number: int, cohort: Cohort, waves: Iterator[Wave]) -> Planned:
-        rate = config.learning_rate * config.lr_decay ** (number - 1)
-        return Planned(number, cohort, rate, waves)
+    def sample(number: int, runs: np.ndarray | None) -> Cohort:
+        cohorts = [
+            sample_cohort(e.config, n, number) for e, n in zip(experiments, sizes, strict=True)
+        ]
+        clients, epochs = map(np.stack, zip(*cohorts, strict=True))
+        # Nobody trains for an experiment that has stopped.
+        return Cohort(clients, epochs if runs is None else epochs * runs[:, None].astype(np.int32))
+
+    def deal_wave(cohort: Cohort, slots: np.ndarray, lanes: int) -> Schedule:
+        size = np.stack([n[own] for n, own in zip(sizes, cohort.clients, strict=True)])
+        steps = cohort.epochs * steps_per_epoch(size, config.batch_size)
+        return plan_wave(steps.ravel(), slots, lanes=lanes, devices=mesh.size)
 
     if config.stream == 'off' or (config.stream == 'auto' and fits):
-        data = place_all(*given)
+        data = place_all([experiment.dealt for experiment in experiments], mesh, to_input)
 
-        def whole(lanes: int, first: int) -> Iterator[Planned]:
+        def whole(lanes: int, first: int, runs: np.ndarray | None = None) -> Iterator[Planned]:
             for number in range(first, config.rounds + 1):
-                cohort = sample_cohort(config, size, number)
+                cohort = sample(number, runs)
                 arrived, waves = np.flatnonzero(cohort.epochs), []
                 if arrived.size:
-                    plan = deal_wave(cohort_steps(config, size, cohort), arrived, lanes=lanes)
-                    waves = [Wave(plan, data)]
-                yield planned(number, cohort, iter(waves))
+                    waves = [Wave(deal_wave(cohort, arrived, lanes), data)]
+                yield Planned(number, cohort, tuned(experiments, number), iter(waves))
 
         return whole, False
 
+    if len(experiments) > 1:
+        raise TooLarge(
+            f'the images of {len(experiments)} experiments together come in no waves: '
+            f'--stream={config.stream} is for one experiment after another.'
+        )
     # Never more than the largest cohort, never less than the largest client.
+    (size,) = sizes
     largest = np.sort(size)[-config.clients_per_round :].sum()
     room = max(int(min(images / WAVES / dataset.x_train[0].nbytes, largest)), int(size.max()))
-    place = place_some(*given, room=room)
+    place = place_some(experiments[0].dealt, mesh, to_input, room=room)
 
-    def in_waves(lanes: int, first: int) -> Iterator[Planned]:
+    def in_waves(lanes: int, first: int, runs: np.ndarray | None = None) -> Iterator[Planned]:
         numbers = range(first, config.rounds + 1)
-        cohorts = {number: sample_cohort(config, size, number) for number in numbers}
+        cohorts = {number: sample(number, runs) for number in numbers}
         slots = {
-            number: split_waves(size[cohort.clients], np.flatnonzero(cohort.epochs), room)
+            number: split_waves(size[cohort.clients[0]], np.flatnonzero(cohort.epochs), room)
             for number, cohort in cohorts.items()
         }
 
         def load(number: int, chosen: np.ndarray) -> Wave:
             cohort = cohorts[number]
-            plan = deal_wave(cohort_steps(config, size, cohort), chosen, lanes=lanes)
-            return Wave(plan, place(cohort.clients[chosen]))
+            return Wave(deal_wave(cohort, chosen, lanes), place(cohort.clients[0, chosen]))
 
         loaded = ahead(partial(load, n, chosen) for n in numbers for chosen in slots[n])
         for number in numbers:
-            yield planned(number, cohorts[number], islice(loaded, len(slots[number])))
+            waves = islice(loaded, len(slots[number]))
+            yield Planned(number, cohorts[number], tuned(experiments, number), waves)
 
     return in_waves, True
 
@@ -127,69 +148,73 @@ def image_memory(mesh: Mesh) -> float:
 
 
 def place_all(
-    dataset: Dataset,
-    partition: Sequence[np.ndarray],
-    label_counts: np.ndarray,
-    auxiliary: Batch | None,
-    mesh: Mesh,
+    every: Sequence[Dealt], mesh: Mesh, to_input: Callable[[Array], Array]
 ) -> TrainingData:
     """Puts the training data on the devices: every image once, clients as groups of indices.
 
     Args:
-      dataset: the images.
-      partition: N index arrays, the examples of each client.
-      label_counts: [N, C].
-      auxiliary: the server's own examples.
+      every: what is dealt in each of X experiments, with the same images.
       mesh: the devices.
+      to_input: normalisation.
 
     Returns:
       The training data.
     """
-    size = _sizes(partition)
-    start = (np.cumsum(size) - size).astype(np.int32)
-    order = np.concatenate(partition).astype(np.int32)
-    arrays = (dataset.x_train, dataset.y_train, order, start, size, label_counts.astype(np.int32))
-    x, y, order, start, size, counts = replicate(arrays, mesh)
-    return TrainingData(x, y, order, start, size, counts, replicate(auxiliary, mesh))
+    held = [np.concatenate(dealt.partition) for dealt in every]
+    order = np.zeros((len(every), max(map(len, held))), np.int32)
+    for own, examples in zip(order, held, strict=True):
+        own[: len(examples)] = examples
+    size = np.stack([_sizes(dealt.partition) for dealt in every])
+    first = every[0].dataset
+    arrays = (
+        first.x_train,
+        np.stack([dealt.dataset.y_train for dealt in every]),
+        order,
+        (np.cumsum(size, axis=1) - size).astype(np.int32),
+        size,
+        np.stack([dealt.label_counts.astype(np.int32) for dealt in every]),
+    )
+    batches = [own_batch(dealt.dataset, dealt.auxiliary, to_input) for dealt in every]
+    auxiliary = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
+    return TrainingData(*replicate((*arrays, auxiliary), mesh))
 
 
 def place_some(
-    dataset: Dataset,
-    partition: Sequence[np.ndarray],
-    label_counts: np.ndarray,
-    auxiliary: Batch | None,
-    mesh: Mesh,
-    *,
-    room: int,
+    dealt: Dealt, mesh: Mesh, to_input: Callable[[Array], Array], *, room: int
 ) -> Callable[[np.ndarray], TrainingData]:
     """Makes what puts the data of some clients on the devices.
 
     Args:
-      dataset: the images.
-      partition: N index arrays, the examples of each client.
-      label_counts: [N, C].
-      auxiliary: the server's own examples.
+      dealt: what is dealt, in one experiment.
       mesh: the devices.
+      to_input: normalisation.
       room: examples, at least those of the clients that it is called with.
 
     Returns:
       (client ids) -> training data that holds the examples of these clients only, always of the
       same shapes.
     """
+    dataset, partition = dealt.dataset, dealt.partition
     order, size, counts = replicate(
-        (np.arange(room, dtype=np.int32), _sizes(partition), label_counts.astype(np.int32)), mesh
+        (
+            np.arange(room, dtype=np.int32)[None],
+            _sizes(partition)[None],
+            dealt.label_counts[None].astype(np.int32),
+        ),
+        mesh,
     )
-    own = replicate(auxiliary, mesh)
+    auxiliary = own_batch(dataset, dealt.auxiliary, to_input)
+    own = replicate(jax.tree.map(lambda leaf: leaf[None], auxiliary), mesh)
 
     def place(clients: np.ndarray) -> TrainingData:
-        start = aligned((len(partition),), np.int32)
+        start = aligned((1, len(partition)), np.int32)
         x = aligned((room, *dataset.x_train.shape[1:]), dataset.x_train.dtype)
-        y = aligned((room,), np.int32)
+        y = aligned((1, room), np.int32)
         filled = 0
         for client in clients:
             examples = partition[client]
-            start[client], end = filled, filled + len(examples)
-            x[filled:end], y[filled:end] = dataset.x_train[examples], dataset.y_train[examples]
+            start[0, client], end = filled, filled + len(examples)
+            x[filled:end], y[0, filled:end] = dataset.x_train[examples], dataset.y_train[examples]
             filled = end
         x, y, start = replicate((x, y, start), mesh, copy=False)
         return TrainingData(x, y, order, start, size, counts, own)
@@ -225,7 +250,7 @@ def plan_wave(steps: np.ndarray, slots: np.ndarray, *, lanes: int, devices: int)
     """Deals the clients of a wave to lanes and devices.
 
     Args:
-      steps: [S] local steps of each client of the cohort.
+      steps: local steps of each client of the cohort, of all experiments.
       slots: places in the cohort of the wave's clients.
       lanes: of each device.
       devices: how many.

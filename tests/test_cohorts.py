@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 import jaxfed
 from jaxfed.cohorts import candidates, draw_cohort, everyone
 from jaxfed.devices import replicate
-from jaxfed.execution import run_round, run_waves
+from jaxfed.execution import alone, run_waves
 from jaxfed.round import steps_per_epoch
 from jaxfed.streaming import plan_wave
 from jaxfed.types import Cohort
 from tests import oracle
+from tests.rounds import run_round
 from tests.test_round import SIZES, make, normalise, set_up, training_data
 
 SEEDS = {'cohort_seed': 1, 'availability_seed': 2}
@@ -141,8 +142,11 @@ def test_lost_and_late_clients_equal_plain_loop_over_the_others(name):
 def test_round_in_which_every_client_fails_changes_nothing():
     _, _, server, states, (programs, mesh) = set_up(make('scaffold'), devices=2)
     nobody = Cohort(np.array([0, 2], np.int32), np.zeros(2, np.int32))
+    server, states, nobody, _, tuned, keys, _ = alone(
+        server, states, nobody, None, 0.1, jax.random.key(0), training_data()
+    )
     after, metrics, models = run_waves(
-        programs, mesh, server, states, nobody, iter([]), 0.1, jax.random.key(0)
+        programs, mesh, server, states, nobody, iter([]), tuned, keys
     )
     assert after is server and metrics is None and models == []
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import jaxfed
-from jaxfed import execution, losses, methods
+from jaxfed import losses, methods
 from jaxfed.cohorts import everyone
 from jaxfed.costs import method_cost
 from jaxfed.method import chain
@@ -25,6 +25,7 @@ from jaxfed.models import make_model
 from jaxfed.models.heads import with_projection, without_bias
 from jaxfed.types import Model
 from tests import test_round
+from tests.rounds import run_round
 
 
 class ModelContrastive(chex.TestCase):
@@ -84,7 +85,7 @@ def test_switch_is_the_first_method_and_then_the_second():
     after = run(both, cohorts[:3])
     assert float(after.method[1]['rounds']) == 1
     _, settings, server, states, (programs, mesh) = test_round.set_up(second)
-    alone = execution.run_round(
+    alone = run_round(
         programs,
         mesh,
         server._replace(params=before.params, round=before.round),

@@ -65,8 +65,8 @@ def test_lanes_out_of_range(lanes):
 
 def test_choose_lanes():
     equal = np.full(20, 10)
-    assert choose_lanes(equal, cohort_size=10, most=10) == 10
-    assert choose_lanes(equal, cohort_size=10, most=5) == 5
-    assert choose_lanes(equal, cohort_size=10, most=10, devices=2) == 5
+    assert choose_lanes([equal], cohort_size=10, most=10) == 10
+    assert choose_lanes([equal], cohort_size=10, most=5) == 5
+    assert choose_lanes([equal], cohort_size=10, most=10, devices=2) == 5
     # One client holds nearly everything: any second lane would idle.
-    assert choose_lanes(np.array([1, 1, 1, 97]), cohort_size=4, most=4) == 1
+    assert choose_lanes([np.array([1, 1, 1, 97])], cohort_size=4, most=4) == 1

@@ -19,6 +19,7 @@ from jaxfed.devices import make_mesh
 from jaxfed.experiment import set_up
 from jaxfed.metrics import measures
 from jaxfed.metrics.measures import MEASURES, Measure, parse_clients, parse_measures
+from jaxfed.stacking import row
 from jaxfed.types import Model, Outputs
 
 HISTORY = np.array([[0.5, 0.2, 0.0], [0.1, 0.8, 0.0], [0.3, 0.9, 0.0]])
@@ -375,14 +376,16 @@ def run(tmp_path_factory):
             inner = simulation.run_waves
 
             def run_waves(*arguments, **keywords):
-                given = jax.device_get((arguments[2].params, arguments[2].stats))
+                start = row(arguments[2], 0)
+                given = jax.device_get((start.params, start.stats))
                 server, metrics_, kept = inner(*arguments, **keywords)
-                cohort = arguments[4].clients
+                cohort = arguments[4].clients[0]
                 models = {}
                 for plan, stack in kept:
                     for i, slot in enumerate(plan.slot[plan.used]):
                         models[int(cohort[slot])] = jax.tree.map(lambda leaf, i=i: leaf[i], stack)
-                taken = jax.device_get((server.params, server.stats))
+                end = row(server, 0)
+                taken = jax.device_get((end.params, end.stats))
                 rounds.append((given, taken, models, cohort, len(kept)))
                 return server, metrics_, kept
 

@@ -12,7 +12,6 @@ from flax import nnx
 from jaxfed import methods
 from jaxfed.cohorts import everyone
 from jaxfed.devices import make_mesh, replicate
-from jaxfed.execution import compile_round, run_round
 from jaxfed.lanes import schedule
 from jaxfed.method import Method, chain
 from jaxfed.models import DEFAULT_CONVOLUTION, as_model, make_model
@@ -22,6 +21,7 @@ from jaxfed.round import LocalSettings, Round, ServerState, TrainingData, make_r
 from jaxfed.stacking import STACKED, UNROLLED
 from jaxfed.types import Batch, Model, Outputs
 from tests import oracle
+from tests.rounds import compile_round, run_round
 
 CLASSES = 4
 SIZES = (7, 23, 1, 12, 30, 16)  # of six unequal clients

@@ -15,10 +15,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from jaxfed import methods
 from jaxfed.cohorts import everyone
 from jaxfed.devices import make_mesh, replicate
-from jaxfed.execution import run_round
 from jaxfed.lanes import schedule
 from jaxfed.round import LocalSettings, Round, ServerState, TrainingData, epoch_order, make_round
 from jaxfed.types import Model, Outputs
+from tests.rounds import run_round
 
 INPUTS, FEATURES, CLASSES = 4, 5, 3
 SIZES = np.array([5, 12, 3, 8, 10, 7], np.int32)  # of six unequal clients

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import jaxfed
 from jaxfed import streaming
 from jaxfed.devices import make_mesh
-from jaxfed.evaluation import held_out
+from jaxfed.evaluation import held_out, most_held
 from jaxfed.experiment import set_up
 from jaxfed.lanes import schedule
 from jaxfed.metrics import Own, personal_accuracy
@@ -125,11 +125,11 @@ def test_what_clients_hold_out_is_their_own(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     experiment = set_up(jaxfed.Config(**LOCAL, num_clients=8))
     dealt, cohort = experiment.dealt, np.array([6, 1, 3, 7, 2])
-    plan = schedule([3, 1, 2, 5, 4], lanes=1, devices=2)
-    own = held_out(experiment, plan, cohort)
-    for place, slot in np.ndenumerate(plan.slot):
-        part = dealt.personal[cohort[slot]]
-        assert not set(part) & set(dealt.partition[cohort[slot]])
+    own = held_out(experiment, cohort, devices=2, room=3, most=most_held([experiment]))
+    assert not own.mask[1, 2].any()  # room for a sixth
+    for slot, client in enumerate(cohort):
+        place, part = divmod(slot, 3), dealt.personal[client]
+        assert not set(part) & set(dealt.partition[client])
         np.testing.assert_array_equal(own.x[place][own.mask[place]], dealt.dataset.x_train[part])
         np.testing.assert_array_equal(own.y[place][own.mask[place]], dealt.dataset.y_train[part])
 

@@ -34,7 +34,7 @@ from experiments.benchmarks.machine import machine
 from jaxfed.cohorts import everyone
 from jaxfed.data.augment import make_augment, normalise
 from jaxfed.devices import check_devices, make_mesh, replicate, use_every_core
-from jaxfed.execution import compile_round, run_round
+from jaxfed.execution import alone, compile_round, run_round
 from jaxfed.lanes import schedule
 from jaxfed.method import Method
 from jaxfed.models import make_model
@@ -243,13 +243,13 @@ def round_program(point: Point) -> Program:
     server, data, key = replicate((server, images(point), jax.random.key(1)), mesh)
     cohort = everyone(np.arange(point.clients), settings.local_epochs)
     plan = schedule([point.steps] * point.clients, lanes=1, devices=mesh.size)
-    arguments = (mesh, server, (), cohort, plan, LEARNING_RATE, key, data)
+    arguments = alone(server, (), cohort, plan, LEARNING_RATE, key, data)
     began = time.perf_counter()
-    programs = compile_round(parts, *arguments)
+    programs = compile_round(parts, mesh, *arguments)
     seconds = time.perf_counter() - began
 
     def run() -> None:
-        jax.block_until_ready(run_round(programs, *arguments)[0])
+        jax.block_until_ready(run_round(programs, mesh, *arguments)[0])
 
     return Program(run, sum(leaf.size for leaf in jax.tree.leaves(params)), seconds)
 

@@ -39,7 +39,7 @@ from jaxfed.devices import (
     split,
     use_every_core,
 )
-from jaxfed.execution import compile_round, peak_memory, run_round
+from jaxfed.execution import alone, compile_round, peak_memory, run_round
 from jaxfed.lanes import schedule
 from jaxfed.models import make_model
 from jaxfed.ops import convolution
@@ -284,8 +284,7 @@ def round_program(
     server_state, client_state = built.init(params, model.stats)
     server = ServerState(params, server_state, jnp.zeros((), jnp.int32), model.stats)
     server, data, key = replicate((server, data, jax.random.key(1)), mesh)
-    arguments = (
-        mesh,
+    arguments = alone(
         server,
         jax.tree.map(lambda leaf: np.stack([leaf] * clients), client_state),
         everyone(np.arange(clients), 1),
@@ -294,10 +293,10 @@ def round_program(
         key,
         data,
     )
-    programs = compile_round(parts, *arguments)
+    programs = compile_round(parts, mesh, *arguments)
 
     def run() -> None:
-        jax.block_until_ready(run_round(programs, *arguments)[0])
+        jax.block_until_ready(run_round(programs, mesh, *arguments)[0])
 
     name = f'round, {lanes} lane(s)'
     name += ', crop+flip' if augmented else ''

@@ -31,7 +31,7 @@ from experiments.benchmarks.machine import machine
 from jaxfed.cohorts import everyone
 from jaxfed.data.augment import normalise
 from jaxfed.devices import make_mesh, replicate, use_every_core
-from jaxfed.execution import compile_round, run_round
+from jaxfed.execution import alone, compile_round, run_round
 from jaxfed.lanes import choose_lanes, schedule
 from jaxfed.method import Method
 from jaxfed.models import make_model
@@ -128,8 +128,7 @@ def round_program(
     parts = make_round(model, Method(), settings, lambda _, x: to_input(x), to_input, mesh=mesh)
     params = model.init(jax.random.key(0))
     server = ServerState(params, (), jnp.zeros((), jnp.int32))
-    arguments = (
-        mesh,
+    arguments = alone(
         replicate(server, mesh),
         (),
         everyone(np.arange(len(sizes)), EPOCHS),
@@ -138,8 +137,8 @@ def round_program(
         replicate(jax.random.key(1), mesh),
         TrainingData(x, y, order, begin, size, counts),
     )
-    programs = compile_round(parts, *arguments)
-    return lambda: jax.block_until_ready(run_round(programs, *arguments)[0].params), params
+    programs = compile_round(parts, mesh, *arguments)
+    return lambda: jax.block_until_ready(run_round(programs, mesh, *arguments)[0].params), params
 
 
 def furthest(a: PyTree, b: PyTree) -> float:
@@ -226,7 +225,7 @@ def main(argv: list[str]) -> None:
         shares[alpha] = [
             share(cohorts[alpha], lanes=lanes, devices=count) for lanes, count in ARRANGEMENTS
         ]
-        chosen[alpha] = choose_lanes(client_steps(sizes), cohort_size=COHORT, most=COHORT)
+        chosen[alpha] = choose_lanes([client_steps(sizes)], cohort_size=COHORT, most=COHORT)
 
     table = Table(
         title='Real share of executed examples / of the time of all lanes, %',

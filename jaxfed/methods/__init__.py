@@ -10,6 +10,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
+
 from jaxfed.method import Method, chain
 from jaxfed.methods.fedadagrad import fedadagrad
 from jaxfed.methods.fedadam import fedadam
@@ -166,7 +168,8 @@ def build(parts: list[Part], *, switch_round: int | None = None) -> Method:
     for name, values, phase in parts:
         try:
             for key, value in values.items():
-                check_value(key, value, hyperparameters(name)[key].annotation)
+                if not isinstance(value, jax.Array):  # traced numbers were checked as such
+                    check_value(key, value, hyperparameters(name)[key].annotation)
             made[phase].append(METHODS[name](**values))
         except ValueError as error:
             raise ValueError(f'--method={name}: {error}') from error

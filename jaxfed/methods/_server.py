@@ -58,7 +58,7 @@ def two_moments(
       ValueError: if a hyper-parameter is out of range.
     """
     check(server_lr > 0, 'server_lr', server_lr, 'above 0')
-    check(0 <= b1 < 1, 'b1', b1, 'in [0, 1)')
-    check(0 <= b2 < 1, 'b2', b2, 'in [0, 1)')
+    check((b1 >= 0) & (b1 < 1), 'b1', b1, 'in [0, 1)')
+    check((b2 >= 0) & (b2 < 1), 'b2', b2, 'in [0, 1)')
     check(eps > 0, 'eps', eps, 'above 0')
     return server_optimizer(optimizer(server_lr, b1=b1, b2=b2, eps=eps))

@@ -1,13 +1,11 @@
 """How far local steps carry: momentum makes a step's gradient act again in later steps."""
 
-import math
-
 import jax.numpy as jnp
 
 from jaxfed.types import Array
 
 
-def effective_steps(steps: Array, momentum: float) -> Array:
+def effective_steps(steps: Array, momentum: float | Array) -> Array:
     """The L1 norm of the weights with which the gradients of local training enter its update.
 
     K for plain SGD, with momentum rho: (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho)
@@ -23,10 +21,8 @@ def effective_steps(steps: Array, momentum: float) -> Array:
       Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated
       Optimization, NeurIPS 2020, section 4.
     """
-    k = jnp.asarray(steps, jnp.float32)
-    if momentum == 0:
-        return jnp.maximum(k, 1.0)
+    k, rho = jnp.asarray(steps, jnp.float32), jnp.asarray(momentum, jnp.float32)
     # 1 - rho^K by expm1, because K and the rest of the numerator nearly cancel for large rho.
-    rest = 1 - momentum
-    decayed = -jnp.expm1(k * math.log(momentum))
-    return jnp.maximum((k - momentum * decayed / rest) / rest, 1.0)
+    rest = 1 - rho
+    decayed = -jnp.expm1(k * jnp.log(jnp.maximum(rho, 1e-30)))
+    return jnp.maximum((k - rho * decayed / rest) / rest, 1.0)

@@ -35,7 +35,7 @@ def fedavgm(
       Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual
       Classification, 2019, section 4.3.
     """
-    check(0 <= beta < 1, 'beta', beta, 'in [0, 1)')
+    check((beta >= 0) & (beta < 1), 'beta', beta, 'in [0, 1)')
     check(server_lr > 0, 'server_lr', server_lr, 'above 0')
     check(form in ('heavy_ball', 'ema', 'nesterov'), 'form', form, 'heavy_ball, ema or nesterov')
     if form == 'ema':

@@ -43,7 +43,10 @@ def fedcad(
       With source=client: its student abstract, AAAI 2022.
     """
     check(
-        0 <= beta <= gamma <= 1, 'beta, gamma', (beta, gamma), 'such that 0 <= beta <= gamma <= 1'
+        (beta >= 0) & (beta <= gamma) & (gamma <= 1),
+        'beta, gamma',
+        (beta, gamma),
+        'such that 0 <= beta <= gamma <= 1',
     )
     check_temperature(tau)
     check(source in ('server', 'client'), 'source', source, "'server' or 'client'")

@@ -25,7 +25,7 @@ def fedlsd(*, alpha: float = 0.3, tau: float = 2.0) -> Method:
       He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning, 2022,
       eq. 2 and 4.
     """
-    check(0 <= alpha <= 1, 'alpha', alpha, 'in 0..1')
+    check((alpha >= 0) & (alpha <= 1), 'alpha', alpha, 'in 0..1')
     check_temperature(tau)
 
     def supervised(view: LocalView) -> Array:

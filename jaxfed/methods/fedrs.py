@@ -31,7 +31,7 @@ def fedrs(*, alpha: float = 0.5, continuous: bool = False) -> Method:
       Li and Zhan, FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID
       Data, KDD 2021, eq. 5.
     """
-    check(0 <= alpha <= 1, 'alpha', alpha, 'in 0..1')
+    check((alpha >= 0) & (alpha <= 1), 'alpha', alpha, 'in 0..1')
 
     def prepare(info: ClientInfo) -> Array:
         counts = info.label_counts.astype(jnp.float32)

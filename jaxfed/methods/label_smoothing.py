@@ -24,7 +24,7 @@ def label_smoothing(*, smoothing: float = 0.1) -> Method:
       Szegedy et al., Rethinking the Inception Architecture for Computer Vision, CVPR 2016, section
       7; as FedAvg+LS in Lu et al., ACM MM 2023, table 2.
     """
-    check(0 <= smoothing <= 1, 'smoothing', smoothing, 'in 0..1')
+    check((smoothing >= 0) & (smoothing <= 1), 'smoothing', smoothing, 'in 0..1')
 
     def supervised(view: LocalView) -> Array:
         return losses.smoothed_cross_entropy(view.outputs.logits, view.batch.y, smoothing=smoothing)

@@ -130,10 +130,11 @@ def time_in_words(seconds: float) -> str:
 @contextlib.contextmanager
 def grid_progress(
     runs: int, rounds: int, *, quiet: bool
-) -> Iterator[tuple[Callable[[str, int], None], Callable[[dict[str, Any]], None]]]:
+) -> Iterator[tuple[Callable[..., None], Callable[[dict[str, Any]], None]]]:
     """Show the progress over many runs.
 
-    On a terminal as a bar over all their rounds; elsewhere as a line for each run.
+    On a terminal as a bar over all their rounds; elsewhere as a line for each run or group of runs
+    in one program, and about ten for the rounds of a group.
 
     Args:
       runs: how many.
@@ -141,8 +142,8 @@ def grid_progress(
       quiet: show nothing.
 
     Yields:
-      A function that takes name and rounds of each run that begins, and one that takes the metrics
-      of each of its rounds.
+      A function that takes the name of what begins, its rounds in all and how many runs it is, one
+      if it is not told; and one that takes the metrics of each of their rounds.
     """
     columns = (
         TextColumn('{task.fields[name]}'),
@@ -154,25 +155,34 @@ def grid_progress(
     )
     bar = Progress(*columns, console=_console, disable=quiet or not _moves())
     in_lines = not quiet and not _moves()
-    begun, began, of_run, done = 0, time.perf_counter(), 0, 0
+    begun, began, of_run, done, group, best = 0, time.perf_counter(), 0, 0, 1, 0.0
     with bar:
         task = bar.add_task('', total=rounds, name='')
 
-        def begin(name: str, rounds_of_run: int) -> None:
-            nonlocal begun, of_run, done
+        def begin(name: str, rounds_in_all: int, together: int = 1) -> None:
+            nonlocal begun, of_run, done, group, best
             # What a run that ended early, or that another process is at, has left out.
             bar.update(task, advance=of_run - done)
-            begun, of_run, done = begun + 1, rounds_of_run, 0
-            bar.update(task, name=f'{begun}/{runs} {name}')
+            first = begun + 1
+            begun, of_run, done, group, best = begun + together, rounds_in_all, 0, together, 0.0
+            text = f'{first}/{runs}' if together == 1 else f'{first}-{begun}/{runs}'
+            bar.update(task, name=f'{text} {name}')
             if in_lines:
                 _console.print(
-                    f'{begun}/{runs} {name} ({time.perf_counter() - began:.0f} s)', soft_wrap=True
+                    f'{text} {name} ({time_in_words(time.perf_counter() - began)})', soft_wrap=True
                 )
 
         def report(entry: dict[str, Any]) -> None:
-            nonlocal done
-            done = entry['round']
+            nonlocal done, best
+            before, done = done, done + 1
             bar.update(task, advance=1)
+            best = max(best, entry['test_accuracy'] or 0.0)
+            if in_lines and group > 1 and 10 * done // of_run > 10 * before // of_run:
+                _console.print(
+                    f'  round {entry["round"]}, {100 * done // of_run} %: best accuracy '
+                    f'{best:.2%} ({time_in_words(time.perf_counter() - began)})',
+                    soft_wrap=True,
+                )
 
         yield begin, report
 
@@ -224,6 +234,22 @@ def show_summary(summary: dict[str, Any], workdir: Path) -> None:
     _console.print(f'files: {workdir}/', soft_wrap=True)
     for path in sorted(workdir.glob('[!.]*')):
         _console.print(f'  {path.name}', soft_wrap=True)
+
+
+def show_sweep(title: str, names: list[str], rows: list[list[str]]) -> None:
+    """Print what the settings of a sweep came to.
+
+    Args:
+      title: of the table.
+      names: of its columns.
+      rows: a setting each.
+    """
+    table = Table(title=title)
+    for name in names:
+        table.add_column(name, justify='right')
+    for row in rows:
+        table.add_row(*row)
+    _console.print(table)
 
 
 def in_words(cost: dict[str, Any]) -> str:

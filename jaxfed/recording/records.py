@@ -108,14 +108,7 @@ def make_workdir(config: Config, parts: list[Part]) -> Path:
     Raises:
       ValueError: if it cannot be made or written to.
     """
-    stamp = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
-    # Settings from Python may hold what leads out of the directory, or is no name.
-    name = re.sub(r'[^\w.+,-]+', '_', f'{config.dataset}-{config.method}')[:100]
-    base = Path(config.workdir) if config.workdir else Path(RUNS) / f'{name}-{stamp}'
-    workdir, count = base, 1
-    while config.workdir is None and workdir.exists():
-        count += 1
-        workdir = base.with_name(f'{base.name}-{count}')
+    workdir = new_folder(config)
     if check_workdir(workdir, config, parts):
         return workdir
     text = _json(describe_config(config, parts))  # before anything is written
@@ -125,6 +118,29 @@ def make_workdir(config: Config, parts: list[Part]) -> Path:
     except OSError as error:
         raise ValueError(f'--workdir={workdir} cannot be written to: {error}.') from error
     return workdir
+
+
+def new_folder(config: Config, suffix: str = '') -> Path:
+    """Name the work directory of a run or a sweep.
+
+    Args:
+      config: the settings; their workdir is taken, or, if it is None, one under runs/.
+      suffix: of a name under runs/.
+
+    Returns:
+      The directory, which under runs/ does not exist yet.
+    """
+    if config.workdir:
+        return Path(config.workdir)
+    stamp = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
+    # Settings from Python may hold what leads out of the directory, or is no name.
+    name = re.sub(r'[^\w.+,-]+', '_', f'{config.dataset}-{config.method}')[:100]
+    base = Path(RUNS) / f'{name}{suffix}-{stamp}'
+    folder, count = base, 1
+    while folder.exists():
+        count += 1
+        folder = base.with_name(f'{base.name}-{count}')
+    return folder
 
 
 def discard_workdir(workdir: Path) -> None:
