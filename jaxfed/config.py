@@ -224,8 +224,8 @@ _COMMAND = {
     ),
     'distributed': (
         False,
-        'one of several processes, in a job of SLURM or Open MPI or on a TPU slice; all run the '
-        'same command',
+        'one of several processes, as SLURM or a TPU slice tells; all run the same command, and '
+        'without a scheduler --coordinator, --num_processes and --process_id tell',
     ),
 }
 
@@ -449,7 +449,6 @@ def help_rows() -> dict[str, list[usage.Row]]:
         rows[group].append(usage.Row(field.name, field.metadata['help'], field.default, choices))
     rows['sweep'] = [usage.Row(name, text, given) for name, (given, text) in _SWEEP.items()]
     rows['machine'] += [usage.Row(name, text, given) for name, (given, text) in _COMMAND.items()]
-    rows['machine'] += [usage.Row(name, text, None) for name, (_, text) in _PROCESS.items()]
     return rows
 
 

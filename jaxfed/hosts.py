@@ -216,7 +216,7 @@ def _wait_for(client: Any, key: str) -> str:
 
 
 def meet() -> None:
-    """Wait until all processes are here: collectives of a CPU fail where one is very late."""
+    """Wait until all processes are here: unlike a collective, this wait can be interrupted."""
     exchange('')
 
 
