@@ -224,7 +224,7 @@ _COMMAND = {
     ),
     'distributed': (
         False,
-        'one of several processes, as SLURM or a TPU slice tells; all run the same command, and '
+        'one of several processes, of SLURM or TPUs; all run the same command, and '
         'without a scheduler --coordinator, --num_processes and --process_id tell',
     ),
 }
