@@ -53,16 +53,19 @@ def readme(text: str) -> str:
       text: of README.md.
 
     Returns:
-      The text; files of the repository that are no page here are named instead of linked.
+      The text; files of the repository that are no page here are named instead of linked, but for
+      pictures.
     """
 
     def link(found: re.Match[str]) -> str:
-        words, target = found[1], found[2]
+        picture, words, target = found[1], found[2], found[3]
+        if picture:
+            return f'![{words}](../{target})'
         if target.startswith(('#', 'http', 'docs/')):
             return f'[{words}]({target.removeprefix("docs/")})'
         return f'`{target}`' if target == words else f'{words} (`{target}`)'
 
-    return re.sub(r'\[([^\]]+)\]\(([^)]+)\)', link, text)
+    return re.sub(r'(!?)\[([^\]]+)\]\(([^)]+)\)', link, text)
 
 
 def read_source(app: Sphinx, name: str, source: list[str]) -> None:

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from absl import app, flags
+from absl import flags
 from absl import logging as absl_logging
 
 from jaxfed import methods, usage
@@ -133,6 +133,10 @@ class Config:
     )
 
     seed: int = _setting(0, 'of everything random', group='data and seed')
+    partition_seed: int | None = _setting(None, 'of who holds what data, test data kept [--seed]')
+    cohort_seed: int | None = _setting(None, "of the rounds' clients and their failures [--seed]")
+    init_seed: int | None = _setting(None, 'of the first parameters [--seed]')
+    batch_seed: int | None = _setting(None, 'of batches and augmentation [--seed]')
     eval_every: int = _setting(
         1, 'rounds between evaluations on the test data', group='evaluation and records'
     )
@@ -201,18 +205,21 @@ GROUPS = (
     'machine',
 )
 
+# The seed of everything random, and those of its parts, which are it where they are not given.
+SEEDS = ('seed', 'partition_seed', 'cohort_seed', 'init_seed', 'batch_seed')
+
 # Flags of the command line that are no settings of an experiment, the first of them for many.
 _SWEEP = {
     'sweep': (
         None,
-        'settings to train, numbers only, as "beta=.1,.3,1 tau=1,3"; every combination, as many of '
-        'them at once as can share a program',
+        'numbers to try, as "beta=.1,.3,1 tau=1,3"; every combination is trained, as many at once '
+        'as can share a program',
     ),
     'seeds': (1, 'experiments of each setting; with seeds from --seed on'),
     'halving': (
         None,
-        'rounds after which the worse half of a sweep is given up, as 10,20; judged by the '
-        'examples of --validation',
+        'rounds after which half of a sweep is given up; as 10,20, the worse half of what is left '
+        'each time, judged by the examples of --validation',
     ),
 }
 _COMMAND = {
@@ -282,7 +289,8 @@ def check(config: Config) -> None:
     need('lr_decay', 0 < config.lr_decay <= 1, 'above 0 and at most 1')
     need('momentum', 0 <= config.momentum < 1, 'at least 0 and below 1')
     need('weight_decay', config.weight_decay >= 0, 'at least 0')
-    need('seed', config.seed >= 0, 'at least 0')
+    for name in SEEDS:
+        need(name, getattr(config, name) is None or getattr(config, name) >= 0, 'at least 0')
     need('lanes', config.lanes >= 0, 'at least 1, or 0 to choose')
     need(
         'clients_per_round',
@@ -482,7 +490,7 @@ def _define(into: flags.FlagValues, name: str, kind: Any, default: Any, help_: s
 
 
 def parse_program(arguments: list[str]) -> list[str]:
-    """Parse the program's own flags, as absl does where it is told nothing else.
+    """Parse the program's own flags; what is wrong with them is one line and exit status 2.
 
     Args:
       arguments: of the program, its name first.
@@ -491,9 +499,9 @@ def parse_program(arguments: list[str]) -> list[str]:
       What is left over.
     """
     try:
-        return app.parse_flags_with_usage(arguments)
-    except UnicodeDecodeError as error:
-        print(f'error: a file given as --flagfile is no text ({error}).', file=sys.stderr)
+        return flags.FLAGS(arguments)
+    except (flags.Error, OSError, UnicodeDecodeError) as error:
+        print(f'error: {usage.what_is_wrong(error, flags.FLAGS)}', file=sys.stderr)
         sys.exit(2)
 
 
@@ -551,7 +559,7 @@ def parse(arguments: Sequence[str]) -> Config:
     try:
         left = own(['', *arguments])[1:]
     except (flags.Error, OSError, UnicodeDecodeError) as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(usage.what_is_wrong(error, own)) from error
     if left:
         raise ValueError(f'unexpected arguments {" ".join(left)}; flags begin with --.')
     for name in ('dry_run', 'distributed', *_PROCESS, *_SWEEP):

@@ -48,31 +48,46 @@ class Experiment(NamedTuple):
     workdir: Path  # made by `set_up`
 
 
-# Separate random streams, so that changing what draws from one leaves the others as they are.
-_STREAMS = (
-    'partition',
-    'cohort',
-    'initialisation',
-    'batches',
-    'auxiliary',
-    'label_noise',
-    'hold_out',
-    'validation',
-    'availability',
-)
+# Separate random streams, so that changing what draws from one leaves the others as they are, and
+# the setting that each one's seed is read from where it is given.
+_STREAMS = {
+    'partition': 'partition_seed',
+    'cohort': 'cohort_seed',
+    'initialisation': 'init_seed',
+    'batches': 'batch_seed',
+    'auxiliary': 'partition_seed',
+    'label_noise': 'partition_seed',
+    'hold_out': 'partition_seed',
+    'validation': 'partition_seed',
+    'availability': 'cohort_seed',
+}
 
 
 def stream(seed: int, name: str) -> int:
-    """The seed of one of the experiment's random streams.
+    """The seed of one of an experiment's random streams.
 
     Args:
-      seed: of the experiment.
+      seed: of the experiment, or of what the stream belongs to.
       name: of the stream, one of `_STREAMS`.
 
     Returns:
       A 32-bit seed.
     """
-    return int(np.random.SeedSequence([seed, _STREAMS.index(name)]).generate_state(1)[0])
+    return int(np.random.SeedSequence([seed, list(_STREAMS).index(name)]).generate_state(1)[0])
+
+
+def seed_of(config: Config, name: str) -> int:
+    """The seed of one of the random streams of an experiment with these settings.
+
+    Args:
+      config: the settings; of them the seeds are read.
+      name: as in `stream`.
+
+    Returns:
+      A 32-bit seed.
+    """
+    own: int | None = getattr(config, _STREAMS[name])
+    return stream(config.seed if own is None else own, name)
 
 
 def sample_cohort(config: Config, size: np.ndarray, round_: int) -> Cohort:
@@ -95,8 +110,8 @@ def sample_cohort(config: Config, size: np.ndarray, round_: int) -> Cohort:
         dropout=config.dropout,
         stragglers=config.stragglers,
         over_selection=config.over_selection,
-        cohort_seed=stream(config.seed, 'cohort'),
-        availability_seed=stream(config.seed, 'availability'),
+        cohort_seed=seed_of(config, 'cohort'),
+        availability_seed=seed_of(config, 'availability'),
     )
 
 
@@ -200,7 +215,7 @@ def deal(config: Config, *, auxiliary_per_class: int = 0) -> Dealt:
     left of it.
 
     Args:
-      config: the settings; of them data, partition, label noise, personal test and seed are read.
+      config: the settings; of them data, partition, label noise, personal test and seeds are read.
       auxiliary_per_class: what the method needs, if the settings do not say.
 
     Returns:
@@ -224,7 +239,7 @@ def deal(config: Config, *, auxiliary_per_class: int = 0) -> Dealt:
         dataset.y_train[training],
         per_class=auxiliary_per_class if per_class is None else per_class,
         num_classes=dataset.num_classes,
-        seed=stream(config.seed, 'auxiliary'),
+        seed=seed_of(config, 'auxiliary'),
     )
     auxiliary, remaining = training[auxiliary], training[remaining]
     own = partition_settings(config.partition)
@@ -232,7 +247,7 @@ def deal(config: Config, *, auxiliary_per_class: int = 0) -> Dealt:
         config.partition,
         dataset.y_train[remaining],
         num_clients=config.num_clients,
-        seed=stream(config.seed, 'partition'),
+        seed=seed_of(config, 'partition'),
         users=None if dataset.users is None else dataset.users[remaining],
         **{name: getattr(config, name) for name in own if hasattr(config, name)},
         **config.partition_settings,
@@ -241,7 +256,7 @@ def deal(config: Config, *, auxiliary_per_class: int = 0) -> Dealt:
         [remaining[part] for part in parts],
         dataset.y_train,
         share=config.personal_test,
-        seed=stream(config.seed, 'hold_out'),
+        seed=seed_of(config, 'hold_out'),
     )
     if config.personal_test and not any(len(part) for part in personal):
         raise ValueError(
@@ -255,7 +270,7 @@ def deal(config: Config, *, auxiliary_per_class: int = 0) -> Dealt:
         num_classes=dataset.num_classes,
         rate=config.label_noise,
         form=config.label_noise_form,
-        seed=stream(config.seed, 'label_noise'),
+        seed=seed_of(config, 'label_noise'),
     )
     counts = label_counts(noisy, partition, dataset.num_classes)
     return Dealt(dataset._replace(y_train=noisy), partition, auxiliary, counts, personal)
@@ -268,7 +283,7 @@ def hold_out_validation(dataset: Dataset, config: Config) -> tuple[Dataset, np.n
 
     Args:
       dataset: with its test data.
-      config: the settings; validation and seed are read.
+      config: the settings; validation and the seeds are read.
 
     Returns:
       The dataset, and the [m] indices of the examples that are left to train on.
@@ -283,7 +298,7 @@ def hold_out_validation(dataset: Dataset, config: Config) -> tuple[Dataset, np.n
         [every],
         dataset.y_train,
         share=config.validation,
-        seed=stream(config.seed, 'validation'),
+        seed=seed_of(config, 'validation'),
     )
     if not held.size:
         raise ValueError(

@@ -78,10 +78,13 @@ def load(workdir: str | os.PathLike[str], *, method: Method | None = None) -> Lo
             jax.tree.structure(like), [arrays[name] for name in named(*like)]
         )
         model = with_precision(network, described.precision)
-    except (ValueError, TypeError, LookupError) as error:
+        mean, std = np.asarray(told.mean, float), np.asarray(told.std, float)
+        if not mean.shape == std.shape == shape[2:]:
+            raise ValueError(f'mean and std are not of {shape[2]} channels')
+    except Exception as error:  # of the network's builder, by what is untrue
         raise ValueError(f'{path} does not give a network: {error}') from error
     mesh = make_mesh()
-    to_input = functools.partial(normalise, mean=np.array(told.mean), std=np.array(told.std))
+    to_input = functools.partial(normalise, mean=mean, std=std)
 
     def evaluate(weights: tuple[PyTree, PyTree], x: Array) -> Outputs:
         return model.evaluate(weights[0], x, weights[1])

@@ -1,17 +1,21 @@
 """Command line: python -m jaxfed.main --method=fedlmd."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 from absl import app, flags
 
 from jaxfed import config, hosts, methods, simulation, sweep
 from jaxfed.costs import Cost, method_cost
+from jaxfed.data import folders
 from jaxfed.data.cache import cache_folder
 from jaxfed.devices import describe_devices, idle_accelerator, use_every_core
 from jaxfed.experiment import look, set_up
+from jaxfed.interruption import ending
 from jaxfed.metrics.measures import MEASURES
 from jaxfed.models import make_model
 from jaxfed.plan import show_plan
@@ -64,6 +68,24 @@ def keep_compiled_programs() -> None:
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
 
 
+def leave(workdir: Path | None, word: str, *, ours: bool = False) -> None:
+    """Tidy up and print what is left where the process is ended.
+
+    Args:
+      workdir: of the run; None if it has none yet.
+      word: 'interrupted' or 'terminated'.
+      ours: whether no other process can be at work in it.
+    """
+    folders.discard_unfinished()
+    path = workdir and workdir / records.METRICS
+    # A run that goes on has had rounds before this process.
+    done = path and path.is_file() and path.stat().st_size
+    left = f'the rounds done are in {workdir}' if done else 'no round was trained'
+    console.show_last_words(f'{word}; {left}.')
+    if ours and workdir and not (workdir / records.PARTITION).exists():
+        records.discard_workdir(workdir)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Train as the flags say.
 
@@ -72,8 +94,15 @@ def main(arguments: Sequence[str]) -> int:
 
     Returns:
       The exit status: 0, 1 if training diverged or a file could not be read or written, 2 for bad
-      input or too little memory, 130 if interrupted, 143 if terminated.
+      input or too little memory, 130 if interrupted after a round, 143 if terminated after one.
     """
+    given = flags.FLAGS.workdir
+    with ending(functools.partial(leave, Path(given) if given else None)):
+        return _main(arguments)
+
+
+def _main(arguments: Sequence[str]) -> int:
+    """As `main`, where a signal ends the process."""
     if len(arguments) > 1:
         console.show_error(f'unexpected arguments {" ".join(arguments[1:])}; flags begin with --.')
         return 2
@@ -133,10 +162,9 @@ def train() -> tuple[int, str]:
         experiment = set_up(settings)
     except (ValueError, OSError) as error:  # of them TooLarge in a dry run
         return 2, str(error)
-    except KeyboardInterrupt:
-        return 130, 'interrupted; no round was trained.'
     try:
-        simulation.train(experiment)
+        with ending(functools.partial(leave, experiment.workdir, ours=hosts.leader())):
+            simulation.train(experiment)
     except simulation.Diverged as error:
         return 1, str(error)
     except ValueError as error:  # too large for the memory, or a damaged work directory
@@ -145,8 +173,6 @@ def train() -> tuple[int, str]:
         return 1, f'{error}; the rounds done are in {experiment.workdir}.'
     except simulation.Interrupted as error:
         return 128 + error.signal, str(error)
-    except KeyboardInterrupt:
-        return 130, f'interrupted; the rounds done are in {experiment.workdir}.'
     return 0, ''
 
 

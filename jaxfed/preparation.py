@@ -23,7 +23,7 @@ from jaxfed.data.statistics import channel_statistics
 from jaxfed.devices import make_mesh, memory, replicate
 from jaxfed.evaluation import Tests, compile_tests
 from jaxfed.execution import compile_round, peak_memory
-from jaxfed.experiment import Experiment, client_steps, stream
+from jaxfed.experiment import Experiment, client_steps, seed_of
 from jaxfed.lanes import choose_lanes
 from jaxfed.metrics.measures import needs, parse_measures
 from jaxfed.models import options
@@ -96,7 +96,7 @@ def prepare(experiments: Sequence[Experiment]) -> Prepared:
     with memory_errors(first, mesh, lanes):
         server = replicate(started, mesh)
         keys = replicate(
-            jnp.stack([jax.random.key(stream(e.config.seed, 'batches')) for e in experiments]), mesh
+            jnp.stack([jax.random.key(seed_of(e.config, 'batches')) for e in experiments]), mesh
         )
         feed, streams = make_feed(experiments, mesh, to_input)
         parts = make_round(
@@ -153,7 +153,7 @@ def begin(experiment: Experiment) -> tuple[ServerState, PyTree]:
       (server, state of one client).
     """
     model, method = experiment.model, experiment.method
-    params = model.init(jax.random.key(stream(experiment.config.seed, 'initialisation')))
+    params = model.init(jax.random.key(seed_of(experiment.config, 'initialisation')))
     server, client = method.init(params, model.stats)
     return ServerState(params, server, jnp.zeros((), jnp.int32), model.stats), client
 

@@ -36,7 +36,7 @@ from jaxfed.method import (
     ServerView,
 )
 from jaxfed.metrics.accuracy import predict
-from jaxfed.stacking import Stacking, each, row, set_row, stacking
+from jaxfed.stacking import Lanes, Stacking, each, row, set_row, stacking
 from jaxfed.types import Array, Batch, ClientInfo, Cohort, Model, Outputs, PyTree
 
 
@@ -415,10 +415,11 @@ def make_round(
             y = data.y[experiment_of(client.slot), example]
             return Batch(augment(key, data.x[example]), y, mask)
 
-        def local_step(lane: _Lane) -> _Lane:
-            client = lane.client
-            x = experiment_of(client.slot)
-            origin, own = row(server, x), row(tuned, x)
+        def handed_out(lane: _Lane) -> tuple[ServerState, Tuned, PyTree]:
+            return row((server, tuned, shared), experiment_of(lane.client.slot))
+
+        def local_step(lane: _Lane, handed: tuple[ServerState, Tuned, PyTree]) -> _Lane:
+            client, (origin, own, common) = lane.client, handed
             hooks = method_of(own)
             batch = draw_batch(client, lane.step)
 
@@ -433,9 +434,9 @@ def make_round(
                     info=client.info,
                     static=client.static,
                     state=client.state,
-                    shared=row(shared, x),
+                    shared=common,
                     begun=client.begun,
-                    round=info_of(x),
+                    round=info_of(experiment_of(client.slot)),
                 )
                 loss = view.mean(hooks.supervised(view)) + hooks.penalty(view)
                 return loss, outputs.stats
@@ -454,11 +455,20 @@ def make_round(
                 loss=lane.loss + loss * jnp.sum(batch.mask),
             )
 
+        def run(steps: Array, lanes: Lanes) -> Lanes:
+            if experiments == 1:
+                handed = row((server, tuned, shared), 0)
+                step = functools.partial(local_step, handed=handed)
+                return lax.fori_loop(0, steps, lambda _, lanes: stack.map(step, lanes), lanes)
+            # Looked up before the loop, so that what only depends on it stays out of it, too.
+            each_handed = stack.map(handed_out, lanes)
+            return lax.fori_loop(
+                0, steps, lambda _, lanes: stack.map(local_step, lanes, each_handed), lanes
+            )
+
         def event(position: Array, carry: tuple) -> tuple:
             lanes, sums, states, models = carry
-            lanes = lax.fori_loop(
-                0, schedule.steps[position], lambda _, lanes: stack.map(local_step, lanes), lanes
-            )
+            lanes = run(schedule.steps[position], lanes)
             slot, following = schedule.slot[position], schedule.next[position]
             x = experiment_of(slot)
             done = stack.get(lanes, schedule.lane[position])

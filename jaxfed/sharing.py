@@ -25,8 +25,11 @@ NUMBERS = ('momentum', 'weight_decay')
 HOST = (
     'alpha',
     'balanced',
+    'batch_seed',
+    'cohort_seed',
     'dropout',
     'hyperparameters',  # those of the parts tell more
+    'init_seed',
     'label_noise',
     'label_noise_form',
     'labels_per_client',
@@ -37,6 +40,7 @@ HOST = (
     'num_users',
     'over_selection',
     'partition',
+    'partition_seed',
     'partition_settings',
     'resume',
     'sampling',

@@ -79,7 +79,16 @@ Stop = Callable[[int, Sequence[list[dict[str, Any]]], Sequence[int]], Sequence[i
 def never(
     round_: int, metrics: Sequence[list[dict[str, Any]]], running: Sequence[int]
 ) -> Sequence[int]:
-    """Ends nobody's training early."""
+    """Ends nobody's training early.
+
+    Args:
+      round_: as of every `Stop`, like all others.
+      metrics: see there.
+      running: see there.
+
+    Returns:
+      Nothing.
+    """
     return ()
 
 

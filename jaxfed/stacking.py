@@ -20,7 +20,7 @@ class Stacking(NamedTuple):
     """How several values of one type are held, and a function is mapped over them."""
 
     from_stack: Callable[[PyTree], Lanes]
-    map: Callable[[Callable[[PyTree], PyTree], Lanes], Lanes]
+    map: Callable[..., Lanes]  # (function of one lane of each, one or several lanes)
     get: Callable[[Lanes, Array], PyTree]  # the value in lane i, traced
     put: Callable[[Lanes, Array, PyTree], Lanes]  # the lanes with another value in lane i
 
@@ -71,9 +71,9 @@ def _unstack(stack: PyTree) -> list[PyTree]:
     return [row(stack, i) for i in range(len(jax.tree.leaves(stack)[0]))]
 
 
-def _map_each(function: Callable[[PyTree], PyTree], lanes: list[PyTree]) -> list[PyTree]:
+def _map_each(function: Callable[..., PyTree], *lanes: list[PyTree]) -> list[PyTree]:
     traced_once = jax.jit(function)
-    return [traced_once(lane) for lane in lanes]
+    return [traced_once(*each) for each in zip(*lanes, strict=True)]
 
 
 def _switch(lanes: list[PyTree], i: Array) -> PyTree:
@@ -89,7 +89,7 @@ def _select(lanes: list[PyTree], i: Array, value: PyTree) -> list[PyTree]:
 
 STACKED = Stacking(
     from_stack=lambda stack: stack,
-    map=lambda function, lanes: jax.vmap(function)(lanes),
+    map=lambda function, *lanes: jax.vmap(function)(*lanes),
     get=row,
     put=set_row,
 )

@@ -1,5 +1,6 @@
-"""What --help and --helpfull print: flags by purpose, a line or two each, on standard output."""
+"""What --help and --helpfull print, flags by purpose, and what is told of flags that do not do."""
 
+import difflib
 import re
 import sys
 import textwrap
@@ -98,3 +99,44 @@ def _lines(row: Row, column: int) -> list[str]:
     wrapped = wrapped or textwrap.wrap(text, room) or ['']
     head = f'  --{row.name}'.ljust(column)
     return [f'{head if i == 0 else " " * column}{line}' for i, line in enumerate(wrapped)]
+
+
+_KINDS = {'int': 'an integer', 'float': 'a number', 'bool': 'True or False'}
+
+
+def what_is_wrong(error: Exception, values: flags.FlagValues) -> str:
+    """What absl could not read, and what would do, in a line.
+
+    Args:
+      error: absl's, or of a file of flags.
+      values: the flags there are.
+
+    Returns:
+      A sentence or two.
+    """
+    if isinstance(error, flags.UnrecognizedFlagError):
+        name = error.flagname
+        names = [known for known in values if '.' in name or '.' not in known]
+        return f'--{name} is no flag;{_nearest(name, names, "--")} --help shows the flags.'
+    if isinstance(error, UnicodeDecodeError):
+        return f'a file given as --flagfile is no text ({error}).'
+    text = ' '.join(str(error).removeprefix('ERROR:: ').split())
+    given = text.removeprefix('flag --')
+    name = given.partition('=')[0]
+    if not isinstance(error, flags.IllegalFlagValueError) or name not in values:
+        return f'{text.rstrip(".")}.'
+    # What absl says of a value ends with what its parser says.
+    reason = ' '.join(str(error.__context__).split())
+    told, flag = f'--{given.removesuffix(f": {reason}")}', values[name]
+    if isinstance(flag.parser, flags.EnumParser):
+        choices = flag.parser.enum_values
+        near = _nearest(told.partition('=')[2], choices, f'--{name}=')
+        return f'{told} must be one of {", ".join(choices)}{f";{near}" if near else "."}'
+    kind = _KINDS.get(flag.flag_type())
+    return f'{told} must be {kind}.' if kind else f'{told}: {reason}.'
+
+
+def _nearest(given: str, names: Sequence[str], mark: str) -> str:
+    """A question for the nearest of some names, nothing if none is near."""
+    near = difflib.get_close_matches(given, names)
+    return f' did you mean {" or ".join(mark + name for name in near)}?' if near else ''

@@ -1,4 +1,4 @@
-"""The tests see four devices, so that what is shared out among devices is.
+"""The tests see eight devices, so that what is shared out among devices is.
 
 Compiling takes most of their time, and half as long where programs need not be fast; what the
 compiler makes of the convolutions is tested as users run it (`test_ops`), and so are whole runs in
@@ -14,7 +14,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jaxfed import simulation
 
-jax.config.update('jax_num_cpu_devices', 4)
+jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_disable_most_optimizations', True)
 with pytest.MonkeyPatch.context() as patch:  # processes that tests start do not inherit it
     # A quarter less time again. A jaxlib that does not know a flag ends the process.

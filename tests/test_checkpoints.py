@@ -2,6 +2,8 @@
 
 import logging
 import shutil
+import sys
+from types import SimpleNamespace
 
 import chex
 import jax
@@ -64,6 +66,8 @@ def flip(path):
     path.write_bytes(bytes(held))
 
 
+# Reads that go on in the background when the manager is closed, as it is at once here.
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
 @pytest.mark.parametrize('damage', [truncate, flip, lambda path: path.unlink()])
 def test_damaged_file_falls_back_or_does_not_matter(written, tmp_path, damage, caplog):
     fell_back = 0
@@ -128,3 +132,51 @@ def test_a_checkpoint_that_cannot_be_written_is_an_os_error(tmp_path, monkeypatc
         monkeypatch.setattr(manager, 'save', full)
         with pytest.raises(OSError, match=r'checkpoint of round 2.* not be written: RESO.* space$'):
             save(manager, 2, make_state(2))
+
+
+def test_reads_that_come_too_late_are_not_told(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, 'unraisablehook', seen.append)
+    late, other = (
+        SimpleNamespace(exc_value=RuntimeError(text)) for text in ('Event loop is closed', 'other')
+    )
+    with open_checkpoints(tmp_path, keep=2):
+        sys.unraisablehook(late)
+        sys.unraisablehook(other)
+    assert seen == [other]
+    sys.unraisablehook(late)
+    assert seen == [other, late]
+
+
+def test_what_is_told_of_damage_is_short(written, tmp_path, caplog):
+    shutil.copytree(written, tmp_path / 'run')
+    truncate(tmp_path / 'run' / FOLDER / '5' / 'state' / 'manifest.ocdbt')
+    with caplog.at_level(logging.WARNING):
+        assert read(tmp_path / 'run')[0].round == 2
+    (told,) = [r.getMessage() for r in caplog.records if 'orbax' not in r.pathname]
+    assert told.startswith('checkpoint of round 5 is damaged (') and len(told) < 300
+
+
+def test_damaged_metadata_of_any_checkpoint_does_not_matter(written, tmp_path, caplog):
+    shutil.copytree(written, tmp_path / 'run')
+    path = tmp_path / 'run' / FOLDER / '2' / '_CHECKPOINT_METADATA'
+    # Two keys that orbax does not know.
+    path.write_text(path.read_text().replace('_timestamp', '_time'))
+    with caplog.at_level(logging.WARNING, 'jaxfed'):
+        assert read(tmp_path / 'run')[0].round == 5
+    (told,) = [r.getMessage() for r in caplog.records if r.name == 'jaxfed']
+    assert 'metadata of a checkpoint in' in told and '_time_nsecs' in told
+
+
+def test_a_folder_that_orbax_cannot_read_is_told(tmp_path, monkeypatch):
+    import orbax.checkpoint as ocp
+
+    def fail(*_, **__):
+        raise RuntimeError('what it is\nand more')
+
+    monkeypatch.setattr(ocp, 'CheckpointManager', fail)
+    with (
+        pytest.raises(ValueError, match=r'checkpoints cannot be read \(what it is\); begin anew'),
+        open_checkpoints(tmp_path, keep=2),
+    ):
+        pass

@@ -21,8 +21,8 @@ def test_devices_are_all_or_a_number(wanted):
 
 
 def test_more_devices_than_there_are():
-    with pytest.raises(ValueError, match=r'--devices=5: JAX sees 4 cpu device\(s\)'):
-        jaxfed.simulate(jaxfed.Config(devices='5'))
+    with pytest.raises(ValueError, match=r'--devices=9: JAX sees 8 cpu device\(s\)'):
+        jaxfed.simulate(jaxfed.Config(devices='9', clients_per_round=9))
 
 
 def test_more_lanes_on_devices_than_clients():
@@ -32,7 +32,7 @@ def test_more_lanes_on_devices_than_clients():
 
 
 def test_mesh_has_as_many_devices_as_have_work():
-    assert make_mesh().size == make_mesh('all').size == 4
+    assert make_mesh().size == make_mesh('all').size == 8
     assert make_mesh('3').size == make_mesh(3).size == make_mesh(most=3).size == 3
     assert make_mesh('2', most=3).size == 2
 

@@ -204,6 +204,10 @@ def test_the_pages_build_without_a_warning(tmp_path):
     source, pages = tmp_path / 'docs', tmp_path / 'html'
     shutil.copytree(ROOT / 'docs', source, ignore=shutil.ignore_patterns('_build', 'reference'))
     shutil.copy(ROOT / 'README.md', tmp_path)
+    pictures = re.findall(r'!\[.*?\]\((.*?)\)', (ROOT / 'README.md').read_text())
+    for picture in pictures:
+        (tmp_path / picture).parent.mkdir(parents=True)
+        shutil.copy(ROOT / picture, tmp_path / picture)
     # In a process of its own, because autodoc changes the defaults of functions.
     environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
     command = [sys.executable, '-m', 'sphinx', '-q', '-W', str(source), str(pages)]
@@ -218,6 +222,7 @@ def test_the_pages_build_without_a_warning(tmp_path):
     html = ''.join(page.read_text() for page in (pages / 'reference').glob('*.html'))
     shown = set(re.findall(r' id="(?:module-)?(jaxfed[\w.]*)"', html))
     assert PUBLIC.keys() <= shown
+    assert pictures and (pages / '_images' / Path(pictures[0]).name).exists()
     table = (pages / 'methods.html').read_text()
     assert all(f'>{name}</span>' in table for name in methods.METHODS)
     # Nothing is fetched from elsewhere by reading.

@@ -35,7 +35,7 @@ def shown_by(flag, capsys):
 def test_help_is_short_and_has_every_setting(flag, capsys):
     text = shown_by(flag, capsys)
     lines = text.splitlines()
-    assert len(lines) <= 90
+    assert len(lines) <= 94
     assert max(map(len, lines)) <= 80
     for field in dataclasses.fields(config.Config):
         at = re.search(rf'^  --{field.name} .*\S', text, re.M)
@@ -276,13 +276,47 @@ def test_a_run_stays_under_runs(name, tmp_path, monkeypatch):
     assert json.loads((made / 'config.json').read_text())['dataset'] == name
 
 
-def test_a_flag_file_that_is_no_text(tmp_path, capsys):
+def test_a_flag_file_that_is_no_text(tmp_path):
     path = tmp_path / 'binary.flags'
     path.write_bytes(b'\xb4\xff')
-    with pytest.raises(ValueError, match='codec'):
+    with pytest.raises(ValueError, match=r'a file given as --flagfile is no text \(.*codec'):
         config.parse([f'--flagfile={path}'])
+
+
+@pytest.mark.parametrize(
+    'flag, told',
+    [
+        ('--bta=1', '--bta is no flag; did you mean --beta or --tau? --help shows the flags.'),
+        ('--fedlmd.bta=1', '--fedlmd.bta is no flag; did you mean --fedlmd.beta or --fedlmd.tau'),
+        ('--qqqq', '--qqqq is no flag; --help shows the flags.'),
+        ('--rounds=many', '--rounds=many must be an integer.'),
+        ('--seed=a: b', '--seed=a: b must be an integer.'),
+        ('--alpha=0,1', '--alpha=0,1 must be a number.'),
+        ('--remat=maybe', '--remat=maybe must be True or False.'),
+        ('--norm=bach', 'must be one of batch, group, none; did you mean --norm=batch?'),
+        ('--norm=', '--norm= must be one of batch, group, none.'),
+        ('--rounds', 'Missing value for flag --rounds.'),
+        ('--flagfile=/no/such', "Unable to open flagfile: [Errno 2] No such file or directory: '/"),
+    ],
+)
+def test_flags_that_do_not_do_are_one_line(flag, told, capsys):
     with flagsaver.flagsaver(), pytest.raises(SystemExit) as ended:
         flags.FLAGS.unparse_flags()
-        config.parse_program(['jaxfed', f'--flagfile={path}'])
+        config.parse_program(['jaxfed', flag])
+    shown = capsys.readouterr()
     assert ended.value.code == 2
-    assert 'error: a file given as --flagfile is no text' in capsys.readouterr().err
+    assert shown.err.startswith('error: ') and shown.err.count('\n') == 1
+    assert told in shown.err and not shown.out
+    with pytest.raises(ValueError) as refused:
+        config.parse([flag])
+    assert f'error: {refused.value}\n' == shown.err
+
+
+@pytest.mark.parametrize('terminal', [False, True])
+def test_last_words_leave_the_cursor(terminal, monkeypatch, capsys, tmp_path):
+    with (tmp_path / 'out').open('w') as file:
+        made = Console(file=file, force_terminal=terminal, _environ={'TERM': 'xterm'})
+        monkeypatch.setattr(console, '_console', made)
+        console.show_last_words('interrupted.')
+    assert capsys.readouterr().err == 'error: interrupted.\n'
+    assert (tmp_path / 'out').read_text() == '\x1b[1G\x1b[2K\x1b[?25h' * terminal

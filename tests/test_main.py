@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from jaxfed import Config, config, main
+from jaxfed import Config, config, experiment, interruption, main, simulation
 from jaxfed.metrics.measures import MEASURES
 from jaxfed.recording import records
 
@@ -397,6 +398,52 @@ def test_exit_status_of_the_real_process(tmp_path):
     assert bad.returncode == 2
     assert bad.stderr.startswith('error: --method=fedlmb: unknown method')
     unknown = run('--bta=1')
-    assert unknown.returncode != 0
-    assert 'bta' in unknown.stderr
+    assert unknown.returncode == 2
+    assert unknown.stderr == (
+        'error: --bta is no flag; did you mean --beta or --tau? --help shows the flags.\n'
+    )
     assert not list(tmp_path.iterdir())
+
+
+class Ended(BaseException):
+    """The process was ended."""
+
+
+@pytest.mark.parametrize(
+    'number, word', [(signal.SIGINT, 'interrupted'), (signal.SIGTERM, 'terminated')]
+)
+def test_a_signal_before_the_first_round_ends_with_a_line(
+    number, word, cheap_runs, command, tmp_path, monkeypatch, capsys
+):
+    def end(status):
+        raise Ended(status)
+
+    def stop(*_, **__):
+        os.kill(os.getpid(), number)
+
+    make_npz(tmp_path / 'tiny.npz')
+    monkeypatch.setattr(interruption.os, '_exit', end)
+    before = signal.getsignal(number)
+    given = ('--dataset=npz', '--npz=tiny.npz', '--workdir=out', *SMALL)
+
+    def ended(module, place):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, place, stop)
+            with pytest.raises(Ended, match=str(128 + number)):
+                command(*given)
+        assert signal.getsignal(number) == before
+        return capsys.readouterr().err
+
+    # While data is loaded, and while programs are compiled: as if nothing had been.
+    for module, place in (experiment, 'load_dataset'), (simulation, 'prepare'):
+        assert ended(module, place) == f'error: {word}; no round was trained.\n'
+        assert not (tmp_path / 'out').exists()
+    # A run that goes on keeps what it has, and the same command ends it.
+    with monkeypatch.context() as patch:
+        patch.setattr(simulation, 'finish', lambda *_, **__: (_ for _ in ()).throw(OSError('full')))
+        assert command(*given) == 1
+    for module, place in (experiment, 'load_dataset'), (simulation, 'prepare'):
+        capsys.readouterr()
+        assert ended(module, place) == f'error: {word}; the rounds done are in out.\n'
+    assert len((tmp_path / 'out' / 'metrics.jsonl').read_text().splitlines()) == 3
+    assert command(*given) == 0

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import signal
 import struct
 import sys
 import tarfile
@@ -19,6 +20,7 @@ from absl import flags
 from absl.testing import flagsaver
 from PIL import Image
 
+from jaxfed import interruption
 from jaxfed.data import load_dataset
 from jaxfed.data import prepare as prepare_lib
 from jaxfed.data.prepare import RECIPES, Official, cinic10, femnist, prepare
@@ -752,13 +754,28 @@ def test_command_line(tmp_path, run):
         assert (status, message in error) == (2, True)
 
 
-def test_interrupted_command(tmp_path, run, monkeypatch):
-    def stop(*_, **__):
-        raise KeyboardInterrupt
+def test_interrupted_command(tmp_path, run, monkeypatch, capsys):
+    class Ended(BaseException):
+        pass
 
-    monkeypatch.setattr(command, 'prepare', stop)
-    status, _, error = run('cinic10', archive='a', data_dir=str(tmp_path))
-    assert (status, 'interrupted' in error) == (130, True)
+    def end(status):
+        raise Ended(status)
+
+    def stop(*_):
+        (unfinished,) = (tmp_path / 'data' / 'cinic10').iterdir()
+        assert unfinished.name.endswith('.incomplete')
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(interruption.os, '_exit', end)
+    monkeypatch.setattr(prepare_lib, 'write_dataset', stop)
+    archive = str(write_folder(tmp_path / 'a', cinic_files(each=1)))
+    for number, word in (signal.SIGINT, 'interrupted'), (signal.SIGTERM, 'terminated'):
+        with pytest.raises(Ended, match=str(128 + number)):
+            run('cinic10', archive=archive, data_dir=str(tmp_path / 'data'), counts=False)
+        assert capsys.readouterr().err == (
+            f'error: {word}; nothing was prepared, and what was there is as it was.\n'
+        )
+        assert not list((tmp_path / 'data').rglob('*'))
 
 
 def test_official_numbers():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxfed import Config
-from jaxfed.interruption import stopping
+from jaxfed.interruption import ending, stopping
 from jaxfed.methods import Part
 from jaxfed.recording import records
 
@@ -171,11 +171,20 @@ def test_the_first_signal_is_noted_and_the_second_one_ends(number):
         signal.signal(number, before)
 
 
+def test_an_ignored_signal_does_not_end():
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with ending(lambda word: pytest.fail(word)):
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_signals_are_left_alone_outside_the_main_thread():
     seen = []
 
     def work():
-        with stopping(seen.append) as came:
+        with ending(seen.append), stopping(seen.append) as came:
             seen.append(came())
 
     thread = threading.Thread(target=work)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxfed import Config, methods
@@ -450,63 +450,6 @@ def test_bad_arguments_are_refused(runs, tmp_path, capsys, monkeypatch):
     assert f'{page} cannot be written: no space left' in capsys.readouterr().err
     assert (tmp_path / 'page.html').read_text() == 'kept'
     assert not list(tmp_path.glob('.*'))
-
-
-FILES = ('config.json', 'metrics.jsonl', 'summary.json', 'partition.json')
-QUICK = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-
-
-def read_or_refuse(folder):
-    """Tables of a run that can be read; None for one that is refused."""
-    try:
-        run = read_run(folder)
-    except ValueError as error:
-        assert str(folder) in str(error)
-        return None
-    groups = grouping.group([run])
-    return groups, contents.results(groups, 0.5), contents.costs(groups), grouping.equal(groups)
-
-
-@QUICK
-@given(st.sampled_from(FILES), st.data())
-def test_mutated_bytes_are_read_or_refused(runs, tmp_path, name, data):
-    folder = tmp_path / 'a'
-    shutil.copytree(runs[0], folder, dirs_exist_ok=True)
-    held = bytearray((folder / name).read_bytes())
-    place = data.draw(st.integers(0, len(held) - 1))
-    count = data.draw(st.integers(0, 12))
-    held[place : place + count] = data.draw(st.binary(max_size=12))
-    (folder / name).write_bytes(held)
-    read_or_refuse(folder)
-
-
-VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(0, 1)
-    | st.floats(-1e30, 1e30)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@settings(QUICK, max_examples=100)
-@given(st.sampled_from(FILES), VALUES, st.data())
-def test_mutated_values_are_read_or_refused(runs, tmp_path, name, value, data):
-    folder = tmp_path / 'a'
-    shutil.copytree(runs[0], folder, dirs_exist_ok=True)
-    lines = (folder / name).read_text().splitlines()
-    lines = lines if name == 'metrics.jsonl' else ['\n'.join(lines)]
-    number = data.draw(st.integers(0, len(lines) - 1))
-    held = json.loads(lines[number])
-    held[data.draw(st.sampled_from(sorted(held)) | st.text())] = value
-    lines[number] = json.dumps(held)
-    (folder / name).write_text('\n'.join(lines) + '\n')
-    read_or_refuse(folder)
 
 
 @pytest.mark.filterwarnings('error')

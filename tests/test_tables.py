@@ -528,7 +528,7 @@ EASY = ('--dataset=digits', '--num_clients=10', '--alpha=5', '--augment=none')
         (['fedlmd/1', '--', '--seed=1'], '--seed=1 is set for each run'),
         (['fedlmd/1', '--', '--method=kd'], '--method=kd is set for each run'),
         (['fedlmd/1', '--', '--mu=1'], '--mu=1'),
-        (['fedlmd/1', '--', '--foo=1'], "'foo'"),
+        (['fedlmd/1', '--', '--foo=1'], '--foo is no flag'),
         (['fedlmd/1', '--', 'foo'], 'foo after -- must be a flag'),
         (['fedlmd/1', '--', *EASY, '--model=unet'], 'unet'),
         (['fedlmd/1', '--', *EASY, '--augment=spin'], 'spin'),

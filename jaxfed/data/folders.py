@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 
 _ABANDONED = 24 * 3600  # seconds without a write after which nobody works on a folder any more
+_unfinished: set[pathlib.Path] = set()  # of this process
 _ASIDE = '.replaced.incomplete'  # end of the name of what stepped aside, and may have to come back
 
 
@@ -32,11 +33,19 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     _tidy(path)
     folder = path.parent / f'.{path.name}.{uuid.uuid4().hex}.incomplete'
-    folder.mkdir()
+    _unfinished.add(folder)
     try:
+        folder.mkdir()
         yield folder
         _put(folder, path)
     finally:
+        _remove(folder)
+        _unfinished.discard(folder)
+
+
+def discard_unfinished() -> None:
+    """Remove what `replacing` was about to put in place, for a process that ends at once."""
+    for folder in _unfinished:
         _remove(folder)
 
 

@@ -6,8 +6,10 @@ dies while it writes leaves the checkpoint before. A digest of all values tells 
 
 import hashlib
 import logging
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +40,10 @@ def open_checkpoints(workdir: Path, *, keep: int) -> Iterator[Any]:
 
     Yields:
       The manager, for `save` and `restore`. On the way out the last one is waited for.
+
+    Raises:
+      ValueError: if orbax cannot read the folder of the checkpoints.
+      OSError: if the last checkpoint cannot be written.
     """
     import orbax.checkpoint as ocp
 
@@ -52,18 +58,45 @@ def open_checkpoints(workdir: Path, *, keep: int) -> Iterator[Any]:
         multiprocessing_options=alone,
         create=False,  # which it does only where all take part
     )
-    manager = ocp.CheckpointManager((workdir / FOLDER).absolute(), options=options)
     # What goes wrong is told once, in a line, by what is raised.
-    absl = logging.getLogger('absl')
+    absl, hook = logging.getLogger('absl'), sys.unraisablehook
     absl.addFilter(_no_orbax)
+    sys.unraisablehook = partial(_no_late_reads, hook)
     try:
-        yield manager
-    finally:
+        folder = (workdir / FOLDER).absolute()
         try:
+            manager = ocp.CheckpointManager(folder, options=options)
+        except OSError:
+            raise
+        except Exception as error:
+            manager = _without_metadata(folder, options, error)
+        try:
+            yield manager
+        finally:
             with _as_os_error('the last checkpoint'):
                 manager.close()
-        finally:
-            absl.removeFilter(_no_orbax)
+    finally:
+        absl.removeFilter(_no_orbax)
+        sys.unraisablehook = hook
+
+
+def _without_metadata(folder: Path, options: Any, error: Exception) -> Any:
+    """The manager, where what orbax keeps about a checkpoint, and can do without, is damaged."""
+    import orbax.checkpoint as ocp
+
+    _log.warning(
+        'metadata of a checkpoint in %s is damaged (%s): removed', folder, _first_line(error)
+    )
+    # The digest still tells whether values are whole.
+    for path in folder.glob('*/_CHECKPOINT_METADATA'):
+        path.unlink()
+    try:
+        return ocp.CheckpointManager(folder, options=options)
+    except Exception as again:
+        raise ValueError(
+            f'the checkpoints in {folder} cannot be read ({_first_line(again)}); begin anew in '
+            'another directory.'
+        ) from again
 
 
 def save(manager: Any, round_: int, state: PyTree) -> None:
@@ -121,8 +154,7 @@ def restore(manager: Any, like: PyTree) -> Saved | None:
                 raise ValueError('its digest is another one')
             state = _fill(like, leaves)
         except Exception as error:
-            first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            damaged[step] = first
+            damaged[step] = _first_line(error)
             continue
         for other, first in damaged.items():
             _log.warning(
@@ -192,9 +224,19 @@ def _as_os_error(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise OSError(f'{what} could not be written: {first[:200]}') from error
+        raise OSError(f'{what} could not be written: {_first_line(error)}') from error
+
+
+def _first_line(error: Exception) -> str:
+    """What an error says at first; what orbax rests on goes on for pages."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _no_orbax(record: logging.LogRecord) -> bool:
     return 'orbax' not in record.pathname and 'orbax' not in str(record.msg)
+
+
+def _no_late_reads(hook: Callable[[Any], Any], raised: Any) -> None:
+    """Of arrays that were being read when another one of theirs turned out to be damaged."""
+    if str(raised.exc_value) != 'Event loop is closed':
+        hook(raised)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.control import Control
 from rich.progress import (
     BarColumn,
     Progress,
@@ -16,6 +17,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.segment import ControlType
 from rich.table import Table
 
 from jaxfed.partition.heatmap import print_heatmap
@@ -305,7 +307,7 @@ def show_warning(message: str) -> None:
     Args:
       message: what it is and what would do.
     """
-    _errors().print(f'warning: {message}', soft_wrap=True)
+    _errors().print(f'warning: {_in_a_line(message)}', soft_wrap=True)
 
 
 def show_error(message: str) -> None:
@@ -314,7 +316,28 @@ def show_error(message: str) -> None:
     Args:
       message: what is wrong and what would do.
     """
-    _errors().print(f'error: {message}', soft_wrap=True)
+    _errors().print(f'error: {_in_a_line(message)}', soft_wrap=True)
+
+
+def show_last_words(message: str) -> None:
+    """Print an error where the process is ended in the middle of anything.
+
+    Args:
+      message: what is left.
+    """
+    if _moves():  # A bar may be on the line, and the cursor hidden.
+        _console.control(
+            Control.move_to_column(0),
+            Control((ControlType.ERASE_IN_LINE, 2)),
+            Control.show_cursor(True),
+        )
+    show_error(message)
+
+
+def _in_a_line(message: str) -> str:
+    """A message without line breaks and control characters, which names of files may hold."""
+    line = ' '.join(message.splitlines())
+    return ''.join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 def _errors() -> Console:

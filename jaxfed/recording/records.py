@@ -254,7 +254,7 @@ def differing(workdir: Path, config: Config, parts: list[Part]) -> dict[str, tup
     Raises:
       ValueError: if its config.json cannot be read.
     """
-    held = _flat(read_json(workdir / CONFIG))
+    held = _flat(read_json(workdir / CONFIG), workdir / CONFIG)
     wanted = _flat(json.loads(_json(describe_config(config, parts))))
     # A run recorded before there was a setting had what is now its default.
     held = _flat(json.loads(_json(describe_config(Config(), [])))) | held
@@ -266,7 +266,7 @@ def differing(workdir: Path, config: Config, parts: list[Part]) -> dict[str, tup
     }
 
 
-def _flat(described: dict[str, Any]) -> dict[str, Any]:
+def _flat(described: dict[str, Any], path: str | Path = CONFIG) -> dict[str, Any]:
     """Settings and hyper-parameters of all parts side by side, under the names of their flags."""
     flat = dict(described)
     # Parts tell all hyper-parameters, whichever were given.
@@ -279,7 +279,7 @@ def _flat(described: dict[str, Any]) -> dict[str, Any]:
             values = part['hyperparameters']
             flat |= {f'{part["name"]}.{name}': value for name, value in values.items()}
     except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f'{CONFIG} describes no method: {error!r}.') from error
+        raise ValueError(f'{path} describes no method: {error!r}.') from error
     return flat
 
 

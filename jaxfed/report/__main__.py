@@ -107,7 +107,7 @@ def table_of_runs(groups: Sequence[Group], target: float | None) -> str:
     for each in groups:
         for run in each.runs:
             config = run.config
-            row = [each.label, run.path, config['method'], config['dataset'], config['seed']]
+            row = [each.label, run.path, config['method'], config['dataset'], run.seed]
             row += [run.state, run.rounds, grouping.final(run)]
             row += grouping.best(run) or (None, None)
             row += [grouping.to_target(run, target)]

@@ -143,7 +143,7 @@ def state(group: Group) -> str:
         return group.runs[0].state
     some = len(group.counted) < len(group.runs)
     told = [run for run in group.runs if not some or run.state != 'finished']
-    by_seed = [f'seed {run.config["seed"]}: {run.state}' for run in told]
+    by_seed = [f'seed {run.seed}: {run.state}' for run in told]
     return '; '.join([*([f'mean of {seeds(group)}'] if some else []), *by_seed])
 
 
@@ -382,7 +382,7 @@ def partitions(groups: Sequence[Group]) -> list[Figure]:
             if counts is None and picture is None:
                 continue
             key = picture if counts is None else (counts.shape, counts.tobytes())
-            seed = f', seed {run.config["seed"]}' if len(group.runs) > 1 else ''
+            seed = f', seed {run.seed}' if len(group.runs) > 1 else ''
             users.setdefault(key, []).append(group.label + seed)
             held[key] = run
     every = sum(len(group.runs) for group in groups)

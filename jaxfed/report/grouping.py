@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxfed.config import SEEDS
 from jaxfed.metrics import rounds_to_target
 from jaxfed.report.reading import Run, with_defaults
 
@@ -59,7 +60,7 @@ class Curve(NamedTuple):
 
 
 def settings(run: Run) -> dict[str, str]:
-    """Everything that determines what a run trains, but its seed, as flags would say it.
+    """Everything that determines what a run trains, but its seeds, as flags would say it.
 
     Args:
       run: the run.
@@ -71,7 +72,7 @@ def settings(run: Run) -> dict[str, str]:
     parts = config.pop('method_parts')
     given = config.pop('hyperparameters')
     own = config.pop('partition_settings')
-    for name in ('seed', 'versions', 'device', *NEUTRAL):
+    for name in (*SEEDS, 'versions', 'device', *NEUTRAL):
         config.pop(name, None)
     for part in parts:
         config |= {f'{part["name"]}.{name}': v for name, v in part['hyperparameters'].items()}
@@ -96,9 +97,9 @@ def shown(value: Any) -> str:
 
 
 def group(runs: Sequence[Run]) -> list[Group]:
-    """Put runs that differ in nothing but their seed together.
+    """Put runs that differ in nothing but their seeds together.
 
-    Two runs with the same settings and the same seed are no two samples, so they are apart.
+    Two runs with the same settings and the same seeds are no two samples, so they are apart.
 
     Args:
       runs: any.
@@ -110,10 +111,10 @@ def group(runs: Sequence[Run]) -> list[Group]:
     copies: Counter[Any] = Counter()
     for run in runs:
         key = tuple(sorted(settings(run).items()))
-        same = key, run.config['seed']
+        same = key, run.seeds
         together.setdefault((key, copies[same]), []).append(run)
         copies[same] += 1
-    found = [sorted(each, key=lambda run: run.config['seed']) for each in together.values()]
+    found = [sorted(each, key=lambda run: run.seeds) for each in together.values()]
     labels = _labels([each[0] for each in found])
     return [Group(label, tuple(each)) for label, each in zip(labels, found, strict=True)]
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxfed.config import Config
+from jaxfed.config import SEEDS, Config
 from jaxfed.recording import records
 
 _LARGEST = 512 * 2**20  # bytes of a file, far above what any run leaves
@@ -35,6 +35,18 @@ class Run(NamedTuple):
     picture: str | None  # of the partition, as data: URI, where there are no label_counts
     warning: str | None  # of what was left out
     forgetting: dict[int, float]  # round -> see `forgetting`
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seed of everything random, and those of its parts, in the order of `SEEDS`."""
+        given = [self.config.get(name) for name in SEEDS]
+        return tuple(self.config['seed'] if seed is None else seed for seed in given)
+
+    @property
+    def seed(self) -> str:
+        """The same in few words, '3' or '3, batch_seed 4'."""
+        own = [f'{n} {self.config[n]}' for n in SEEDS[1:] if self.config.get(n) is not None]
+        return ', '.join([str(self.config['seed']), *own])
 
     @property
     def rounds(self) -> int:
@@ -237,6 +249,10 @@ def _check_config(config: dict[str, Any]) -> dict[str, Any]:
         value = config.get(name)
         whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
         _need(whole, f'"{name}" is no integer from {least}')
+    for name in SEEDS[1:]:
+        value = config.get(name)
+        whole = value is None or (type(value) is int and value >= 0)
+        _need(whole, f'"{name}" is no integer from 0')
     target = config.get('target_accuracy')
     _need(target is None or is_number(target), '"target_accuracy" is no number')
     for name in ('versions', 'device', 'hyperparameters', 'partition_settings'):

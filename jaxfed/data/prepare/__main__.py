@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from absl import app, flags
 
 from jaxfed import config
+from jaxfed.data import folders
 from jaxfed.data.prepare import RECIPES, prepare
 from jaxfed.data.prepare.progress import say
+from jaxfed.interruption import ending
 from jaxfed.recording import console
 
 
@@ -23,6 +25,16 @@ def define_flags() -> None:
     flags.DEFINE_bool('overwrite', False, 'make a dataset again that is prepared already')
 
 
+def leave(word: str) -> None:
+    """Tidy up and print what is left where the process is ended.
+
+    Args:
+      word: 'interrupted' or 'terminated'.
+    """
+    folders.discard_unfinished()
+    console.show_last_words(f'{word}; nothing was prepared, and what was there is as it was.')
+
+
 def main(arguments: Sequence[str]) -> int:
     """Prepare the dataset that is named on the command line.
 
@@ -30,8 +42,14 @@ def main(arguments: Sequence[str]) -> int:
       arguments: what the flags left over: the name of the dataset.
 
     Returns:
-      The exit status: 0, 2 for bad input, or 130 if interrupted.
+      The exit status: 0, or 2 for bad input.
     """
+    with ending(leave):
+        return _main(arguments)
+
+
+def _main(arguments: Sequence[str]) -> int:
+    """As `main`, where a signal ends the process."""
     values = flags.FLAGS
     config.quiet_libraries()
     try:
@@ -61,12 +79,12 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         console.show_error(str(error))
         return 2
-    except KeyboardInterrupt:
-        console.show_error('interrupted; nothing was prepared, and what was there is as it was.')
-        return 130
+    except MemoryError as error:
+        console.show_error(f'archive={values.archive} takes more memory than there is ({error}).')
+        return 2
     return 0
 
 
 if __name__ == '__main__':
     define_flags()
-    app.run(main)
+    app.run(main, flags_parser=config.parse_program)

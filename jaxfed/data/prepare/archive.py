@@ -12,10 +12,18 @@ import stat
 import tarfile
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
-LARGEST = 4 << 30  # bytes of a file that is read at once; LEAF's have a tenth of a GB
+LARGEST = 1 << 30  # bytes of a file; those of LEAF and TFF have one to two tenths of it
 IMAGE = 16 << 20  # of an image file
+_LONGEST = 1 << 20  # of what a .tar file tells of a member in a header of its own
+_HEADERS = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
 
 
 def check_checksum(archive: pathlib.Path, checksum: str | None) -> None:
@@ -56,8 +64,8 @@ def list_files(archive: pathlib.Path) -> list[str]:
         one outside of itself.
     """
     with _reading(archive):
-        entries = [(name, opened is None) for name, opened in _entries(archive) if _visible(name)]
-    links = [name for name, link in entries if link]
+        entries = [entry for entry in _entries(archive) if _visible(entry.name)]
+    links = [entry.name for entry in entries if entry.open is None]
     if links and archive.is_dir():
         raise ValueError(
             f'archive={archive} has {links[0]}, a link that leads nowhere or back to where it is, '
@@ -68,7 +76,7 @@ def list_files(archive: pathlib.Path) -> list[str]:
             f'archive={archive} has a member {links[0]} that is a link: unpack the archive and '
             'give the folder.'
         )
-    names = sorted(name for name, _ in entries)
+    names = sorted(entry.name for entry in entries)
     for name, following in itertools.pairwise([*names, '']):
         if name.startswith('/') or '..' in name.split('/') or ':' in name.split('/')[0]:
             raise ValueError(
@@ -117,13 +125,12 @@ def read_files(
     """
     wanted = set(names)
     with _reading(archive):
-        for name, opened in _entries(archive):
-            if opened and name in wanted:
-                with opened() as file:
-                    data = file.read(most + 1)
-                if len(data) > most:
-                    raise ValueError(f'{name} has more than {most} bytes')
-                yield name, data
+        for entry in _entries(archive):
+            if entry.open and entry.name in wanted:
+                _check_size(entry, most)
+                with entry.open() as file:
+                    data = file.read()
+                yield entry.name, data
 
 
 @contextlib.contextmanager
@@ -141,7 +148,7 @@ def unpacked(
       Where each of them is; in a folder, where it was all the time.
 
     Raises:
-      ValueError: if the archive is damaged or was cut short.
+      ValueError: if the archive is damaged or was cut short, or a file is too large.
     """
     if archive.is_dir():
         yield {name: archive / name for name in names}
@@ -149,9 +156,10 @@ def unpacked(
     paths = {name: scratch / f'unpacked-{number}' for number, name in enumerate(names)}
     try:
         with _reading(archive):
-            for name, opened in _entries(archive):
-                if opened and name in paths:
-                    with opened() as file, open(paths[name], 'wb') as copy:
+            for entry in _entries(archive):
+                if entry.open and entry.name in paths:
+                    _check_size(entry, LARGEST)
+                    with entry.open() as file, open(paths[entry.name], 'wb') as copy:
                         shutil.copyfileobj(file, copy, 1 << 20)
         yield paths
     finally:
@@ -159,30 +167,55 @@ def unpacked(
             path.unlink(missing_ok=True)
 
 
-def _entries(archive: pathlib.Path) -> Iterator[tuple[str, Callable[[], IO[bytes]] | None]]:
-    """Yields each file's name and what opens it, None for a link that cannot be followed.
+class _Member(tarfile.TarInfo):
+    """A member of a .tar file, whose headers are not longer than names are."""
 
-    What opens a file is to be called before the next one is asked for.
-    """
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> '_Member':
+        made = super().frombuf(buf, encoding, errors)
+        # What tarfile reads at once, as large as it says it is.
+        if made.type in _HEADERS and made.size > _LONGEST:
+            raise ValueError(f'a header of {made.size} bytes')
+        return made
+
+
+class _Entry(NamedTuple):
+    """A file of an archive."""
+
+    name: str
+    size: int  # bytes that it says it has, and no more of which are read
+    open: Callable[[], IO[bytes]] | None  # None for a link that cannot be followed
+
+
+def _check_size(entry: _Entry, most: int) -> None:
+    """Raises a ValueError for a file that is too large, without unpacking it."""
+    if entry.size > most:
+        raise ValueError(f'{entry.name} has more than {most} bytes')
+
+
+def _entries(archive: pathlib.Path) -> Iterator[_Entry]:
+    """Yields the files; what opens one is to be called before the next one is asked for."""
     opened: Any
     if archive.is_dir():
         for path in _walk(archive):
+            name = path.relative_to(archive).as_posix()
+            size = path.stat().st_size if path.is_file() else 0
             opened = functools.partial(open, path, 'rb') if path.is_file() else None
-            yield path.relative_to(archive).as_posix(), opened
+            yield _Entry(name, size, opened)
     elif zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zip_file:
             for entry in zip_file.infolist():
                 if not entry.is_dir():
                     link = stat.S_ISLNK(entry.external_attr >> 16)
                     opened = None if link else functools.partial(zip_file.open, entry)
-                    yield _plain(entry.filename), opened
+                    yield _Entry(_plain(entry.filename), entry.file_size, opened)
     else:
         # Members are read as they come: in a compressed file there is no quick way back.
-        with tarfile.open(archive) as tar:
+        with tarfile.open(archive, tarinfo=_Member) as tar:
             for member in tar:
                 if member.isreg() or member.islnk() or member.issym():
                     opened = functools.partial(tar.extractfile, member) if member.isreg() else None
-                    yield _plain(member.name), opened
+                    yield _Entry(_plain(member.name), member.size, opened)
             # tarfile takes a file that was cut between two members, or damaged there, for whole.
             file = cast(IO[bytes], tar.fileobj)
             file.seek(tar.offset)

@@ -31,6 +31,7 @@ from jaxfed.data.prepare.recipe import (
 CLASSES = tuple('0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz')
 _SIDE = 28  # pixels
 _TFF_FILES = {'train': 'fed_emnist_train.h5', 'test': 'fed_emnist_test.h5'}
+_MOST = 1_000_000  # examples of a writer, a thousand times what any has
 _TEST_SHARE = 10  # one of so many examples of a writer, where the archive has no test part
 
 
@@ -183,7 +184,7 @@ def _read_tff(
             labels[split] = []
             for user in users:
                 with _as_written(f'{where}: the writer {user!r}', 'TensorFlow Federated'):
-                    labels[split] += users[user]['label'][:].reshape(-1).tolist()
+                    labels[split] += _read(users[user], 'label', _MOST).tolist()
             if official.users not in (None, len(users)):
                 raise ValueError(
                     f'{where} has {len(users)} writers, officially {official.users}: download it '
@@ -195,9 +196,18 @@ def _read_tff(
             splits[split] = []
             for user in track(users, f'reading {split} writers', len(users)):
                 with _as_written(f'{where}: the writer {user!r}', 'TensorFlow Federated'):
-                    x, y = users[user]['pixels'][:], users[user]['label'][:].reshape(-1)
+                    y = _read(users[user], 'label', _MOST)
+                    x = _read(users[user], 'pixels', len(y) * _SIDE**2)
                     splits[split] += _examples(user, x, y)
     return splits
+
+
+def _read(group: Any, name: str, most: int) -> np.ndarray:
+    """Returns a writer's array, which says its size before there is memory for it."""
+    if group[name].size > most:
+        raise ValueError(f'{group[name].size} numbers in {name}, more than {most}')
+    array = group[name][:]
+    return array.reshape(-1) if name == 'label' else array
 
 
 @contextlib.contextmanager

@@ -1,0 +1,492 @@
+"""Bad input, made up, by what it is given to; `test_fuzz` tries some, `experiments.fuzz` many.
+
+Each target makes a strategy of inputs and a check that takes one. The check passes where the input
+is taken, or told by a ValueError or OSError in a line that names it; anything else is a failure.
+"""
+
+import bz2
+import contextlib
+import dataclasses
+import gzip
+import io
+import json
+import lzma
+import shutil
+import stat
+import tarfile
+import warnings
+import zipfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import numpy as np
+from absl import flags
+from hypothesis import strategies as st
+from safetensors.numpy import save
+
+import jaxfed
+from jaxfed import config, loading, methods
+from jaxfed.data import load_npz
+from jaxfed.data.prepare import RECIPES, Official
+from jaxfed.experiment import make_network
+from jaxfed.recording import models, records
+from jaxfed.recording.checkpoints import FOLDER, open_checkpoints, restore
+from jaxfed.recording.checkpoints import save as save_checkpoint
+from jaxfed.report import contents, grouping
+from jaxfed.report.reading import read_run
+from tests import test_checkpoints, test_prepare, test_report
+
+
+class Target(NamedTuple):
+    """What bad input is given to."""
+
+    make: Callable[[Path], tuple[st.SearchStrategy[Any], Callable[[Any], None]]]
+    examples: int  # in the tests
+
+
+outcomes: Counter[str] = Counter()
+
+
+@contextlib.contextmanager
+def told(named: str | None = None):
+    """Errors are for the user: of a type that commands print, naming the file."""
+    try:
+        yield
+        outcomes['taken'] += 1
+    except (ValueError, OSError) as error:
+        outcomes['told'] += 1
+        assert named is None or named in str(error)
+        # One of Python's, such as a UnicodeDecodeError, was not meant for the user.
+        own = type(error) is ValueError or type(error).__module__.startswith('jaxfed')
+        assert own or isinstance(error, OSError), repr(error)
+
+
+# Values of any kind.
+
+NUMBERS = st.one_of(
+    st.integers(),
+    st.sampled_from([10**400, -(10**20), 2**31, 2**63, 0]),
+    st.floats(),
+    st.sampled_from(['nan', '-inf', '1e400', '1e-400', '0x10', '१२', '²', '1_000']),
+)
+TEXTS = st.one_of(
+    st.text(max_size=12),
+    NUMBERS.map(str),
+    st.sampled_from(
+        ['list', 'fedlmd+fedprox', 'fedlmd,fedavg', '+', ',', '../../x', '/', 'a\0b', '\ud800']
+    ),
+)
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([10**400, -1, 10**9])
+    | st.floats()
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+# (place, bytes removed, bytes put in) a few times, and where the rest is cut off.
+DAMAGE = st.tuples(
+    st.lists(
+        st.tuples(st.integers(0, 1 << 20), st.integers(0, 8), st.binary(max_size=8)),
+        min_size=1, max_size=4,
+    ),
+    st.none() | st.integers(0, 1 << 20),
+)  # fmt: skip
+
+
+def damaged(whole: bytes, damage: Any) -> bytes:
+    """Content with some bytes changed, put in, taken out or cut off."""
+    held, (edits, cut) = bytearray(whole), damage
+    for place, removed, added in edits:
+        at = place % (len(held) + 1)
+        held[at : at + removed] = added
+    return bytes(held[: cut and cut % (len(held) + 1)])
+
+
+def with_value(held: dict[str, Any], path: list[int], value: Any) -> Any:
+    """A JSON object with something in it replaced, found by numbers."""
+    if not path or not isinstance(held, dict | list) or not held:
+        return value
+    keys = sorted(held) if isinstance(held, dict) else range(len(held))
+    key = keys[path[0] % len(keys)]
+    made = dict(held) if isinstance(held, dict) else list(held)
+    made[key] = with_value(held[key], path[1:], value)
+    return made
+
+
+PATH = st.lists(st.integers(0, 1000), min_size=1, max_size=4)
+
+
+# Flags and settings.
+
+
+def make_flags(folder: Path):
+    """Flags of the command line, as they are given."""
+    known = flags.FlagValues()
+    config.define_flags(known)
+    names = sorted(known)
+
+    def check(given):
+        with told():
+            made = config.parse([f'--{name}={value}' for name, value in given.items()])
+            config.check(made)
+            methods.build(
+                methods.resolve(made.method, made.hyperparameters), switch_round=made.switch_round
+            )
+
+    misspelt = st.tuples(st.sampled_from(names), st.text(max_size=2)).map(''.join)
+    return st.dictionaries(st.sampled_from(names) | misspelt, TEXTS, min_size=1, max_size=3), check
+
+
+def make_flagfile(folder: Path):
+    """A file of flags."""
+    path = folder / 'given.flags'
+    lines = ['--alpha=0.3', '--method=fedlmd', '# text', f'--flagfile={path}', '--nosuch', '--']
+
+    def check(content):
+        path.write_bytes(content)
+        with told(), contextlib.redirect_stderr(io.StringIO()):  # where absl warns of circles
+            config.check(config.parse([f'--flagfile={path}']))
+
+    text = st.lists(st.sampled_from(lines) | TEXTS, max_size=4).map('\n'.join)
+    content = text.map(lambda text: text.encode(errors='replace')) | st.binary(max_size=60)
+    return content, check
+
+
+def make_settings(folder: Path):
+    """Settings from Python."""
+    names = [field.name for field in dataclasses.fields(config.Config)]
+
+    def check(values):
+        with told():
+            config.check(config.Config(**values))
+
+    return st.dictionaries(st.sampled_from(names), NUMBERS | TEXTS | JSON, max_size=3), check
+
+
+# Datasets.
+
+
+def npz_of(**changes) -> bytes:
+    """A whole dataset."""
+    arrays = {
+        'x_train': np.arange(96, dtype=np.uint8).reshape(6, 4, 4, 1),
+        'y_train': np.arange(6) % 3,
+        'x_test': np.arange(48, dtype=np.uint8).reshape(3, 4, 4, 1),
+        'y_test': np.arange(3),
+    }
+    buffer = io.BytesIO()
+    np.savez(buffer, **{**arrays, **changes})
+    return buffer.getvalue()
+
+
+def packed(whole: bytes) -> bytes:
+    """The same, compressed."""
+    buffer = io.BytesIO()
+    with (
+        zipfile.ZipFile(buffer, 'w', zipfile.ZIP_DEFLATED) as made,
+        zipfile.ZipFile(io.BytesIO(whole)) as held,
+    ):
+        for name in held.namelist():
+            made.writestr(name, held.read(name))
+    return buffer.getvalue()
+
+
+def make_npz(folder: Path):
+    """A file of arrays."""
+    path = folder / 'given.npz'
+
+    def check(content):
+        path.write_bytes(content)
+        with told(path.name):
+            dataset = load_npz(path)
+            assert len(dataset.x_train) == len(dataset.y_train)
+
+    whole = npz_of()
+    of_whole = st.builds(damaged, st.sampled_from([whole, packed(whole)]), DAMAGE)
+    return of_whole | st.binary(max_size=200), check
+
+
+PICTURES = [test_prepare.encoded(test_prepare.plain(32, 7), kind) for kind in ('png', 'jpeg')]
+OFFICIAL = {
+    'cinic10': test_prepare.cinic_files(each=1),
+    'tiny_imagenet': test_prepare.tiny_files(),
+    'femnist': test_prepare.in_json(test_prepare.leaf_files()),
+}
+KINDS = [
+    tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE,
+    tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CONTTYPE, tarfile.GNUTYPE_SPARSE,
+    tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE,
+]  # fmt: skip
+PACKINGS = {
+    'tar': bytes,
+    'tar.gz': gzip.compress,
+    'tar.bz2': bz2.compress,
+    'tar.xz': lzma.compress,
+    'tar.gz.gz': lambda data: gzip.compress(gzip.compress(data)),
+    'zip': None,
+}
+
+
+class Member(NamedTuple):
+    """A file that is put into an archive."""
+
+    name: str
+    content: bytes
+    kind: bytes = tarfile.REGTYPE
+    link: str = ''
+    size: int | None = None  # that is declared, if it is another
+
+
+class Made(NamedTuple):
+    """An archive."""
+
+    recipe: str
+    packing: str
+    members: list[Member]  # put in beside those of the official one
+    left_out: int | None  # number of an official one
+    damage: Any
+
+
+def members_of(folder: Path):
+    """Members as an attacker would have them, besides sound ones."""
+    inside = [name for files in OFFICIAL.values() for name in list(files)[:8]]
+    names = st.one_of(
+        st.sampled_from(inside),
+        st.sampled_from([
+            '../escaped', 'train/../../escaped', str(folder / 'escaped'), '..', '.', '/', '', '//x',
+            '..\\escaped', 'C:\\escaped', 'c:escaped', 'train/cat/\x1b[2J\n.png', 'x' * 300,
+            'train/cat/./9.png', 'train//cat/9.png', './train/cat/9.png', 'TRAIN/cat/9.png',
+            'train/cat/9.png/x.png', '__MACOSX/train/cat/0.png', 'wnids.txt', 'unpacked-0',
+            'data/train/9.json', 'data/test/9.json', 'val/val_annotations.txt',
+        ]),
+        st.text(st.characters(exclude_categories=['Cs']), max_size=12),
+        st.tuples(st.sampled_from(['train', 'valid', 'test', 'val']), st.text(
+            st.characters(exclude_categories=['Cs']), max_size=4)).map('/cat/'.join),
+    )  # fmt: skip
+    shard = test_prepare.leaf_with()
+    content = st.one_of(
+        st.sampled_from(PICTURES),
+        st.builds(damaged, st.sampled_from(PICTURES), DAMAGE),
+        st.builds(with_value, st.just(shard), PATH, JSON).map(lambda v: json.dumps(v).encode()),
+        st.sampled_from([bytes(1 << 20), b'n01\nn02\n', b'a\tb\tc\n', b'[' * 5000, b'']),
+        st.binary(max_size=40),
+    )
+    links = st.sampled_from(['/etc/passwd', '..', '.', '../escaped', 'train', 'train/cat/0.png'])
+    sizes = st.none() | st.sampled_from([0, 1, 10**6, 2**32 - 2, 2**33, 2**62]) | st.integers(0, 99)
+    return st.builds(Member, names, content, st.sampled_from(KINDS), links, sizes)
+
+
+def tar_of(files: list[Member]) -> bytes:
+    """A .tar file, also of what tarfile itself would not write."""
+    blocks = []
+    for member in files:
+        info = tarfile.TarInfo(member.name)
+        info.type, info.linkname = member.kind, member.link
+        info.size = len(member.content) if member.size is None else member.size
+        blocks.append(info.tobuf(tarfile.GNU_FORMAT, 'utf-8', 'surrogateescape'))
+        blocks.append(member.content + bytes(-len(member.content) % tarfile.BLOCKSIZE))
+    return b''.join(blocks) + bytes(2 * tarfile.BLOCKSIZE)
+
+
+def zip_of(files: list[Member]) -> bytes:
+    """A .zip file."""
+    buffer = io.BytesIO()
+    with warnings.catch_warnings(), zipfile.ZipFile(buffer, 'w', zipfile.ZIP_DEFLATED) as made:
+        warnings.simplefilter('ignore')  # of two members of one name
+        for member in files:
+            info = zipfile.ZipInfo(member.name)
+            link = member.kind in (tarfile.SYMTYPE, tarfile.LNKTYPE)
+            info.external_attr = (stat.S_IFLNK if link else stat.S_IFREG) << 16
+            info.compress_type = zipfile.ZIP_DEFLATED
+            made.writestr(info, member.link.encode() if link else member.content)
+        for info, member in zip(made.infolist(), files):
+            if member.size is not None:  # as the directory at the end will say
+                info.file_size = member.size
+    return buffer.getvalue()
+
+
+def content_of(made: Made) -> bytes:
+    """The bytes of an archive."""
+    official = [Member(name, data) for name, data in OFFICIAL[made.recipe].items()]
+    if made.left_out is not None:
+        del official[made.left_out % len(official)]
+    files = [*official, *made.members]
+    pack = PACKINGS[made.packing]
+    whole = pack(tar_of(files)) if pack else zip_of(files)
+    return whole if made.damage is None else damaged(whole, made.damage)
+
+
+def make_archive(folder: Path):
+    """An archive for `jaxfed.data.prepare`; HDF5 files are not damaged, see BUILD_NOTES."""
+    path, scratch = folder / 'given.archive', folder / 'scratch'
+    scratch.mkdir()
+
+    def check(made):
+        path.write_bytes(content_of(made))
+        before = set(folder.rglob('*'))
+        with told(str(path)):
+            found = RECIPES[made.recipe].read(path, Official(), scratch, lambda items, *_: items)
+            for examples in found.splits.values():
+                assert all(0 <= e.label < len(found.classes) and e.image for e in examples)
+        assert set(folder.rglob('*')) == before  # nothing is unpacked, least of all elsewhere
+
+    damage = st.none() | DAMAGE
+    made = st.builds(
+        Made,
+        st.sampled_from(sorted(OFFICIAL)),
+        st.sampled_from(sorted(PACKINGS)),
+        st.lists(members_of(folder), max_size=3),
+        st.none() | st.integers(0, 100),
+        damage,
+    )
+    return made, check
+
+
+# What runs leave.
+
+
+def make_model_bytes(folder: Path):
+    """A damaged model.safetensors."""
+    path, arrays = write_model(folder)
+    whole = path.read_bytes()
+
+    def check(damage):
+        path.write_bytes(damaged(whole, damage))
+        with told(str(path)):
+            got = models.read_model(path)[1]
+            assert got.keys() == arrays.keys()
+            for name, array in arrays.items():
+                np.testing.assert_array_equal(got[name], array)
+
+    return DAMAGE, check
+
+
+def make_model_told(folder: Path):
+    """A model.safetensors that is whole, but tells of a network that is none."""
+    path, arrays = write_model(folder)
+    held = models.read_model(path)[0]._asdict()
+    used = np.zeros((1, *held['input_shape']), np.uint8)
+
+    def check(change):
+        changed = with_value(held, *change)
+        text = json.dumps({**changed, 'digest': models._digest(changed, arrays)})
+        path.write_bytes(save(arrays, metadata={models.ENTRY: text}))
+        with told(str(path)):
+            jaxfed.load(folder)
+
+    assert jaxfed.load(folder).apply(used).shape == (1, held['num_classes'])
+    return st.tuples(PATH, JSON), check
+
+
+def write_model(folder: Path):
+    """A work directory that is finished, with a small network."""
+    made = config.Config(model='mlp')
+    records.write_json(folder / records.CONFIG, records.describe_config(made, []))
+    records.write_json(folder / records.SUMMARY, {'final_accuracy': 0.5})
+    network = make_network(made, (4, 4, 1), 3)
+    arrays = models.named(jax.device_get(network.init(jax.random.key(0))), ())
+    options = {name: getattr(made, name) for name in models.OPTIONS}
+    described = models.Described(
+        None, 'fedavg', [{'name': 'fedavg', 'hyperparameters': {}, 'phase': 0}], None, False,
+        options, [4, 4, 1], 3, [100.0], [50.0],
+    )._asdict()  # fmt: skip
+    text = json.dumps({**described, 'digest': models._digest(described, arrays)})
+    path = folder / records.MODEL
+    path.write_bytes(save(arrays, metadata={models.ENTRY: text}))
+    return path, arrays
+
+
+def make_checkpoint(folder: Path):
+    """Checkpoints of which a file is damaged or gone."""
+    whole, workdir = folder / 'whole', folder / 'run'
+    with open_checkpoints(whole, keep=2) as manager:
+        for round_ in (2, 5):
+            save_checkpoint(manager, round_, test_checkpoints.make_state(round_))
+    files = sorted(p for p in (whole / FOLDER).rglob('*') if p.is_file())
+
+    def check(given):
+        shutil.rmtree(workdir, ignore_errors=True)
+        shutil.copytree(whole, workdir)
+        for number, damage in given:
+            path = workdir / files[number % len(files)].relative_to(whole)
+            if damage is None:
+                path.unlink(missing_ok=True)
+            elif path.exists():
+                path.write_bytes(damaged(path.read_bytes(), damage))
+        with told(str(workdir)), open_checkpoints(workdir, keep=2) as manager:
+            saved = restore(manager, test_checkpoints.make_state(0))
+            # What is not there is no damage; what is taken is one of the states, to the last bit.
+            assert saved is None or saved.round in (2, 5)
+            if saved is not None:
+                chex.assert_trees_all_equal(saved.state, test_checkpoints.make_state(saved.round))
+
+    edits = st.tuples(st.integers(0, 1000), st.none() | DAMAGE)
+    return st.lists(edits, min_size=1, max_size=20), check
+
+
+FILES = ('config.json', 'metrics.jsonl', 'summary.json', 'partition.json')
+
+
+def make_workdir(folder: Path):
+    """A work directory that a run goes on in, or that a report reads, with a damaged file."""
+    whole, workdir = folder / 'whole', folder / 'run'
+    lines = [test_report.entry(1, 0.4), test_report.entry(2, 0.5, update_norm=2.0)]
+    lines[-1]['confusion'] = (np.eye(4, dtype=int) * 9 + 1).tolist()
+    test_report.make_run(whole, lines)
+    parts = methods.resolve('fedavg', {})
+    made = config.Config(rounds=3, workdir=str(workdir))
+
+    def check(given):
+        name, damage, change, finished = given
+        shutil.rmtree(workdir, ignore_errors=True)
+        shutil.copytree(whole, workdir)
+        path = workdir / name
+        if damage is not None:
+            path.write_bytes(damaged(path.read_bytes(), damage))
+        else:
+            held = (
+                [json.loads(line) for line in path.read_text().splitlines()]
+                if (name == 'metrics.jsonl')
+                else [json.loads(path.read_text())]
+            )
+            held[-1] = with_value(held[-1], *change)
+            path.write_text('\n'.join(map(json.dumps, held)) + '\n')
+        if not finished:
+            (workdir / 'summary.json').unlink()
+        # A report of it.
+        with told(str(workdir)):
+            groups = grouping.group([read_run(workdir)])
+            contents.results(groups, 0.5), contents.costs(groups), grouping.equal(groups)
+        # Training goes on there.
+        with told(str(workdir)):
+            records.check_workdir(workdir, made, parts)
+        with told(str(workdir)):
+            records.check_unfinished(workdir, np.zeros((20, 4), int))
+        with told(str(workdir)):
+            loading.read_config(workdir / records.CONFIG)
+        with told(str(workdir)):
+            assert [entry['round'] for entry in records.rewind(workdir, 2)] == [1, 2]
+
+    change = st.tuples(PATH, JSON)
+    given = st.tuples(st.sampled_from(FILES), st.none() | DAMAGE, change, st.booleans())
+    return given, check
+
+
+TARGETS = {
+    'flags': Target(make_flags, 150),
+    'flag files': Target(make_flagfile, 100),
+    'settings': Target(make_settings, 150),
+    'npz': Target(make_npz, 400),
+    'archives': Target(make_archive, 200),
+    'model.safetensors, damaged': Target(make_model_bytes, 150),
+    'model.safetensors, untrue': Target(make_model_told, 50),
+    'checkpoints': Target(make_checkpoint, 25),
+    'work directories': Target(make_workdir, 150),
+}
