@@ -233,6 +233,18 @@ _COMMAND = {
         'tell sizes, memory and time, and stop; data is loaded, programs are compiled and one '
         'round is timed, but no work directory is made',
     ),
+    'distributed': (
+        False,
+        'one of several processes, of SLURM or TPUs; all run the same command, and '
+        'without a scheduler --coordinator, --num_processes and --process_id tell',
+    ),
+}
+
+# Flags of one of several processes, which may differ between them.
+_PROCESS: dict[str, tuple[type, str]] = {
+    'coordinator': (str, 'several processes: HOST:PORT of the first, with a port free there'),
+    'num_processes': (int, 'several processes: how many'),
+    'process_id': (int, 'several processes: number of this one, from 0'),
 }
 
 # Fields that are no flags themselves: what methods and partitions of one's own take.
@@ -410,6 +422,8 @@ def define_flags(into: flags.FlagValues = flags.FLAGS, *, groups: Sequence[str] 
             _define(into, field.name, types[field.name], field.default, field.metadata['help'])
     for name, (default, text) in {**_SWEEP, **_COMMAND}.items():
         _define(into, name, str if default is None else type(default), default, text)
+    for name, (kind, text) in _PROCESS.items():
+        _define(into, name, kind, None, text)
     taken = {field.name for field in dataclasses.fields(Config)}
     for name, by in _partitions_by_setting().items():
         if name not in taken:
@@ -552,10 +566,25 @@ def parse(arguments: Sequence[str]) -> Config:
         raise ValueError(usage.what_is_wrong(error, own)) from error
     if left:
         raise ValueError(f'unexpected arguments {" ".join(left)}; flags begin with --.')
-    for name in ('dry_run', *_SWEEP):
+    for name in ('dry_run', 'distributed', *_PROCESS, *_SWEEP):
         if own[name].present:
             raise ValueError(
                 f'--{name}={own[name].value} is a flag of a command, no setting of a run; leave it '
                 'out.'
             )
     return from_flags(own)
+
+
+def shared(config: Config) -> dict[str, Any]:
+    """Settings in which processes that train together have to agree.
+
+    Args:
+      config: the settings.
+
+    Returns:
+      Flag -> value, without those that say where this host has its files.
+    """
+    given = dataclasses.asdict(config)
+    mappings = [given.pop(name) for name in _MAPPINGS]
+    flat = {**given, **{name: value for mapping in mappings for name, value in mapping.items()}}
+    return {f'--{k}': v for k, v in flat.items() if k not in ('data_dir', 'npz', 'path')}

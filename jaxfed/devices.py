@@ -1,16 +1,18 @@
 """The devices that train: GPUs, TPU cores, or the cores of a CPU."""
 
+import functools
 import importlib.util
 import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxfed import hosts
 from jaxfed.types import PyTree
 
 AXIS = 'devices'
@@ -44,17 +46,20 @@ def describe_devices(devices: Sequence[Any]) -> str:
     Returns:
       The words, as '4 cpu cores, each one a device' or '2 x NVIDIA H100, 60 GiB each for JAX'.
     """
-    first = devices[0]
+    first, among = devices[0], ''
+    if hosts.count() > 1:
+        first = next(device for device in devices if device.process_index == hosts.number())
+        among = f', of {hosts.count()} processes'
     if first.platform == 'cpu':
         here = cores()
         return (
-            f'{len(devices)} cpu cores, each one a device'
+            f'{len(devices)} cpu cores, each one a device{among}'
             if len(devices) > 1
             else f'1 cpu device of {here} core{"s" * (here > 1)}'
         )
     told = (first.memory_stats() or {}).get('bytes_limit')
     room = f', {told / 2**30:.0f} GiB each for JAX' if told else ''
-    return f'{len(devices)} x {first.device_kind}{room}'
+    return f'{len(devices)} x {first.device_kind}{room}{among}'
 
 
 def idle_accelerator() -> str | None:
@@ -115,20 +120,35 @@ def check_devices(wanted: str) -> None:
     if int(wanted) > here:
         kind = jax.devices()[0].platform
         raise ValueError(f'--devices={wanted}: JAX sees {here} {kind} device(s) here.')
+    if int(wanted) < hosts.count():
+        raise ValueError(
+            f'--devices={wanted} must be at least --num_processes={hosts.count()}: it counts the '
+            'devices of all processes, and each has to train.'
+        )
 
 
 def make_mesh(wanted: str | int = 'all', *, most: int | None = None) -> Mesh:
     """Make the mesh of the devices that train.
 
     Args:
-      wanted: 'all' or how many.
+      wanted: 'all' or how many, of all processes together; the same number of each, as far as that
+        goes.
       most: the largest number that has work to do; None for no limit.
 
     Returns:
       A mesh of one axis, `AXIS`.
     """
-    devices = jax.devices() if wanted == 'all' else jax.devices()[: int(wanted)]
-    return Mesh(np.array(devices[:most]), (AXIS,))
+    own: dict[int, int] = {}  # process -> devices so far
+
+    def turn(device: Any) -> int:
+        own[device.process_index] = own.get(device.process_index, -1) + 1
+        return own[device.process_index]
+
+    devices = sorted(jax.devices(), key=turn)
+    devices = devices if wanted == 'all' else devices[: int(wanted)]
+    # Those of a process lie side by side.
+    devices = sorted(devices[:most], key=lambda device: device.process_index)
+    return Mesh(np.array(devices), (AXIS,))
 
 
 def memory(mesh: Mesh) -> float:
@@ -138,14 +158,20 @@ def memory(mesh: Mesh) -> float:
       mesh: from `make_mesh`.
 
     Returns:
-      The accelerator's, or a CPU device's share of this machine's; infinity where nobody tells.
+      The accelerator's, or a CPU device's share of this machine's; infinity where nobody tells. Of
+      several processes, the least of theirs.
     """
-    told = mesh.devices.flat[0].memory_stats() or {}
+    return hosts.least(_own_memory(mesh))
+
+
+def _own_memory(mesh: Mesh) -> float:
+    own = mesh.local_devices
+    told = own[0].memory_stats() or {}
     if 'bytes_limit' in told:
         return float(told['bytes_limit'])
-    if mesh.devices.flat[0].platform != 'cpu' or not hasattr(os, 'sysconf'):
+    if own[0].platform != 'cpu' or not hasattr(os, 'sysconf'):
         return math.inf
-    return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / mesh.size
+    return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / len(own)
 
 
 def replicate(tree: PyTree, mesh: Mesh, *, copy: bool = True) -> PyTree:
@@ -161,11 +187,16 @@ def replicate(tree: PyTree, mesh: Mesh, *, copy: bool = True) -> PyTree:
       The same arrays, replicated.
     """
     everywhere = NamedSharding(mesh, PartitionSpec())
-    devices = list(mesh.devices.flat)
+    devices = mesh.local_devices
 
     def put(leaf: np.ndarray | jax.Array) -> jax.Array:
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            return leaf  # it comes from a program that leaves it everywhere
         if devices[0].platform != 'cpu' or isinstance(leaf, jax.Array):
-            return jax.device_put(leaf, everywhere)
+            if len(devices) == mesh.size:
+                return jax.device_put(leaf, everywhere)
+            copies = [jax.device_put(leaf, device) for device in devices]
+            return jax.make_array_from_single_device_arrays(leaf.shape, everywhere, copies)
         shared = leaf
         if copy:
             leaf = np.asarray(leaf)
@@ -181,13 +212,42 @@ def split(tree: PyTree, mesh: Mesh) -> PyTree:
     """Put arrays [D n, ...] on a mesh of D devices, n rows on each.
 
     Args:
-      tree: NumPy or JAX arrays.
+      tree: NumPy or JAX arrays, of all devices also where a process has only some of them.
       mesh: from `make_mesh`.
 
     Returns:
       The same arrays, split along their first axis.
     """
-    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(AXIS)))
+    over_devices = NamedSharding(mesh, PartitionSpec(AXIS))
+    if len(mesh.local_devices) == mesh.size:
+        return jax.device_put(tree, over_devices)
+    return jax.tree.map(
+        lambda leaf: jax.make_array_from_callback(leaf.shape, over_devices, leaf.__getitem__), tree
+    )
+
+
+def fetch(tree: PyTree) -> PyTree:
+    """What is on the devices, of all processes, on each host. All processes have to call it.
+
+    Args:
+      tree: JAX arrays, split or everywhere, or those of NumPy.
+
+    Returns:
+      NumPy arrays.
+    """
+
+    def get(leaf: jax.Array) -> np.ndarray:
+        spread = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+        if spread and not leaf.is_fully_replicated:
+            leaf = _gather(leaf.sharding.mesh)(leaf)  # type: ignore[attr-defined]
+        return np.asarray(leaf)
+
+    return jax.tree.map(get, tree)
+
+
+@functools.cache
+def _gather(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda leaf: leaf, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 def aligned(shape: tuple[int, ...], dtype: Any, *, boundary: int = 64) -> np.ndarray:

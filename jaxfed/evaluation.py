@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxfed.devices import replicate, split
+from jaxfed.devices import AXIS, fetch, replicate, split
 from jaxfed.execution import peak_memory
 from jaxfed.experiment import Experiment
 from jaxfed.gradients import make_gradients
@@ -144,19 +144,22 @@ def compile_programs(
         params, stats = weights
         return model.evaluate(params, x, stats)
 
-    def compiled(test: Callable[..., Any], *arguments: PyTree) -> Any:
+    def compiled(test: Callable[..., Any], *arguments: PyTree, **placed: Any) -> Any:
         return (
-            jax.jit(functools.partial(test, apply, prepare=to_input, mesh=mesh))
+            jax.jit(functools.partial(test, apply, prepare=to_input, mesh=mesh), **placed)
             .lower(*arguments)
             .compile()
         )
 
     own = jax.eval_shape(lambda server: row((server.params, server.stats), 0), server)
     weights = jax.tree.map(functools.partial(shaped, sharding=everywhere), own)
-    of_global = compiled(evaluate_teacher if teaches else evaluate, weights, *test_set)
+    of_global = compiled(
+        evaluate_teacher if teaches else evaluate, weights, *test_set, out_shardings=everywhere
+    )
     of_locals = personal = None
     if config.local_eval_every:
-        kept = jax.tree.map(lambda leaf: shaped(leaf, mesh.size, room), own)
+        over_devices = NamedSharding(mesh, PartitionSpec(AXIS))
+        kept = jax.tree.map(lambda leaf: shaped(leaf, mesh.size, room, sharding=over_devices), own)
         teacher = jax.tree.map(
             functools.partial(shaped, sharding=everywhere),
             of_global.out_info[1] if teaches else None,
@@ -240,8 +243,8 @@ def make_tests(
         models = split(jax.tree.map(lambda leaf: fill(leaf, total, room), kept.models), mesh)
 
         def of_arrived(found: PyTree) -> PyTree:
-            flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), found)
-            return jax.tree.map(lambda leaf: leaf[: len(arrived)], jax.device_get(flat))
+            flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), fetch(found))
+            return jax.tree.map(lambda leaf: leaf[: len(arrived)], flat)
 
         each, agreement = of_arrived(programs.of_locals(models, count, *test_set, teacher))
         means = {'local_accuracy': float(each.accuracy.mean())}

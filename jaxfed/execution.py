@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxfed.devices import replicate, split
+from jaxfed import client_states as states_of
+from jaxfed import hosts
+from jaxfed.devices import fetch, replicate, split
 from jaxfed.lanes import Schedule
 from jaxfed.round import Round, RoundMetrics, ServerState, TrainingData, Tuned
 from jaxfed.types import Array, Cohort, PyTree
@@ -80,8 +82,8 @@ def run_waves(
       programs: the functions of the round, compiled or jitted.
       mesh: the devices that they run on.
       server: [X, ...], replicated on them, as are `keys` and the data.
-      client_states: [X N, ...] NumPy arrays, the states of all clients of one experiment after
-        another. Those of the cohort are replaced in place.
+      client_states: from `client_states.create`, this process's rows of the states of all clients
+        of one experiment after another. Those of the cohort are replaced in place.
       cohort: [X, S].
       waves: schedules whose slots together are those of the cohort, each with the data of its
         clients.
@@ -102,16 +104,13 @@ def run_waves(
         # A CPU's devices do not wait for each other inside a program: XLA ends the process when
         # they do so for 40 seconds, and clients are unequal.
         jax.block_until_ready(trained.sums)
+        hosts.meet()
         sums = jax.tree.map(jnp.add, sums, trained.sums) if models else trained.sums
         used = plan.used
-        rows = state_rows(cohort, plan.slot[used], data.size.shape[1])
-        jax.tree.map(
-            lambda every, new, used=used, rows=rows: every.__setitem__(rows, np.asarray(new)[used]),
-            client_states,
-            trained.states,
-        )
+        rows = state_rows(cohort, plan.slot, data.size.shape[1])
+        states_of.put(client_states, rows, used, trained.states, mesh)
         kept = trained.models if keep else ()
-        models.append((plan, jax.tree.map(lambda leaf, used=used: np.asarray(leaf)[used], kept)))
+        models.append((plan, jax.tree.map(lambda leaf, used=used: fetch(leaf)[used], kept)))
     if not models:
         return server, None, models
     server, metrics = programs.merge(server, sampled, sums, own, data)
@@ -205,7 +204,7 @@ def _place(
 ) -> tuple[PyTree, Schedule, Cohort, Tuned]:  # fmt: skip
     """The arguments that change from round to round, on the devices that need them."""
     rows = state_rows(cohort, plan.slot, data.size.shape[1])
-    states = jax.tree.map(lambda every: every[rows], client_states)
-    states, placed = split((states, plan), mesh)
+    states = states_of.take(client_states, rows, plan.used, mesh)
+    placed = split(plan, mesh)
     own = jax.tree.map(lambda value: np.asarray(value, np.float32), tuned)
     return states, placed, *replicate((cohort, own), mesh)

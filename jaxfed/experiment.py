@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxfed import config as config_lib
-from jaxfed import methods, ops
+from jaxfed import hosts, methods, ops
 from jaxfed.cohorts import draw_cohort
 from jaxfed.config import Config
 from jaxfed.data import load_dataset
@@ -132,7 +132,8 @@ def set_up(config: Config, method: Method | None = None) -> Experiment:
       OSError: if data cannot be read.
     """
     experiment = look(config, method)
-    return experiment._replace(workdir=records.make_workdir(config, experiment.parts))
+    made = hosts.from_leader(lambda: str(records.make_workdir(config, experiment.parts)))
+    return experiment._replace(workdir=Path(made))
 
 
 def look(config: Config, method: Method | None = None) -> Experiment:
@@ -150,15 +151,19 @@ def look(config: Config, method: Method | None = None) -> Experiment:
       OSError: as in `set_up`.
     """
     config_lib.check(config)
+    hosts.agree(config_lib.shared(config))
+    hosts.check(config.clients_per_round, config.lanes)
     parts = [] if method else methods.resolve(config.method, config.hyperparameters)
     built = method or methods.build(parts, switch_round=config.switch_round)
     augmentations = parse_augment(config.augment)
     check_devices(config.devices)
     trackers.check(config)
-    if config.workdir is not None:
+    if config.workdir is not None and hosts.leader():
         records.check_workdir(Path(config.workdir), config, parts)
     dealt = deal(config, auxiliary_per_class=built.auxiliary)
     dataset = dealt.dataset
+    held = (dataset.y_train, dataset.y_test, *dealt.partition, dataset.x_train, dataset.x_test)
+    hosts.agree_on_data(config.dataset, held)
     check_augment(augmentations, dataset.x_train.shape[1:])
     network = make_network(config, dataset.x_train.shape[1:], dataset.num_classes)
     model = with_precision(built.adapt(network), config.precision)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxfed.devices import AXIS, split
+from jaxfed.devices import AXIS, fetch, split
 from jaxfed.experiment import Dealt, Experiment
 from jaxfed.metrics.accuracy import chunk_size
 from jaxfed.metrics.gradients import gradient_sum
@@ -80,7 +80,7 @@ def make_gradients(
             for start in range(0, size[slots].max(), chunk):
                 examples = split(examples_of(dealt, cohort[slots], start), mesh)
                 total = program(total, weights, *examples)
-            sums = jax.device_get(total)
+            sums = fetch(total)
             for place, slot in enumerate(slots):
                 n = max(int(size[slot]), 1)
                 gradient = jax.tree.map(lambda leaf, n=n: leaf / n, row(sums, place))

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 from absl import app, flags
 
-from jaxfed import config, methods, simulation, sweep
+from jaxfed import config, hosts, methods, simulation, sweep
 from jaxfed.costs import Cost, method_cost
 from jaxfed.data import folders
 from jaxfed.data.cache import cache_folder
@@ -115,15 +115,35 @@ def _main(arguments: Sequence[str]) -> int:
         return 0
     with contextlib.suppress(RuntimeError):  # who has used JAX already has chosen its devices
         use_every_core()
+    given = flags.FLAGS
+    try:
+        hosts.start(
+            given.coordinator, given.num_processes, given.process_id, detect=given.distributed
+        )
+    except ValueError as error:
+        console.show_error(str(error))
+        return hosts.abandon(2)
+    with hosts.together():
+        status, message = train()
+        if message:
+            console.show_error(message)
+        return hosts.end(status, message)
+
+
+def train() -> tuple[int, str]:
+    """Train as the flags say, in one process or as one of several.
+
+    Returns:
+      The exit status, as of `main`, and what went wrong, '' for nothing.
+    """
     try:
         found, idle = describe_devices(jax.devices()), idle_accelerator()
     except (RuntimeError, AssertionError) as error:  # JAX's, for a platform that is not there
         asked = os.environ.get('JAX_PLATFORMS')
         told = f' ({error})' if str(error) else ''
-        console.show_error(f'JAX finds no device with JAX_PLATFORMS={asked}{told}; leave it out.')
-        return 2
+        return 2, f'JAX finds no device with JAX_PLATFORMS={asked}{told}; leave it out.'
     console.say(f'device: {found}', quiet=False)
-    if idle:
+    if idle and hosts.leader():
         console.show_warning(idle)
     if flags.FLAGS.compilation_cache and 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
         keep_compiled_programs()
@@ -131,40 +151,41 @@ def _main(arguments: Sequence[str]) -> int:
         settings = config.from_flags()
         of_many = flags.FLAGS.sweep, flags.FLAGS.halving, flags.FLAGS.together
         if any(of_many) or flags.FLAGS.seeds != 1:
+            if hosts.count() > 1:
+                raise ValueError(
+                    '--sweep, --seeds and --halving train in one process; leave --num_processes '
+                    'and --distributed out.'
+                )
             return train_sweep(settings)
         if flags.FLAGS.dry_run:
             show_plan(look(settings))
-            return 0
+            return 0, ''
         experiment = set_up(settings)
     except (ValueError, OSError) as error:  # of them TooLarge in a dry run
-        console.show_error(str(error))
-        return 2
+        return 2, str(error)
     try:
-        with ending(functools.partial(leave, experiment.workdir, ours=True)):
+        with ending(functools.partial(leave, experiment.workdir, ours=hosts.leader())):
             simulation.train(experiment)
     except simulation.Diverged as error:
-        console.show_error(str(error))
-        return 1
+        return 1, str(error)
     except ValueError as error:  # too large for the memory, or a damaged work directory
-        console.show_error(str(error))
-        return 2
+        return 2, str(error)
     except OSError as error:
-        console.show_error(f'{error}; the rounds done are in {experiment.workdir}.')
-        return 1
+        return 1, f'{error}; the rounds done are in {experiment.workdir}.'
     except simulation.Interrupted as error:
-        console.show_error(str(error))
-        return 128 + error.signal
-    return 0
+        return 128 + error.signal, str(error)
+    return 0, ''
 
 
-def train_sweep(settings: config.Config) -> int:
+def train_sweep(settings: config.Config) -> tuple[int, str]:
     """Train the grid that --sweep and --seeds name, or tell what it takes.
 
     Args:
       settings: what its experiments have in common.
 
     Returns:
-      The exit status: 0, 1 if an experiment failed, 130 or 143 if interrupted.
+      The exit status: 0, 1 if an experiment failed, 130 or 143 if interrupted; and a message, as of
+      `train`.
 
     Raises:
       ValueError: for bad input, before training.
@@ -178,18 +199,16 @@ def train_sweep(settings: config.Config) -> int:
     most = sweep.check_together(flags.FLAGS.together)
     if flags.FLAGS.dry_run:
         sweep.show_plan(members, folder, rungs=rungs, most=most)
-        return 0
+        return 0, ''
     try:
         outcomes = sweep.run(members, folder, rungs=rungs, most=most, quiet=False)
     except simulation.Interrupted as error:
         told = f'{str(error).removesuffix(".")}, with --workdir={folder}.'
-        console.show_error(told)
-        return 128 + error.signal
+        return 128 + error.signal, told
     except KeyboardInterrupt:
-        console.show_error(f'interrupted; what is done is kept, with --workdir={folder}.')
-        return 130
+        return 130, f'interrupted; what is done is kept, with --workdir={folder}.'
     sweep.show(outcomes, folder, settings)
-    return 1 if any(outcome.failed for outcome in outcomes) else 0
+    return int(any(outcome.failed for outcome in outcomes)), ''
 
 
 def run() -> None:

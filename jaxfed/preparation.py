@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxfed import client_states as states_of
+from jaxfed import hosts
 from jaxfed.costs import size_of
 from jaxfed.data.augment import make_augment, normalise, parse_augment
 from jaxfed.data.statistics import channel_statistics
@@ -83,11 +85,8 @@ def prepare(experiments: Sequence[Experiment]) -> Prepared:
     )
     begun = [begin(experiment) for experiment in experiments]
     started = jax.tree.map(lambda *leaves: np.stack(leaves), *(server for server, _ in begun))
-    # Every client's state lives on the host; a round's rows travel.
-    client_states = jax.tree.map(
-        lambda *leaves: of_every_client(list(map(np.asarray, leaves)), config.num_clients),
-        *(state for _, state in begun),
-    )
+    # Every client's state lives on a host; a round's rows travel.
+    client_states = states_of.create([state for _, state in begun], config.num_clients)
     lanes = config.lanes or choose_lanes(
         [client_steps(experiment) for experiment in experiments],
         cohort_size=config.clients_per_round,
@@ -115,6 +114,7 @@ def prepare(experiments: Sequence[Experiment]) -> Prepared:
             needed = needed_memory(
                 experiments, mesh, programs, tests[0], client_states, data, streams
             )
+            needed = -int(hosts.least(-needed))  # the most of all processes
             available = memory(mesh)
             if config.lanes or needed <= available or lanes == 1:
                 break
@@ -173,24 +173,6 @@ def most_lanes(cohort_size: int, devices: int) -> int:
     return CPU_LANES if devices == 1 else 1
 
 
-def of_every_client(leaves: Sequence[np.ndarray], num_clients: int) -> np.ndarray:
-    """An array for each of N clients of each experiment; zeros take memory only when written.
-
-    Args:
-      leaves: X arrays, of one client of each experiment.
-      num_clients: N.
-
-    Returns:
-      [X N, ...].
-    """
-    shape = (len(leaves) * num_clients, *leaves[0].shape)
-    every = np.zeros(shape, leaves[0].dtype)
-    for x, leaf in enumerate(leaves):
-        if leaf.any():
-            every[x * num_clients : (x + 1) * num_clients] = leaf
-    return every
-
-
 def needed_memory(
     experiments: Sequence[Experiment],
     mesh: Mesh,
@@ -231,9 +213,9 @@ def needed_memory(
     stay = data.x.nbytes * (WAVES if streams else 1) + tested
     if mesh.devices.flat[0].platform != 'cpu':
         return inside + stay
-    row = size_of(client_states) // clients
+    row = size_of(client_states) * hosts.count() // clients
     # All that were in a round, and two copies of a round's; of local models three if measured.
-    rows = min(clients, config.rounds * cohort_size)
+    rows = min(clients, config.rounds * cohort_size) // hosts.count()
     stay += row * (rows + 2 * cohort_size)
     # A checkpoint is a copy of all rows, also of those that are still zero.
     stay += row * clients if config.checkpoint_every else 0
@@ -241,7 +223,7 @@ def needed_memory(
         weights = jax.eval_shape(model.init, jax.random.key(0)), model.stats
         copies = 3 if 'models' in needs(parse_measures(config.measure)) else 2
         stay += copies * cohort_size * size_of(weights)
-    return inside + stay // mesh.size
+    return inside + stay // len(mesh.local_devices)
 
 
 def in_words(size: float) -> str:

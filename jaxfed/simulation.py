@@ -1,6 +1,7 @@
 """The host's loop over rounds: train an experiment and record it."""
 
 import contextlib
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxfed import client_states as states_of
+from jaxfed import hosts, liveness
 from jaxfed.config import Config
 from jaxfed.costs import method_cost
 from jaxfed.devices import replicate
@@ -63,7 +66,7 @@ class State(NamedTuple):
     """What X experiments go on from after a round."""
 
     server: ServerState  # [X, ...]
-    clients: PyTree  # [X N, ...] NumPy, every client's state; the next round changes it in place
+    clients: PyTree  # rows of [X N, ...] NumPy, states of clients; the next round changes them
     past: list[Past]  # X
     recorded: np.ndarray  # [X] rounds recorded of an experiment that has stopped, -1 while it runs
     diverged: np.ndarray  # [X] bool, whether it stopped in a round that is not recorded
@@ -115,11 +118,18 @@ def train(
       Interrupted: if SIGINT or SIGTERM came, after the end of the round.
       OSError: if records or checkpoints cannot be written; earlier ones stay as they are.
     """
+    liveness.advise(
+        f'with --workdir={experiment.workdir} the same command goes on from the last checkpoint'
+    )
+    if not hosts.leader():
+        return _follow(experiment)
     (result,) = train_together(
         [experiment], experiment.workdir, quiet=quiet, watch=lambda _, entry: watch(entry)
     )
     if isinstance(result, Diverged):
         raise result
+    if hosts.count() > 1:
+        hosts.from_leader(lambda: json.dumps([result.summary, result.metrics]))
     if not quiet:
         console.show_summary(result.summary, experiment.workdir)
     return result
@@ -225,19 +235,14 @@ def _train(
                 runs[x], state.recorded[x] = False, number
             if not runs.any() or number == config.rounds:
                 break
-            signal = came()
-            every = config.checkpoint_every
-            if signal or (every and number % every == 0):
+            signal = hosts.any_signal(came())
+            if signal or checkpoint_due(config, number):
                 # A checkpoint counts on the lines of its rounds.
                 for book in books:
                     book.settle()
-                save(checkpoints, number, state)
+                save(checkpoints, number, whole(state, experiments))
             if signal:
-                raise Interrupted(
-                    f'stopped after round {number}; the same command goes on from there'
-                    + (f', with --workdir={experiments[0].workdir}.' if count == 1 else '.'),
-                    signal,
-                )
+                raise stopped(experiments, number, signal)
         results: list[Result | Diverged] = []
         for x, (experiment, book, server) in enumerate(
             zip(experiments, books, servers, strict=True)
@@ -263,6 +268,76 @@ def _train(
             if isinstance(result, Result):
                 records.write_json(result.workdir / records.SUMMARY, result.summary)
     return results
+
+
+def _follow(experiment: Experiment) -> Result:
+    """As `train`, in a process whose work the first one records."""
+    config, together = experiment.config, [experiment]
+    prepared = prepare(together)
+    done, state = start(together, prepared, None)
+    servers = [take_row(state.server, 0)]
+    with (
+        stopping(lambda text: None) as came,
+        memory_errors(experiment, prepared.mesh, prepared.lanes),
+    ):
+        for planned in prepared.feed(prepared.lanes, done + 1, np.array([True])):
+            number = planned.number
+            state, servers, entries = play(prepared, together, planned, state, servers, [0])
+            failed = not_finite(entries[0])
+            if failed and config.on_divergence == 'stop':
+                raise diverged(experiment, number, failed)
+            if failed or number == config.rounds:
+                break
+            signal = hosts.any_signal(came())
+            if signal or checkpoint_due(config, number):
+                whole(state, together)
+            if signal:
+                raise stopped(together, number, signal)
+    summary, metrics = json.loads(hosts.from_leader(str))
+    return Result(summary, metrics, servers[0].params, servers[0].stats, experiment.workdir)
+
+
+def checkpoint_due(config: Config, number: int) -> bool:
+    """Whether a checkpoint is written after a round.
+
+    Args:
+      config: the settings.
+      number: of the round.
+
+    Returns:
+      Whether it is.
+    """
+    return config.checkpoint_every > 0 and number % config.checkpoint_every == 0
+
+
+def whole(state: State, experiments: Sequence[Experiment]) -> State:
+    """The state with the rows of all processes, on the first of them.
+
+    Args:
+      state: after a round.
+      experiments: the same.
+
+    Returns:
+      The state.
+    """
+    rows = len(experiments) * experiments[0].config.num_clients
+    return state._replace(clients=states_of.collect(state.clients, rows))
+
+
+def stopped(experiments: Sequence[Experiment], number: int, signal: int) -> Interrupted:
+    """The error of training that was asked to stop.
+
+    Args:
+      experiments: that were trained.
+      number: of the last round.
+      signal: that came.
+
+    Returns:
+      The error.
+    """
+    told = f'stopped after round {number}; the same command goes on from there'
+    one = f', with --workdir={experiments[0].workdir}' if len(experiments) == 1 else ''
+    return Interrupted(f'{told}{one}.', signal)
 
 
 class Book(NamedTuple):
@@ -341,7 +416,7 @@ def start(
     Args:
       experiments: X from `set_up`.
       prepared: from `prepare`.
-      checkpoints: of the run.
+      checkpoints: of the run; not read by processes after the first, which get what it reads.
 
     Returns:
       (rounds done, the state).
@@ -357,14 +432,18 @@ def start(
         np.full(count, -1, np.int32),
         np.zeros(count, bool),
     )
-    saved = restore(checkpoints, first)
-    if saved is None:
+    rows = count * experiments[0].config.num_clients
+    like = first._replace(clients=states_of.blank(first.clients, rows))
+    saved = restore(checkpoints, like) if hosts.leader() else None
+    done = int(hosts.from_leader(lambda: str(saved.round if saved else 0)))
+    if not done:
         return 0, first
-    state = saved.state
-    return saved.round, state._replace(
+    read = saved.state if saved else first
+    state = states_of.broadcast(read._replace(clients=()))
+    return done, state._replace(
         server=replicate(state.server, prepared.mesh),
-        clients=jax.tree.map(np.array, state.clients),  # to be written to
-        recorded=np.array(state.recorded),
+        clients=states_of.spread(read.clients, first.clients, rows),
+        recorded=np.array(state.recorded),  # to be written to
         diverged=np.array(state.diverged),
     )
 

@@ -143,7 +143,8 @@ def image_memory(mesh: Mesh) -> float:
     Returns:
       The bytes.
     """
-    return memory(mesh) * (mesh.size if mesh.devices.flat[0].platform == 'cpu' else 1)
+    own = mesh.local_devices
+    return memory(mesh) * (len(own) if own[0].platform == 'cpu' else 1)
 
 
 def place_all(

@@ -144,6 +144,8 @@ def test_every_command_has_flags_that_do(text, tmp_path, monkeypatch):
             arguments = [a for a in arguments if not a.startswith('--output=')]
         else:
             assert module == 'jaxfed.main'
+            of_process = {f'--{name}' for name in ('distributed', *config._PROCESS)}
+            arguments = [a for a in arguments if a.partition('=')[0] not in of_process]
         ours, arguments = of_sweep(arguments) if module == 'jaxfed.main' else ({}, arguments)
         settings = config.parse(arguments)
         if ours:

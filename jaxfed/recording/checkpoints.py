@@ -47,7 +47,17 @@ def open_checkpoints(workdir: Path, *, keep: int) -> Iterator[Any]:
     """
     import orbax.checkpoint as ocp
 
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
+    (workdir / FOLDER).mkdir(exist_ok=True)
+    # The first of several processes writes alone; orbax is not to wait for the others.
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=0, active_processes={0}, barrier_sync_key_prefix='jaxfed'
+    )
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=keep,
+        enable_async_checkpointing=True,
+        multiprocessing_options=alone,
+        create=False,  # which it does only where all take part
+    )
     # What goes wrong is told once, in a line, by what is raised.
     absl, hook = logging.getLogger('absl'), sys.unraisablehook
     absl.addFilter(_no_orbax)

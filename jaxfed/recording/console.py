@@ -104,6 +104,11 @@ def progress(rounds: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]],
         yield report
 
 
+def silence() -> None:
+    """Print nothing from here on but errors, as a process that others speak for."""
+    _console.quiet = True
+
+
 def _moves() -> bool:
     """Whether the output is a terminal that can go back on a line, as TERM=dumb cannot."""
     return _console.is_terminal and not _console.is_dumb_terminal
