@@ -288,7 +288,7 @@ def test_no_cluster_or_a_taken_port_is_told():
 
 
 def test_lists_of_runs_take_no_processes():
-    with pytest.raises(ValueError, match=r'--num_processes=2 is a flag of python -m jaxfed\.main'):
+    with pytest.raises(ValueError, match=r'--num_processes=2 is a flag of a command'):
         config.parse(['--num_processes=2'])
 
 

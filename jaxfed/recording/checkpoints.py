@@ -47,7 +47,7 @@ def open_checkpoints(workdir: Path, *, keep: int) -> Iterator[Any]:
     """
     import orbax.checkpoint as ocp
 
-    (workdir / FOLDER).mkdir(exist_ok=True)
+    (workdir / FOLDER).mkdir(parents=True, exist_ok=True)
     # The first of several processes writes alone; orbax is not to wait for the others.
     alone = ocp.options.MultiprocessingOptions(
         primary_host=0, active_processes={0}, barrier_sync_key_prefix='jaxfed'
