@@ -16,8 +16,7 @@ from jaxfed.config import Config
 from jaxfed.experiment import Experiment, set_up
 from jaxfed.metrics.measures import parse_measures
 from jaxfed.recording import console, records
-from jaxfed.simulation import never
-from jaxfed.sweep import halving
+from jaxfed.sweep import halving_of
 from jaxfed.together import group, share_images, train_group
 
 # Flags that a grid sets for each of its cells.
@@ -258,10 +257,14 @@ def _run(
     """Runs cells that share a program; gives those that could not be run, with the reason."""
     failed: list[tuple[Cell, str]] = []
     begun: list[tuple[Cell, Experiment]] = []
-    # A lock goes with the process, however that ends. All are taken before anything is set up, so
-    # that two processes that come to the same cells do not get half of them each.
+    # A lock goes with the process, however that ends. All are taken before anything is set up, and
+    # by one process at a time, so that two that come to the same cells do not get half each.
     with contextlib.ExitStack() as locks:
         held = []
+        taking = locks.enter_context(contextlib.ExitStack())
+        with contextlib.suppress(OSError):  # which each cell then tells
+            cells[0].output.mkdir(parents=True, exist_ok=True)
+            taking.enter_context(FileLock(cells[0].output / '.lock'))
         for cell in cells:
             try:
                 cell.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -272,6 +275,7 @@ def _run(
                 failed.append((cell, 'another process is running it.'))
             except OSError as error:
                 failed.append((cell, str(error)))
+        taking.close()
         for cell in held:
             try:
                 if not is_done(cell):
@@ -287,7 +291,7 @@ def _run(
                 own[0].output,
                 watch=lambda _, entry: report(entry),
                 # Column, row and variant, without the seed.
-                stop=halving(rungs, [cell[:3] for cell in own]) if rungs else never,
+                stop_of=halving_of(rungs, [cell[:3] for cell in own]),
             )
         except (ValueError, OSError) as error:
             # Of a group that was split some may have come to their end.

@@ -77,9 +77,12 @@ def leave(workdir: Path | None, word: str, *, ours: bool = False) -> None:
       ours: whether no other process can be at work in it.
     """
     folders.discard_unfinished()
-    path = workdir and workdir / records.METRICS
-    # A run that goes on has had rounds before this process.
-    done = path and path.is_file() and path.stat().st_size
+    # A run that goes on has had rounds before this process; those of a sweep have folders each.
+    paths = [
+        *(workdir.glob(records.METRICS) if workdir else ()),
+        *(workdir.glob(f'*/{records.METRICS}') if workdir else ()),
+    ]
+    done = any(path.is_file() and path.stat().st_size for path in paths)
     left = f'the rounds done are in {workdir}' if done else 'no round was trained'
     console.show_last_words(f'{word}; {left}.')
     if ours and workdir and not (workdir / records.PARTITION).exists():
@@ -200,8 +203,11 @@ def train_sweep(settings: config.Config) -> tuple[int, str]:
     if flags.FLAGS.dry_run:
         sweep.show_plan(members, folder, rungs=rungs, most=most)
         return 0, ''
+    for member in members:
+        sweep.parse_halving(flags.FLAGS.halving, member.config)
     try:
-        outcomes = sweep.run(members, folder, rungs=rungs, most=most, quiet=False)
+        with ending(functools.partial(leave, folder)):
+            outcomes = sweep.run(members, folder, rungs=rungs, most=most, quiet=False)
     except simulation.Interrupted as error:
         told = f'{str(error).removesuffix(".")}, with --workdir={folder}.'
         return 128 + error.signal, told

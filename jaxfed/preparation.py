@@ -112,7 +112,7 @@ def prepare(experiments: Sequence[Experiment]) -> Prepared:
             tests = compile_tests(experiments, mesh, server, to_input, lanes=lanes)
             # The programs say how much memory their lanes take, most of which grows with them.
             needed = needed_memory(
-                experiments, mesh, programs, tests[0], client_states, data, streams
+                experiments, mesh, programs, tests[0], server, client_states, data, streams
             )
             needed = -int(hosts.least(-needed))  # the most of all processes
             available = memory(mesh)
@@ -178,6 +178,7 @@ def needed_memory(
     mesh: Mesh,
     programs: Round,
     tests: Tests,
+    server: ServerState,
     client_states: PyTree,
     data: TrainingData,
     streams: bool,
@@ -192,6 +193,7 @@ def needed_memory(
       mesh: the devices.
       programs: of the round, compiled.
       tests: compiled, of any of them.
+      server: [X, ...].
       client_states: [X N, ...].
       data: training data.
       streams: whether images come in waves.
@@ -205,11 +207,14 @@ def needed_memory(
     tested = sum(
         {id(e.dealt.dataset.x_test): e.dealt.dataset.x_test.nbytes for e in experiments}.values()
     )
-    # Every program takes images as an argument, which are counted once, with all others.
+    # Programs take images as an argument, which are counted once, with all others.
     inside = max(
         peak_memory(programs.train) - data.x.nbytes,
+        peak_memory(programs.merge),
         tests.memory,
     )
+    # Each experiment's server, before a round and after it, is taken out of those of all.
+    inside += 2 * size_of((server.params, server.stats, server.method))
     stay = data.x.nbytes * (WAVES if streams else 1) + tested
     if mesh.devices.flat[0].platform != 'cpu':
         return inside + stay

@@ -165,7 +165,9 @@ def train_together(
         for experiment in experiments:
             stack.enter_context(records.alone(experiment.workdir))
         results = _train(experiments, folder, quiet=quiet, watch=watch, stop=stop)
-        shutil.rmtree(folder / FOLDER, ignore_errors=True)
+        # One alone that diverged is not finished.
+        if len(results) > 1 or isinstance(results[0], Result):
+            shutil.rmtree(folder / FOLDER, ignore_errors=True)
     return results
 
 
@@ -264,9 +266,8 @@ def _train(
                 Result(summary, book.metrics, server.params, server.stats, experiment.workdir)
             )
         # The summary tells that a run is finished, so it comes last.
-        for result in results:
-            if isinstance(result, Result):
-                records.write_json(result.workdir / records.SUMMARY, result.summary)
+        ended = [result for result in results if isinstance(result, Result)]
+        records.write_all_json({r.workdir / records.SUMMARY: r.summary for r in ended})
     return results
 
 

@@ -6,22 +6,21 @@ import difflib
 import io
 import itertools
 import typing
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jaxfed import config as config_lib
 from jaxfed import methods
 from jaxfed.config import Config
-from jaxfed.experiment import look, set_up
+from jaxfed.experiment import look
 from jaxfed.partition import partition_settings
 from jaxfed.preparation import in_words, prepare
 from jaxfed.recording import console, records
 from jaxfed.simulation import Stop, TooLarge
-from jaxfed.together import group, is_done, share_images, train_group
+from jaxfed.together import group, is_done, set_up_all, share_images, train_group
 
 TABLE = 'sweep.csv'
 
@@ -252,6 +251,21 @@ def halving(rounds: Sequence[int], settings: Sequence[Hashable]) -> Stop:
     return stop
 
 
+def halving_of(
+    rounds: Sequence[int], settings: Sequence[Hashable]
+) -> Callable[[Sequence[int]], Stop]:
+    """Makes `halving` among those of several experiments that are in one program.
+
+    Args:
+      rounds: as for `halving`.
+      settings: X, of all experiments.
+
+    Returns:
+      What `together.train_group` takes as `stop_of`.
+    """
+    return lambda numbers: halving(rounds, [settings[x] for x in numbers])
+
+
 def _last(metrics: Sequence[dict[str, Any]]) -> float:
     found = [e['test_accuracy'] for e in metrics if e['test_accuracy'] is not None]
     return found[-1] if found else -np.inf
@@ -336,7 +350,7 @@ def run(
       OSError: if data cannot be read, or the table cannot be written.
     """
     left, groups = _groups(members, folder, rungs=rungs, most=most)
-    experiments = share_images([set_up(member.config) for member in left])
+    experiments = set_up_all(member.config for member in left)
     folder.mkdir(parents=True, exist_ok=True)
     console.say(
         f'{len(members) - len(left)} of {len(members)} experiments are done, '
@@ -354,7 +368,7 @@ def run(
                     [experiments[i] for i in places],
                     folder,
                     watch=lambda x, entry: report(entry),
-                    stop=halving(rungs, [member.setting for member in own]),
+                    stop_of=halving_of(rungs, [member.setting for member in own]),
                     quiet=quiet,
                 )
             except (ValueError, OSError) as error:  # as of a full disk; other groups may do
@@ -396,7 +410,7 @@ def show_plan(
       ValueError: as `run`.
     """
     left, groups = _groups(members, folder, rungs=rungs, most=most)
-    experiments = share_images([look(member.config) for member in left])
+    experiments = share_images(look(member.config) for member in left)
     for places in groups:
         own = [left[i] for i in places]
         try:
@@ -410,7 +424,7 @@ def show_plan(
             told = 'more memory than there is; ' + (
                 'it would be trained in smaller groups' if len(own) > 1 else str(error)
             )
-        except jax.errors.ConcretizationTypeError:
+        except TypeError:
             told = 'a program for each of its hyper-parameters, which it takes as Python numbers'
         console.say(
             f'{name_of(own)}: {len(own)} experiment(s) at once, '

@@ -2,13 +2,12 @@
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import jax
 
 from jaxfed import methods
 from jaxfed.config import Config
-from jaxfed.experiment import Experiment, set_up
+from jaxfed.experiment import Experiment, look, seed_of
 from jaxfed.loading import load
 from jaxfed.recording import console, records
 from jaxfed.recording.checkpoints import FOLDER
@@ -50,6 +49,10 @@ def group(configs: Sequence[Config], folder: Path, *, most: int = 0) -> list[lis
     Returns:
       Groups of places in `configs`, every one in one group; those of a program of nearly one size,
       so that what one group has compiled does for the next one of its size.
+
+    Raises:
+      ValueError: if some experiments were interrupted together with others that are not among
+        these, and would have to begin anew.
     """
     place = {Path(str(config.workdir)).absolute(): i for i, config in enumerate(configs)}
     left = set(range(len(configs)))
@@ -57,9 +60,20 @@ def group(configs: Sequence[Config], folder: Path, *, most: int = 0) -> list[lis
     for path in sorted((folder / SHARED).glob(f'*/{MEMBERS}')):
         members = _members(path, folder)
         # One that was moved away or begun anew alone cannot go on, nor can the others without it.
-        if members and all(place.get(m) in left and _stopped_together(m) for m in members):
-            groups.append([place[member] for member in members])
-            left -= set(groups[-1])
+        if not members or not all(map(_stopped_together, members)):
+            continue
+        asked = [place[member] for member in members if place.get(member) in left]
+        if len(asked) == len(members):
+            groups.append(asked)
+            left -= set(asked)
+        elif asked and any((path.parent / FOLDER).glob('[0-9]*')):
+            others = [member.name for member in members if place.get(member) not in left]
+            shown = ', '.join(others[:4] + ['...'] * (len(others) > 4))
+            raise ValueError(
+                f'{members[0].parent}: {len(members)} experiments were interrupted together, of '
+                f'which {len(others)} are not asked for now ({shown}): ask for all of them, so '
+                f'that they go on, or remove {path.parent} to begin them anew.'
+            )
     by_program: dict[str, list[int]] = {}
     for i in sorted(left):
         config = configs[i]
@@ -104,11 +118,30 @@ def is_done(config: Config) -> bool:
     return True
 
 
-def share_images(experiments: Sequence[Experiment]) -> list[Experiment]:
+def set_up_all(configs: Iterable[Config]) -> list[Experiment]:
+    """Does what `set_up` does for experiments; nothing is written before all have passed.
+
+    Args:
+      configs: their settings, each with its work directory.
+
+    Returns:
+      The experiments, which hold one copy of the images that they have in common.
+
+    Raises:
+      ValueError: as `set_up`.
+      OSError: as `set_up`.
+    """
+    experiments = share_images(look(config) for config in configs)
+    for experiment in experiments:
+        records.make_workdir(experiment.config, experiment.parts)
+    return experiments
+
+
+def share_images(experiments: Iterable[Experiment]) -> list[Experiment]:
     """Lets experiments hold one copy of the images that they have in common.
 
     Args:
-      experiments: from `set_up` or `look`.
+      experiments: from `set_up` or `look`; one may be made after the other.
 
     Returns:
       The same.
@@ -119,8 +152,9 @@ def share_images(experiments: Sequence[Experiment]) -> list[Experiment]:
     for experiment in experiments:
         config, dataset = experiment.config, experiment.dealt.dataset
         source = config.dataset, config.data_dir, config.npz, config.path
-        # What is held out is drawn by the seed.
-        held = source, config.validation, config.seed if config.validation else 0
+        # What is held out is drawn by a seed.
+        drawn = seed_of(config, 'validation') if config.validation else None
+        held = source, config.validation, drawn
         own = dataset._replace(
             x_train=trained.setdefault(source, dataset.x_train),
             x_test=tested.setdefault(held, dataset.x_test),
@@ -160,7 +194,7 @@ def simulate_all(
     trained: dict[str, Result | Diverged | TooLarge] = {}
     with records.alone(place):
         groups = group([own[name] for name in left], place)
-        experiments = share_images([set_up(own[name]) for name in left])
+        experiments = set_up_all(own[name] for name in left)
         rounds = sum(own[name].rounds for name in left)
         with console.grid_progress(len(left), rounds, quiet=quiet) as (begin, report):
             for places in groups:
@@ -188,16 +222,17 @@ def train_group(
     folder: Path,
     *,
     watch: Watch = lambda x, entry: None,
-    stop: Stop = never,
+    stop_of: Callable[[Sequence[int]], Stop] = lambda numbers: never,
     quiet: bool = True,
 ) -> list[Result | Diverged | TooLarge]:
     """Trains experiments that can share a program; in smaller groups where they do not fit.
 
     Args:
-      experiments: X from `set_up`, see `share_images`.
+      experiments: X from `set_up_all`.
       folder: that holds their work directories.
       watch: called with an experiment's number and the metrics of each of its rounds.
-      stop: says after each round whose training ends early, among those of one program.
+      stop_of: numbers of the experiments of a program -> who says after each round whose training
+        ends early, among these.
       quiet: say nothing.
 
     Returns:
@@ -208,17 +243,17 @@ def train_group(
     """
     alone = len(experiments) == 1
     place = experiments[0].workdir if alone else _shared_folder(experiments, folder)
-    train = functools.partial(train_together, experiments, place, watch=watch, stop=stop)
+    stop = stop_of(range(len(experiments)))
     try:
-        results = train(quiet=True)
+        results = train_together(experiments, place, quiet=True, watch=watch, stop=stop)
     except TooLarge as error:
         if alone:
             return [error]
         half = (len(experiments) + 1) // 2
         parts = [list(range(half)), list(range(half, len(experiments)))]
         told = f'{len(experiments)} experiments at once do not fit into memory: in two parts'
-    except jax.errors.ConcretizationTypeError:
-        # A method may compute with its hyper-parameters in Python, which no tracing can.
+    except TypeError:
+        # What JAX raises where a method computes with its hyper-parameters in Python or NumPy.
         kinds: dict[str, list[int]] = {}
         for x, experiment in enumerate(experiments):
             kind = program_of(experiment.config, experiment.parts, exact=True)
@@ -242,7 +277,7 @@ def train_group(
             [experiments[x] for x in part],
             folder,
             watch=_renumbered(watch, part),
-            stop=_among(stop, part, len(experiments)),
+            stop_of=_of_part(stop_of, part),
             quiet=quiet,
         )
         found |= dict(zip(part, own, strict=True))
@@ -253,19 +288,10 @@ def _renumbered(watch: Watch, part: Sequence[int]) -> Watch:
     return lambda i, entry: watch(part[i], entry)
 
 
-def _among(stop: Stop, part: Sequence[int], count: int) -> Stop:
-    """`stop` for some of the experiments that it knows."""
-
-    def of_part(
-        round_: int, metrics: Sequence[list[dict[str, Any]]], running: Sequence[int]
-    ) -> list[int]:
-        every: list[list[dict[str, Any]]] = [[] for _ in range(count)]
-        for i, x in enumerate(part):
-            every[x] = metrics[i]
-        stopped = stop(round_, every, [part[i] for i in running])
-        return [part.index(x) for x in stopped]
-
-    return of_part
+def _of_part(
+    stop_of: Callable[[Sequence[int]], Stop], part: Sequence[int]
+) -> Callable[[Sequence[int]], Stop]:
+    return lambda numbers: stop_of([part[i] for i in numbers])
 
 
 def _shared_folder(experiments: Sequence[Experiment], folder: Path) -> Path:

@@ -10,7 +10,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -182,6 +182,27 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, _json(value).encode())
 
 
+def write_all_json(values: Mapping[Path, Any]) -> None:
+    """Write JSON files, all or none as far as that goes: they get their names when all are written.
+
+    Args:
+      values: file -> what it holds.
+
+    Raises:
+      OSError: if one cannot be written; then none is.
+    """
+    staged: dict[Path, Path] = {}
+    try:
+        for path, value in values.items():
+            staged[path] = _stage(path, _json(value).encode())
+        for path, temporary in staged.items():
+            os.replace(temporary, path)
+    except BaseException:
+        for temporary in staged.values():
+            temporary.unlink(missing_ok=True)
+        raise
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file whole or not at all.
 
@@ -192,16 +213,26 @@ def write_whole(path: Path, content: bytes) -> None:
     Raises:
       OSError: if it cannot be written; what was there before stays.
     """
+    temporary = _stage(path, content)
+    try:
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _stage(path: Path, content: bytes) -> Path:
+    """Writes what a file is to hold beside it, on the disk."""
     temporary = path.with_name(f'.{path.name}.tmp')
     try:
         with temporary.open('wb') as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    return temporary
 
 
 def write_partition(path: Path, counts: np.ndarray) -> None:
@@ -389,7 +420,7 @@ def rewind(workdir: Path, rounds: int) -> list[dict[str, Any]]:
     if not whole:
         raise ValueError(
             f'{path} lacks some of the first {rounds} rounds, after which the checkpoint was '
-            'written; begin anew in another directory.'
+            f'written; begin anew in another directory, or move {workdir} away.'
         )
     temporary = path.with_name(f'.{METRICS}.tmp')
     with temporary.open('wb') as file:
