@@ -474,3 +474,12 @@ def test_a_signal_before_the_first_round_ends_with_a_line(
         assert ended(module, place) == f'error: {word}; the rounds done are in out.\n'
     assert len((tmp_path / 'out' / 'metrics.jsonl').read_text().splitlines()) == 3
     assert command(*given) == 0
+
+
+def test_halving_looks_at_every_experiment(command, tmp_path, capsys):
+    given = ('--model=mlp', '--rounds=3', f'--workdir={tmp_path / "s"}', '--validation=0.1')
+    assert command('--sweep=validation=0,0.1', '--halving=1', *given) == 2
+    assert 'judges by training data held out' in capsys.readouterr().err
+    assert command('--sweep=rounds=1,3', '--halving=1', *given) == 2
+    assert '--halving=1 must be rounds below --rounds=1' in capsys.readouterr().err
+    assert not (tmp_path / 's').exists()

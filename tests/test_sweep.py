@@ -1,6 +1,7 @@
 """Many experiments in one program: each is what it would be alone."""
 
 import csv
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -464,3 +465,106 @@ def test_two_parts_name_the_same_parameter():
         Path('x'),
     )
     assert [m.config.hyperparameters for m in members] == [{'fedlmd.tau': 1.0}, {'fedlmd.tau': 3.0}]
+
+
+def test_each_is_evaluated_on_what_its_own_seed_holds_out(cheap_runs, programs, tmp_path):
+    config = small(validation=0.1, measure='forgetting', rounds=2)
+    members, _ = run(config, 'partition_seed=0,1', 1, tmp_path / 'sweep')
+    assert programs == [2]
+    for member in members:
+        own = dataclasses.replace(member.config, workdir=str(tmp_path / member.config.workdir[-9:]))
+        ours = Path(member.config.workdir)
+        assert_same(lines(ours), jaxfed.simulate(own).metrics)
+    first, second = (lines(Path(m.config.workdir))[0]['test_loss'] for m in members)
+    assert first != second
+
+
+def test_halving_where_a_program_was_split_in_two(cheap_runs, programs, tmp_path, monkeypatch):
+    inner = simulation.prepare
+
+    def prepare(experiments):
+        if len(experiments) > 3:
+            raise simulation.TooLarge('too large')
+        return inner(experiments)
+
+    monkeypatch.setattr(simulation, 'prepare', prepare)
+    config = small(rounds=3, validation=0.2)
+    _, outcomes = run(config, 'learning_rate=1e-6,0.1,1e-5', 2, tmp_path, rungs=[1])
+    assert programs == [3, 3]
+    # In each half are two seeds of a bad setting, and one of the good one.
+    trained = {dict(o.setting)['learning_rate']: o.rounds for o in outcomes}
+    assert trained == {1e-6: [1, 1], 0.1: [3, 3], 1e-5: [1, 1]}
+
+
+def test_what_was_begun_together_is_not_begun_anew_in_part(
+    cheap_runs, programs, tmp_path, monkeypatch
+):
+    config = small(rounds=4, checkpoint_every=1)
+    inner = simulation.play
+
+    def play(prepared, experiments, planned, *rest):
+        if planned.number == 3:
+            raise Stopped
+        return inner(prepared, experiments, planned, *rest)
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(simulation, 'play', play)
+        run(config, '', 3, tmp_path)
+    with pytest.raises(ValueError, match=r'3 experiments were interrupted together, of which 1'):
+        run(config, '', 2, tmp_path)
+    assert all(len(lines(p)) == 2 for p in folders(tmp_path))
+    _, outcomes = run(config, '', 4, tmp_path)  # more is no harm
+    assert programs == [3, 1] and outcomes[0].rounds == [4] * 4
+    resumed = json.loads((tmp_path / 'seed0' / 'summary.json').read_text())['resumed_after']
+    assert resumed == 2
+
+
+def test_summaries_are_written_all_or_none(cheap_runs, tmp_path, monkeypatch, capsys):
+    config = small(rounds=3, checkpoint_every=1)
+    inner, calls = records._stage, []
+
+    def stage(path, content):
+        if path.name == records.SUMMARY:
+            calls.append(path)
+            if len(calls) == 2:
+                raise OSError('the disk is full')
+        return inner(path, content)
+
+    monkeypatch.setattr(records, '_stage', stage)
+    run(config, '', 3, tmp_path)
+    assert 'the disk is full' in capsys.readouterr().err
+    assert not list(tmp_path.glob('*/summary.json')) and not list(tmp_path.glob('*/.*.tmp'))
+    run(config, '', 3, tmp_path)
+    summaries = [json.loads(p.read_text()) for p in tmp_path.glob('*/summary.json')]
+    assert [s['resumed_after'] for s in summaries] == [2] * 3
+
+
+def test_a_method_that_calls_numpy_has_a_program_for_each(
+    cheap_runs, programs, tmp_path, monkeypatch
+):
+    def logarithmic(*, strength: float = 0.1) -> Method:
+        """A penalty."""
+        weight = np.log1p(strength)
+        return Method(penalty=lambda view: weight * view.mean(view.outputs.logits.sum(-1) ** 2))
+
+    monkeypatch.setitem(methods.METHODS, 'logarithmic', logarithmic)
+    _, outcomes = run(small(method='logarithmic', rounds=1), 'strength=0.1,1', 1, tmp_path)
+    assert programs == [1, 1] and len({tuple(o.final) for o in outcomes}) == 2
+
+
+def test_one_alone_that_diverges_goes_on_before_it(cheap_runs, tmp_path, monkeypatch):
+    config = small(rounds=4, checkpoint_every=1, workdir=str(tmp_path / 'run'))
+    calls, inner = [], simulation.play
+
+    def play(prepared, experiments, planned, *rest):
+        state, servers, entries = inner(prepared, experiments, planned, *rest)
+        calls.append(planned.number)
+        if planned.number == 3:
+            entries[0]['train_loss'] = float('nan')
+        return state, servers, entries
+
+    monkeypatch.setattr(simulation, 'play', play)
+    for _ in range(2):
+        with pytest.raises(simulation.Diverged, match='round 3: train_loss is not finite'):
+            jaxfed.simulate(config)
+    assert calls == [1, 2, 3, 3] and len(lines(tmp_path / 'run')) == 2
