@@ -522,13 +522,17 @@ def draw(entries: Sequence[dict[str, Any]], path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    units = {'round': ('ms', 1e3), 'test': ('ms', 1e3), 'memory': ('MiB', 2**-20)}
-    titles = {'round': 'A round', 'test': f'Evaluating {TESTED} images', 'memory': 'Memory'}
+    panels = {
+        'work': ('work of a round', 'ms', 1e3),
+        'round': ('time of a round', 'ms', 1e3),
+        'test_work': (f'work for {TESTED} test images', 'ms', 1e3),
+        'memory': ('memory of a device', 'MiB', 2**-20),
+    }
     models = list(dict.fromkeys(entry['model'] for entry in entries))
     with style():
-        figure = Figure(figsize=(11, 4.2), layout='constrained')
-        for axes, name in zip(figure.subplots(1, 3), units, strict=True):
-            unit, scale = units[name]
+        figure = Figure(figsize=(13, 4), layout='constrained')
+        for axes, name in zip(figure.subplots(1, 4), panels, strict=True):
+            title, unit, scale = panels[name]
             for entry in entries:
                 colour = COLOURS[models.index(entry['model']) % len(COLOURS)]
                 axes.plot(
@@ -541,7 +545,7 @@ def draw(entries: Sequence[dict[str, Any]], path: Path) -> None:
                 )
             ends = [scale * pick(e[name]['measured'] for e in entries) for pick in (min, max)]
             axes.plot(ends, ends, color='0.4', linewidth=0.8)
-            axes.set(xscale='log', yscale='log', title=titles[name])
+            axes.set(xscale='log', yscale='log', title=title)
             axes.set(xlabel=f'measured, {unit}', ylabel=f'predicted, {unit}')
         labelled = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
         figure.legend(labelled.values(), labelled, loc='outside lower center', ncols=6)
