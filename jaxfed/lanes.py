@@ -130,9 +130,11 @@ def choose_lanes(
       L, in 1..min(X S // D, most).
     """
     rng = np.random.default_rng(seed)
+    # Large cohorts are much alike, and dealing them takes the host's time.
+    rounds = max(1, min(20, 20_000 // (len(steps) * cohort_size)))
     cohorts = [
         np.concatenate([rng.choice(own, cohort_size, replace=False) for own in steps])
-        for _ in range(20)
+        for _ in range(rounds)
     ]
 
     def useful(lanes: int) -> float:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxfed import lanes
 from jaxfed.lanes import choose_lanes, schedule
 
 
@@ -70,3 +71,18 @@ def test_choose_lanes():
     assert choose_lanes([equal], cohort_size=10, most=10, devices=2) == 5
     # One client holds nearly everything: any second lane would idle.
     assert choose_lanes([np.array([1, 1, 1, 97])], cohort_size=4, most=4) == 1
+
+
+def test_choosing_lanes_for_a_large_cohort_deals_few(monkeypatch):
+    dealt = []
+
+    def count(steps, **keywords):
+        dealt.append(len(steps))
+        return schedule(steps, **keywords)
+
+    monkeypatch.setattr(lanes, 'schedule', count)
+    assert choose_lanes([np.full(20_000, 5)], cohort_size=20_000, most=8) == 8
+    assert dealt == [20_000] * 8
+    dealt.clear()
+    choose_lanes([np.full(10, 5)] * 2, cohort_size=10, most=8)
+    assert dealt == [20] * 8 * 20

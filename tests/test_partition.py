@@ -620,6 +620,20 @@ def test_a_map_that_cannot_be_written_names_the_flag(tmp_path, monkeypatch, caps
 def test_label_counts_by_hand():
     counts = label_counts(np.array([0, 1, 1, 2]), [np.array([0, 1]), np.array([2, 3])], 4)
     assert counts.tolist() == [[1, 1, 0, 0], [0, 1, 1, 0]]
+    nobody = label_counts(np.array([0, 1]), [np.array([], int), np.array([1, 0])], 3)
+    assert nobody.tolist() == [[0, 0, 0], [1, 1, 0]]
+
+
+def test_many_clients_need_no_generator_each(monkeypatch):
+    labels = np.arange(20_000) % 10
+    parts = PARTITIONS['iid'](labels, num_clients=10_000, seed=0)
+    monkeypatch.setattr(np.random, 'default_rng', None)
+    train, test = hold_out(parts, labels, share=0.0, seed=0)
+    assert all(map(np.array_equal, train, parts)) and not any(map(len, test))
+    assert len(test) == 10_000
+    counts = label_counts(labels, train, 10)
+    assert (counts.sum(axis=1) == 2).all() and (counts.sum(axis=0) == 2000).all()
+    assert counts[1234].tolist() == np.bincount(labels[parts[1234]], minlength=10).tolist()
 
 
 @pytest.mark.parametrize('clients, classes, most', [(4, 3, 1), (30, 10, 499), (100, 62, 499)])

@@ -25,6 +25,8 @@ def label_counts(labels: np.ndarray, parts: Sequence[np.ndarray], num_classes: i
             f'labels run from {labels.min()} to {labels.max()}: with num_classes={num_classes} '
             f'they must be in 0..{num_classes - 1}.'
         )
-    return np.stack([np.bincount(labels[part], minlength=num_classes) for part in parts]).astype(
-        np.int32
-    )
+    client = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    # Client and class as one number, so that all clients are counted at once.
+    cell = client * num_classes + labels[np.concatenate([*parts, np.array([], int)])]
+    counts = np.bincount(cell, minlength=len(parts) * num_classes)
+    return counts.reshape(len(parts), num_classes).astype(np.int32)

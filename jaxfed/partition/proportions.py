@@ -67,8 +67,9 @@ def draw_in_turn(
     edge = np.zeros(left.shape, np.int64)
     given: list[tuple[np.ndarray, np.ndarray]] = []
     work = 0
+    others = holds.sum(axis=0)
     for i, held in enumerate(holds):
-        others = holds[i + 1 :].sum(axis=0)
+        others -= held
         drawn = held & (others > 0)
         share = np.broadcast_to(held.astype(float), left.shape).copy()
         share[:, drawn] = rng.beta(alpha, others[drawn] * alpha, (len(left), drawn.sum()))
