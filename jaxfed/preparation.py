@@ -86,7 +86,15 @@ def prepare(experiments: Sequence[Experiment]) -> Prepared:
     begun = [begin(experiment) for experiment in experiments]
     started = jax.tree.map(lambda *leaves: np.stack(leaves), *(server for server, _ in begun))
     # Every client's state lives on a host; a round's rows travel.
-    client_states = states_of.create([state for _, state in begun], config.num_clients)
+    try:
+        client_states = states_of.create([state for _, state in begun], config.num_clients)
+    except MemoryError as error:
+        size = count * config.num_clients * size_of(begun[0][1])
+        raise TooLarge(
+            f'the states of --num_clients={config.num_clients} clients take {in_words(size)} of '
+            f"this machine's memory, where --method={config.method} keeps one of each; lower "
+            '--num_clients, or choose a method without.'
+        ) from error
     lanes = config.lanes or choose_lanes(
         [client_steps(experiment) for experiment in experiments],
         cohort_size=config.clients_per_round,

@@ -134,3 +134,14 @@ def test_exhausted_memory_is_told_in_words(monkeypatch, tmp_path):
     )
     with pytest.raises(jaxfed.TooLarge, match=r'9 bytes.*lower --devices=2, because'):
         jaxfed.simulate(settings)
+
+
+def test_more_client_states_than_memory_are_told_in_words(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def exhausted(*arguments):
+        raise MemoryError
+
+    monkeypatch.setattr(preparation.states_of, 'create', exhausted)
+    with pytest.raises(jaxfed.TooLarge, match=r'--num_clients=20 clients take .*=scaffold keeps'):
+        jaxfed.simulate(jaxfed.Config(method='scaffold', model='mlp'))
