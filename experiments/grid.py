@@ -14,9 +14,9 @@ from jaxfed import config as config_lib
 from jaxfed import methods
 from jaxfed.config import Config
 from jaxfed.experiment import Experiment, set_up
+from jaxfed.halving import halving_of
 from jaxfed.metrics.measures import parse_measures
 from jaxfed.recording import console, records
-from jaxfed.sweep import halving_of
 from jaxfed.together import group, share_images, train_group
 
 # Flags that a grid sets for each of its cells.
@@ -203,7 +203,7 @@ def run_cells(
       together: most cells in a program; 0 for all where there are rungs, and else chooses as
         `jaxfed.together.group`.
       rungs: rounds after which the worse half of the cells in a program is given up, as by
-        `jaxfed.sweep.halving`; cells that differ in nothing but their seed stand or fall together.
+        `jaxfed.halving`; cells that differ in nothing but their seed stand or fall together.
       quiet: show no progress.
 
     Returns:

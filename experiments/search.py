@@ -40,7 +40,7 @@ from experiments.scores import Score, score_of
 from jaxfed import config as config_lib
 from jaxfed import methods
 from jaxfed.config import Config
-from jaxfed.sweep import parse_halving
+from jaxfed.halving import parse_halving
 
 # Settings of training that may be searched, besides the method's hyper-parameters.
 TRAINING = (

@@ -15,6 +15,7 @@ from jaxfed.data import folders
 from jaxfed.data.cache import cache_folder
 from jaxfed.devices import describe_devices, idle_accelerator, use_every_core
 from jaxfed.experiment import look, set_up
+from jaxfed.halving import parse_halving
 from jaxfed.interruption import ending
 from jaxfed.metrics.measures import MEASURES
 from jaxfed.models import make_model
@@ -196,7 +197,7 @@ def train_sweep(settings: config.Config) -> tuple[int, str]:
     """
     config.check(settings)
     grid = sweep.parse(flags.FLAGS.sweep or '', settings)
-    rungs = sweep.parse_halving(flags.FLAGS.halving, settings)
+    rungs = parse_halving(flags.FLAGS.halving, settings)
     folder = records.new_folder(settings, '-sweep')
     members = sweep.expand(settings, grid, flags.FLAGS.seeds, folder)
     most = sweep.check_together(flags.FLAGS.together)
@@ -204,7 +205,7 @@ def train_sweep(settings: config.Config) -> tuple[int, str]:
         sweep.show_plan(members, folder, rungs=rungs, most=most)
         return 0, ''
     for member in members:
-        sweep.parse_halving(flags.FLAGS.halving, member.config)
+        parse_halving(flags.FLAGS.halving, member.config)
     try:
         with ending(functools.partial(leave, folder)):
             outcomes = sweep.run(members, folder, rungs=rungs, most=most, quiet=False)

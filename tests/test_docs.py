@@ -20,6 +20,7 @@ from jaxfed import config, experiment, methods, sweep
 from jaxfed.data import load_dataset
 from jaxfed.data.prepare import RECIPES
 from jaxfed.data.prepare import __main__ as prepare_command
+from jaxfed.halving import parse_halving
 from jaxfed.models import MODELS
 from jaxfed.partition import PARTITIONS
 from jaxfed.report import __main__ as report_command
@@ -149,7 +150,7 @@ def test_every_command_has_flags_that_do(text, tmp_path, monkeypatch):
         ours, arguments = of_sweep(arguments) if module == 'jaxfed.main' else ({}, arguments)
         settings = config.parse(arguments)
         if ours:
-            sweep.parse_halving(ours.get('halving'), settings)
+            parse_halving(ours.get('halving'), settings)
             grid = sweep.parse(ours.get('sweep', ''), settings)
             sweep.expand(settings, grid, int(ours.get('seeds', 1)), tmp_path)
         if settings.method == 'list':

@@ -14,6 +14,7 @@ import pytest
 import jaxfed
 from jaxfed import methods, simulation, sweep, together
 from jaxfed.config import Config
+from jaxfed.halving import halving, parse_halving
 from jaxfed.method import Method
 from jaxfed.recording import records
 from jaxfed.report.reading import read_run
@@ -270,7 +271,7 @@ def test_halving_keeps_the_better_half(cheap_runs, programs, tmp_path):
 
 def test_halving_by_hand():
     settings = [(('beta', b),) for b in (1.0, 1.0, 2.0, 2.0, 3.0, 3.0)]
-    stop = sweep.halving([2], settings)
+    stop = halving([2], settings)
     metrics = [
         [{'test_accuracy': a}, {'test_accuracy': None}] for a in (0.1, 0.9, 0.4, 0.4, 0.3, 0.3)
     ]
@@ -445,14 +446,14 @@ def test_bad_grids_are_told(text, message, tmp_path):
 
 def test_halving_needs_held_out_data():
     with pytest.raises(ValueError, match=r'--halving=2 judges by training data held out'):
-        sweep.parse_halving('2', small())
+        parse_halving('2', small())
     for text in ('0', '3', 'x', '1,,2'):
         with pytest.raises(ValueError, match=r'must be rounds below --rounds=3'):
-            sweep.parse_halving(text, small(validation=0.1))
-    assert sweep.parse_halving('2,1,2', small(validation=0.1)) == [1, 2]
-    assert sweep.parse_halving(None, small()) == []
+            parse_halving(text, small(validation=0.1))
+    assert parse_halving('2,1,2', small(validation=0.1)) == [1, 2]
+    assert parse_halving(None, small()) == []
     with pytest.raises(ValueError, match='nothing is evaluated by round 1 with --eval_every=2'):
-        sweep.parse_halving('1', small(validation=0.1, eval_every=2))
+        parse_halving('1', small(validation=0.1, eval_every=2))
 
 
 def test_two_parts_name_the_same_parameter():
