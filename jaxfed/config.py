@@ -240,6 +240,9 @@ _COMMAND = {
     ),
 }
 
+# Flags that choose what a command does, and not what is trained.
+OF_COMMANDS = ('dry_run', *_SWEEP)
+
 # Flags of one of several processes, which may differ between them.
 _PROCESS: dict[str, tuple[type, str]] = {
     'coordinator': (str, 'several processes: HOST:PORT of the first, with a port free there'),
@@ -566,7 +569,7 @@ def parse(arguments: Sequence[str]) -> Config:
         raise ValueError(usage.what_is_wrong(error, own)) from error
     if left:
         raise ValueError(f'unexpected arguments {" ".join(left)}; flags begin with --.')
-    for name in ('dry_run', 'distributed', *_PROCESS, *_SWEEP):
+    for name in (*OF_COMMANDS, 'distributed', *_PROCESS):
         if own[name].present:
             raise ValueError(
                 f'--{name}={own[name].value} is a flag of a command, no setting of a run; leave it '

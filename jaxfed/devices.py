@@ -1,11 +1,10 @@
 """The devices that train: GPUs, TPU cores, or the cores of a CPU."""
 
-import functools
 import importlib.util
 import math
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -161,17 +160,17 @@ def memory(mesh: Mesh) -> float:
       The accelerator's, or a CPU device's share of this machine's; infinity where nobody tells. Of
       several processes, the least of theirs.
     """
-    return hosts.least(_own_memory(mesh))
+    return hosts.least('memory there', _own_memory(mesh, hosts.on_this_host()))
 
 
-def _own_memory(mesh: Mesh) -> float:
+def _own_memory(mesh: Mesh, processes: int) -> float:
     own = mesh.local_devices
     told = own[0].memory_stats() or {}
     if 'bytes_limit' in told:
         return float(told['bytes_limit'])
     if own[0].platform != 'cpu' or not hasattr(os, 'sysconf'):
         return math.inf
-    return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / len(own)
+    return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / len(own) / processes
 
 
 def replicate(tree: PyTree, mesh: Mesh, *, copy: bool = True) -> PyTree:
@@ -239,15 +238,10 @@ def fetch(tree: PyTree) -> PyTree:
     def get(leaf: jax.Array) -> np.ndarray:
         spread = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
         if spread and not leaf.is_fully_replicated:
-            leaf = _gather(leaf.sharding.mesh)(leaf)  # type: ignore[attr-defined]
+            return hosts.gather(leaf)
         return np.asarray(leaf)
 
     return jax.tree.map(get, tree)
-
-
-@functools.cache
-def _gather(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
-    return jax.jit(lambda leaf: leaf, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 def aligned(shape: tuple[int, ...], dtype: Any, *, boundary: int = 64) -> np.ndarray:

@@ -104,7 +104,7 @@ def run_waves(
         # A CPU's devices do not wait for each other inside a program: XLA ends the process when
         # they do so for 40 seconds, and clients are unequal.
         jax.block_until_ready(trained.sums)
-        hosts.meet()
+        hosts.meet('wave')
         sums = jax.tree.map(jnp.add, sums, trained.sums) if models else trained.sums
         used = plan.used
         rows = state_rows(cohort, plan.slot, data.size.shape[1])

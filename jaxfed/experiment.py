@@ -132,7 +132,9 @@ def set_up(config: Config, method: Method | None = None) -> Experiment:
       OSError: if data cannot be read.
     """
     experiment = look(config, method)
-    made = hosts.from_leader(lambda: str(records.make_workdir(config, experiment.parts)))
+    made = hosts.from_leader(
+        'work directory', lambda: str(records.make_workdir(config, experiment.parts))
+    )
     return experiment._replace(workdir=Path(made))
 
 
@@ -157,9 +159,10 @@ def look(config: Config, method: Method | None = None) -> Experiment:
     built = method or methods.build(parts, switch_round=config.switch_round)
     augmentations = parse_augment(config.augment)
     check_devices(config.devices)
-    trackers.check(config)
-    if config.workdir is not None and hosts.leader():
-        records.check_workdir(Path(config.workdir), config, parts)
+    if hosts.leader():  # who records
+        trackers.check(config)
+        if config.workdir is not None:
+            records.check_workdir(Path(config.workdir), config, parts)
     dealt = deal(config, auxiliary_per_class=built.auxiliary)
     dataset = dealt.dataset
     held = (dataset.y_train, dataset.y_test, *dealt.partition, dataset.x_train, dataset.x_test)

@@ -8,7 +8,6 @@ All functions also hold for a single process, where they cost nothing.
 import contextlib
 import functools
 import hashlib
-import importlib.metadata
 import itertools
 import json
 import os
@@ -187,23 +186,41 @@ def leader() -> bool:
     return number() == 0
 
 
-def exchange(text: str) -> list[str]:
+def exchange(purpose: str, text: str = '') -> list[str]:
     """Tell all processes something, and wait for what they tell.
 
     Args:
-      text: of this process. All have to call this the same number of times.
+      purpose: of the exchange, in words that an error may show.
+      text: of this process.
 
     Returns:
       The texts of all processes, by number.
+
+    Raises:
+      ValueError: on all processes, if they do not exchange for the same purpose.
     """
     if count() == 1:
         return [text]
     client, turn = _client(), next(_turns)
-    client.key_value_set(f'jaxfed/{turn}/{number()}', f'.{text}')
-    said = [_wait_for(client, f'jaxfed/{turn}/{process}')[1:] for process in range(count())]
-    if turn:  # which everyone has read, or would not be here
-        client.key_value_delete(f'jaxfed/{turn - 1}/{number()}')
-    return said
+    own, everyone = f'jaxfed/{turn}/{number()}', f'jaxfed/{turn}/all'
+    if leader():  # it reads what each tells, the others all at once
+        others = range(1, count())
+        told = [[purpose, text]]
+        told += [json.loads(_wait_for(client, f'jaxfed/{turn}/{other}')) for other in others]
+        client.key_value_set(everyone, json.dumps(told))
+        if turn:  # which everyone has read, or would not be here
+            client.key_value_delete(f'jaxfed/{turn - 1}/all')
+    else:
+        client.key_value_set(own, json.dumps([purpose, text]))
+        told = json.loads(_wait_for(client, everyone))
+        client.key_value_delete(own)
+    for process, (theirs, _) in enumerate(told):
+        if theirs != told[0][0]:
+            raise ValueError(
+                f'process 0 is at {told[0][0]!r}, but process {process} at {theirs!r}; all '
+                'processes need the same program.'
+            )
+    return [said for _, said in told]
 
 
 def _wait_for(client: Any, key: str) -> str:
@@ -215,15 +232,20 @@ def _wait_for(client: Any, key: str) -> str:
                 raise
 
 
-def meet() -> None:
-    """Wait until all processes are here: unlike a collective, this wait can be interrupted."""
-    exchange('')
+def meet(purpose: str) -> None:
+    """Wait until all processes are here: unlike a collective, this wait can be interrupted.
+
+    Args:
+      purpose: as of `exchange`.
+    """
+    exchange(purpose)
 
 
-def from_leader(make: Callable[[], str]) -> str:
+def from_leader(purpose: str, make: Callable[[], str]) -> str:
     """What the first process says, on all of them.
 
     Args:
+      purpose: as of `exchange`.
       make: called by the first process alone.
 
     Returns:
@@ -233,29 +255,36 @@ def from_leader(make: Callable[[], str]) -> str:
       ValueError: on all of them, if it raises one.
     """
     if not leader():
-        error, text = json.loads(exchange('')[0])
+        error, text = json.loads(exchange(purpose)[0])
         if error:
             raise ValueError(error)
         return text
     try:
         text = make()
     except ValueError as error:
-        exchange(json.dumps([str(error), '']))
+        exchange(purpose, json.dumps([str(error), '']))
         raise
-    exchange(json.dumps(['', text]))
+    exchange(purpose, json.dumps(['', text]))
     return text
 
 
-def least(value: float) -> float:
+def least(purpose: str, value: float) -> float:
     """The smallest of the values of all processes.
 
     Args:
+      purpose: as of `exchange`.
       value: of this one.
 
     Returns:
       The smallest.
     """
-    return min(map(float, exchange(repr(float(value)))))
+    return min(map(float, exchange(purpose, repr(float(value)))))
+
+
+def on_this_host() -> int:
+    """How many of the processes are on the host of this one, as far as hosts' names tell."""
+    name = socket.gethostname()
+    return exchange('names of hosts', name).count(name)
 
 
 def any_signal(came: int | None) -> int | None:
@@ -267,7 +296,7 @@ def any_signal(came: int | None) -> int | None:
     Returns:
       The signal, None if none came to any.
     """
-    said = [text for text in exchange(str(came or '')) if text]
+    said = [text for text in exchange('signal', str(came or '')) if text]
     return int(said[0]) if said else None
 
 
@@ -282,11 +311,13 @@ def agree(settings: Mapping[str, Any]) -> None:
     """
     if count() == 1:
         return
+    from jaxfed.recording import records  # which rests on modules that need this one
+
     told = {name: repr(value) for name, value in settings.items()}
     told['version of Python'] = platform.python_version()
-    for package in ('jaxfed', 'jax', 'jaxlib', 'flax', 'optax', 'numpy'):
-        told[f'version of {package}'] = importlib.metadata.version(package)
-    everyone = [json.loads(text) for text in exchange(json.dumps(told))]
+    packages = records.versions(('jaxfed', 'jax', 'jaxlib', 'flax', 'optax', 'numpy'))
+    told |= {f'version of {package}': version for package, version in packages.items()}
+    everyone = [json.loads(text) for text in exchange('settings', json.dumps(told))]
     for process, theirs in enumerate(everyone):
         differ = [
             f'{name}={everyone[0].get(name)} in process 0, {theirs.get(name)} in process {process}'
@@ -315,7 +346,7 @@ def agree_on_data(dataset: str, arrays: Sequence[np.ndarray]) -> None:
         found.update(f'{array.dtype} {array.shape} '.encode())
         every = max(len(array) // 1000, 1) if array.ndim > 1 else 1
         found.update(np.ascontiguousarray(array[::every]).reshape(-1).view(np.uint8).data)
-    said = exchange(found.hexdigest())
+    said = exchange('data', found.hexdigest())
     others = [str(process) for process, text in enumerate(said) if text != said[0]]
     if others:
         raise ValueError(
@@ -378,12 +409,38 @@ def _sender(mesh: Mesh, routes: tuple[tuple[int, int], ...]) -> Callable[[Array]
 
 
 def _meeting_place() -> Mesh:
-    """As many devices of each process: [processes, devices]."""
-    own: dict[int, list[Any]] = {}
+    """One device of each process: with more of them each would get the same bytes."""
+    own: dict[int, Any] = {}
     for device in jax.devices():
-        own.setdefault(device.process_index, []).append(device)
-    most = min(map(len, own.values()))
-    return Mesh(np.array([own[process][:most] for process in sorted(own)]), ('processes', 'each'))
+        own.setdefault(device.process_index, device)
+    return Mesh(np.array([own[process] for process in sorted(own)]), ('processes',))
+
+
+def gather(array: jax.Array) -> np.ndarray:
+    """All rows of an array that no process has all of, on each host, through one device of each.
+
+    Args:
+      array: split along its first axis, over devices of all processes in their order.
+
+    Returns:
+      [n, ...].
+    """
+    own, mesh = local(array), _meeting_place()
+    holders = [device.process_index for device in array.sharding.mesh.devices.flat]  # type: ignore[attr-defined]
+    rows = np.bincount(holders, minlength=count()) * (len(array) // len(holders))
+    block = np.zeros((1, rows.max(), *own.shape[1:]), own.dtype)
+    block[0, : len(own)] = own
+    here = [jax.device_put(block, device) for device in mesh.local_devices]
+    blocks = jax.make_array_from_single_device_arrays(
+        (count(), *block.shape[1:]), NamedSharding(mesh, _SPLIT), here
+    )
+    whole = np.asarray(_gatherer(mesh)(blocks))
+    return np.concatenate([part[:n] for part, n in zip(whole, rows, strict=True)])
+
+
+@functools.cache
+def _gatherer(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda blocks: blocks, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 def local(array: Array) -> np.ndarray:
@@ -446,7 +503,7 @@ def end(status: int, message: str = '') -> int:
     if status:
         liveness.tell(_client(), number(), count(), status, message)
         liveness.leave(status)
-    meet()
+    meet('end')
     liveness.finished()
     jax.distributed.shutdown()
     return status

@@ -7,6 +7,7 @@ in the coordinator's key-value store, that it is alive, and looks for the others
 reaches the coordinator through a relay of its own, which knows of a closed connection before JAX.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -26,8 +27,10 @@ _FOLDER = 'jaxfed'  # of keys
 _ending = threading.Event()  # this process ends by itself: nothing is told of others any more
 _joined = threading.Event()
 _suspicious = threading.Event()
+_follows = threading.Event()  # another process records
 _status: list[int] = []  # with which it ends, where that is an error
-_advice = ['no round was trained']
+_NOTHING = 'no round was trained'
+_advice = [_NOTHING]
 
 
 def advise(text: str) -> None:
@@ -37,6 +40,11 @@ def advise(text: str) -> None:
       text: what becomes of the run, in words.
     """
     _advice[0] = text
+
+
+def left_elsewhere() -> str:
+    """What is left of a run that has no round on this host, in words; asked by signal handlers."""
+    return _advice[0] if _follows.is_set() else _NOTHING
 
 
 def stop(message: str, status: int) -> None:
@@ -145,6 +153,8 @@ def watch(client: Any, process: int, processes: int) -> None:
       processes: how many there are.
     """
     _joined.set()
+    if process:
+        _follows.set()
 
     def look() -> None:
         heard: dict[int, tuple[str, float]] = {}
@@ -161,7 +171,9 @@ def watch(client: Any, process: int, processes: int) -> None:
             for key, text in ended.items():
                 number, (status, message) = int(key.rpartition('/')[2]), json.loads(text)
                 if number != process:
-                    client.key_value_set(f'{_FOLDER}/seen/{process}', '.', allow_overwrite=True)
+                    seen = f'{_FOLDER}/seen/{process}'
+                    with contextlib.suppress(Exception):  # it may be gone by now
+                        client.key_value_set(seen, '.', allow_overwrite=True)
                     stop(f'process {number} ended: {message}', status)
             now = time.monotonic()
             if now - answered[0] > LIMIT / 2:  # it was this process that did nothing, as in standby

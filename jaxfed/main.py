@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 from absl import app, flags
 
-from jaxfed import config, hosts, methods, simulation, sweep
+from jaxfed import config, hosts, liveness, methods, simulation, sweep
 from jaxfed.costs import Cost, method_cost
 from jaxfed.data import folders
 from jaxfed.data.cache import cache_folder
@@ -84,7 +84,7 @@ def leave(workdir: Path | None, word: str, *, ours: bool = False) -> None:
         *(workdir.glob(f'*/{records.METRICS}') if workdir else ()),
     ]
     done = any(path.is_file() and path.stat().st_size for path in paths)
-    left = f'the rounds done are in {workdir}' if done else 'no round was trained'
+    left = f'the rounds done are in {workdir}' if done else liveness.left_elsewhere()
     console.show_last_words(f'{word}; {left}.')
     if ours and workdir and not (workdir / records.PARTITION).exists():
         records.discard_workdir(workdir)
@@ -152,6 +152,7 @@ def train() -> tuple[int, str]:
     if flags.FLAGS.compilation_cache and 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
         keep_compiled_programs()
     try:
+        hosts.agree({f'--{name}': flags.FLAGS[name].value for name in config.OF_COMMANDS})
         settings = config.from_flags()
         of_many = flags.FLAGS.sweep, flags.FLAGS.halving, flags.FLAGS.together
         if any(of_many) or flags.FLAGS.seeds != 1:

@@ -122,7 +122,7 @@ def prepare(experiments: Sequence[Experiment]) -> Prepared:
             needed = needed_memory(
                 experiments, mesh, programs, tests[0], server, client_states, data, streams
             )
-            needed = -int(hosts.least(-needed))  # the most of all processes
+            needed = -int(hosts.least('memory needed', -needed))  # the most of all processes
             available = memory(mesh)
             if config.lanes or needed <= available or lanes == 1:
                 break
@@ -230,8 +230,10 @@ def needed_memory(
     # All that were in a round, and two copies of a round's; of local models three if measured.
     rows = min(clients, config.rounds * cohort_size) // hosts.count()
     stay += row * (rows + 2 * cohort_size)
-    # A checkpoint is a copy of all rows, also of those that are still zero.
-    stay += row * clients if config.checkpoint_every else 0
+    # A checkpoint is a copy of all rows, also of those that are still zero; the first of several
+    # processes brings them together before it is made.
+    copies_of_all = 2 if hosts.count() > 1 else 1
+    stay += copies_of_all * row * clients if config.checkpoint_every else 0
     if config.local_eval_every:
         weights = jax.eval_shape(model.init, jax.random.key(0)), model.stats
         copies = 3 if 'models' in needs(parse_measures(config.measure)) else 2

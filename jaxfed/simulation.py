@@ -121,15 +121,20 @@ def train(
     liveness.advise(
         f'with --workdir={experiment.workdir} the same command goes on from the last checkpoint'
     )
-    if not hosts.leader():
-        return _follow(experiment)
-    (result,) = train_together(
-        [experiment], experiment.workdir, quiet=quiet, watch=lambda _, entry: watch(entry)
-    )
-    if isinstance(result, Diverged):
-        raise result
+    try:
+        if not hosts.leader():
+            return _follow(experiment)
+        (result,) = train_together(
+            [experiment], experiment.workdir, quiet=quiet, watch=lambda _, entry: watch(entry)
+        )
+        if isinstance(result, Diverged):
+            raise result
+    except (Interrupted, Diverged):
+        # One that ends with an error ends the others: not before the last checkpoint is written.
+        hosts.meet('training stopped')
+        raise
     if hosts.count() > 1:
-        hosts.from_leader(lambda: json.dumps([result.summary, result.metrics]))
+        hosts.from_leader('summary', lambda: json.dumps([result.summary, result.metrics]))
     if not quiet:
         console.show_summary(result.summary, experiment.workdir)
     return result
@@ -294,7 +299,7 @@ def _follow(experiment: Experiment) -> Result:
                 whole(state, together)
             if signal:
                 raise stopped(together, number, signal)
-    summary, metrics = json.loads(hosts.from_leader(str))
+    summary, metrics = json.loads(hosts.from_leader('summary', str))
     return Result(summary, metrics, servers[0].params, servers[0].stats, experiment.workdir)
 
 
@@ -436,7 +441,7 @@ def start(
     rows = count * experiments[0].config.num_clients
     like = first._replace(clients=states_of.blank(first.clients, rows))
     saved = restore(checkpoints, like) if hosts.leader() else None
-    done = int(hosts.from_leader(lambda: str(saved.round if saved else 0)))
+    done = int(hosts.from_leader('checkpoint', lambda: str(saved.round if saved else 0)))
     if not done:
         return 0, first
     read = saved.state if saved else first

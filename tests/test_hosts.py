@@ -20,7 +20,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import jaxfed
-from jaxfed import client_states, config, hosts, liveness, simulation
+from jaxfed import client_states, config, devices, hosts, liveness, simulation
 from jaxfed.experiment import set_up
 
 SMALL = {
@@ -217,8 +217,28 @@ def test_another_process_dies(pair, tmp_path):
     ]
 
 
+# As `python -m jaxfed.main`, with a function of the loop that takes its time.
+SLOW = """
+import sys, time
+from jaxfed import main, simulation
+name = sys.argv.pop(1)
+quick = getattr(simulation, name)
+def slow(*arguments):
+    time.sleep(3)
+    return quick(*arguments)
+setattr(simulation, name, slow)
+main.run()
+"""
+
+
+def slow_first(name, *flags):
+    first, second = commands(*flags)
+    return [['-c', SLOW, name, *first[2:]], second]
+
+
 def test_all_stop_after_the_same_round(pair, tmp_path):
-    with pair(commands(*LONG)) as processes:
+    # The others wait for its checkpoint.
+    with pair(slow_first('save', *LONG, '--checkpoint_every=0')) as processes:
         wait_for_rounds(tmp_path / 'host0' / 'run' / 'metrics.jsonl', 3, processes)
         processes[1].send_signal(signal.SIGTERM)
         errors = [process.communicate(timeout=60)[1] for process in processes]
@@ -231,10 +251,40 @@ def test_all_stop_after_the_same_round(pair, tmp_path):
     assert (tmp_path / 'host0' / 'run' / 'checkpoints' / str(done)).is_dir()
 
 
+def test_all_diverge_in_the_same_round(pair, tmp_path):
+    with pair(slow_first('diverged', *LONG, '--learning_rate=1e20')) as processes:
+        errors = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [1, 1], errors
+    assert errors[0] == errors[1]
+    assert errors[0].startswith('error: round ') and errors[0].count('\n') == 1
+
+
+def test_processes_that_meet_for_different_reasons_are_told(monkeypatch):
+    class Client:
+        def key_value_set(self, key, value):
+            pass
+
+        def blocking_key_value_get(self, key, timeout):
+            return json.dumps(['end', ''])
+
+    monkeypatch.setattr(hosts, 'count', lambda: 2)
+    monkeypatch.setattr(hosts, '_client', Client)
+    with pytest.raises(ValueError, match="process 0 is at 'wave', but process 1 at 'end'"):
+        hosts.meet('wave')
+
+
+def test_processes_of_one_host_share_its_memory(monkeypatch):
+    mesh = devices.make_mesh()
+    alone = devices.memory(mesh)
+    monkeypatch.setattr(hosts, 'on_this_host', lambda: 2)
+    assert devices.memory(mesh) == alone / 2
+
+
 @pytest.mark.parametrize(
     'second, message',
     [
         (('--seed=1', '--alpha=0.5'), '--alpha=0.1 in process 0, 0.5 in process 1, --seed=0 in'),
+        (('--dry_run',), '--dry_run=False in process 0, True in process 1'),
         (('--num_processes=3',), '--num_processes=2 in process 0, but 3 in process 1'),
         (('--dataset=npz', '--npz=b.npz'), "--dataset='digits' in process 0, 'npz' in process 1"),
     ],
