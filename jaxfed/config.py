@@ -16,7 +16,7 @@ from jaxfed.metrics.measures import MEASURES, parse_clients, parse_measures
 from jaxfed.models import MODELS, Precision
 from jaxfed.models.blocks import Norm, Stem
 from jaxfed.partition import PARTITIONS, NoiseForm, partition_settings
-from jaxfed.values import check_value
+from jaxfed.values import check_value, printable
 
 Aggregation = Literal['size', 'uniform']
 Divergence = Literal['stop', 'record']
@@ -566,14 +566,14 @@ def parse(arguments: Sequence[str]) -> Config:
     try:
         left = own(['', *arguments])[1:]
     except (flags.Error, OSError, UnicodeDecodeError) as error:
-        raise ValueError(usage.what_is_wrong(error, own)) from error
+        raise ValueError(printable(usage.what_is_wrong(error, own))) from error
     if left:
-        raise ValueError(f'unexpected arguments {" ".join(left)}; flags begin with --.')
+        raise ValueError(f'unexpected arguments {printable(" ".join(left))}; flags begin with --.')
     for name in (*OF_COMMANDS, 'distributed', *_PROCESS):
         if own[name].present:
             raise ValueError(
-                f'--{name}={own[name].value} is a flag of a command, no setting of a run; leave it '
-                'out.'
+                f'--{name}={printable(str(own[name].value))} is a flag of a command, no setting '
+                'of a run; leave it out.'
             )
     return from_flags(own)
 

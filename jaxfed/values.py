@@ -1,4 +1,4 @@
-"""One check for values that were given: of the annotated type and, if a float, finite."""
+"""One check for values that were given: of the annotated type and, if a float, finite; in words."""
 
 from typing import Any, Literal, get_args, get_origin
 
@@ -24,7 +24,8 @@ def check_value(name: str, value: Any, kind: Any) -> None:
 
     Raises:
       ValueError: if the value is of another type, none of the Literal's, or a float that float32
-        cannot hold, an int of more than 64 bits, or a string with a NUL character.
+        cannot hold, an int of more than 64 bits, or a string with a NUL character
+        or a line break.
     """
     literal = next((k for k in (kind, *get_args(kind)) if get_origin(k) is Literal), None)
     if literal is not None:
@@ -40,9 +41,23 @@ def check_value(name: str, value: Any, kind: Any) -> None:
         raise ValueError(f'{name}={value!r} must be {" or ".join(_WORDS[k] for k in kinds)}.')
     if isinstance(value, str) and '\0' in value:
         raise ValueError(f'{name}={value!r} must have no NUL character.')
+    if isinstance(value, str) and value and value.splitlines() != [value]:
+        raise ValueError(f'{name}={value!r} must have no line break.')
     if isinstance(value, int) and float not in kinds and abs(value) > _WIDEST:
         raise ValueError(
             f'{name} is an integer of {value.bit_length()} bits; it must be at most {_WIDEST}.'
         )
     if float in kinds and value is not None and not abs(value) <= _LARGEST:
         raise ValueError(f'{name}={value} must be a finite number, up to {_LARGEST:g}.')
+
+
+def printable(text: str) -> str:
+    """A text for the middle of a line, such as a name that a file holds.
+
+    Args:
+      text: any.
+
+    Returns:
+      The text, with escapes in the place of line breaks and control characters.
+    """
+    return ''.join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -38,6 +38,7 @@ from jaxfed.recording.checkpoints import FOLDER, open_checkpoints, restore
 from jaxfed.recording.checkpoints import save as save_checkpoint
 from jaxfed.report import contents, grouping
 from jaxfed.report.reading import read_run
+from jaxfed.values import printable
 from tests import test_checkpoints, test_prepare, test_report
 
 
@@ -58,7 +59,7 @@ def told(*named: str):
         yield
         outcomes['taken'] += 1
     except (ValueError, OSError) as error:
-        assert str(error) and '\n' not in str(error), repr(error)
+        assert len(str(error).splitlines()) == 1, repr(error)
         assert not named or any(name in str(error) for name in named), repr(error)
         # One of Python's, such as a UnicodeDecodeError, was not meant for the user.
         own = type(error) is ValueError or type(error).__module__.startswith('jaxfed')
@@ -134,7 +135,7 @@ def make_flags(folder: Path):
     names = sorted(known)
 
     def check(given):
-        with told(*(f'--{name}' for name in given)):
+        with told(*(f'--{printable(name.split("=")[0])}' for name in given)):
             made = config.parse([f'--{name}={value}' for name, value in given.items()])
             config.check(made)
             methods.build(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxfed.types import Dataset
+from jaxfed.values import printable
 
 _KEYS = ('x_train', 'y_train', 'x_test', 'y_test')
 
@@ -45,7 +46,7 @@ def load_npz(path: str | os.PathLike[str]) -> Dataset:
         if missing:
             raise ValueError(
                 f'npz={path} has no {", ".join(missing)}, only '
-                f'{", ".join(archive.files) or "nothing"}: it needs {", ".join(_KEYS)}.'
+                f'{printable(", ".join(archive.files)) or "nothing"}: it needs {", ".join(_KEYS)}.'
             )
         arrays = {key: _read(archive, key, path) for key in _KEYS}
     for split in ('train', 'test'):

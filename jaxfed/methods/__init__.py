@@ -37,7 +37,7 @@ from jaxfed.methods.moon import moon
 from jaxfed.methods.mse import mse
 from jaxfed.methods.scaffold import scaffold
 from jaxfed.methods.switch import switch
-from jaxfed.values import check_value
+from jaxfed.values import check_value, printable
 
 __all__ = ['METHODS', 'Part', 'build', 'describe', 'hyperparameters', 'resolve']
 
@@ -112,7 +112,8 @@ def resolve(specification: str, given: Mapping[str, Any]) -> list[Part]:
             near = difflib.get_close_matches(name, METHODS, n=3, cutoff=0.4)
             hint = f'did you mean {" or ".join(near)}? ' if near else ''
             raise ValueError(
-                f'--method={specification}: unknown method {name!r}; {hint}--method=list shows all.'
+                f'--method={printable(specification)}: unknown method {name!r}; {hint}'
+                '--method=list shows all.'
             )
         if any(names.count(name) > 1 for names in phases):
             raise ValueError(f'--method={specification}: {name} is named twice.')

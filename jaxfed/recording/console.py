@@ -21,6 +21,7 @@ from rich.segment import ControlType
 from rich.table import Table
 
 from jaxfed.partition.heatmap import print_heatmap
+from jaxfed.values import printable
 
 _RECENT = 10  # rounds whose mean time says how long the others take
 # What is printed may hold names of files, in which brackets and colons are themselves.
@@ -336,8 +337,7 @@ def show_last_words(message: str) -> None:
 
 def _in_a_line(message: str) -> str:
     """A message without line breaks and control characters, which names of files may hold."""
-    line = ' '.join(message.splitlines())
-    return ''.join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+    return printable(' '.join(message.splitlines()))
 
 
 def _errors() -> Console:

@@ -14,6 +14,8 @@ import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import IO, Any, NamedTuple, cast
 
+from jaxfed.values import printable
+
 LARGEST = 1 << 30  # bytes of a file; those of LEAF and TFF have one to two tenths of it
 IMAGE = 16 << 20  # of an image file
 _LONGEST = 1 << 20  # of what a .tar file tells of a member in a header of its own
@@ -68,13 +70,13 @@ def list_files(archive: pathlib.Path) -> list[str]:
     links = [entry.name for entry in entries if entry.open is None]
     if links and archive.is_dir():
         raise ValueError(
-            f'archive={archive} has {links[0]}, a link that leads nowhere or back to where it is, '
-            'or no file: mend or remove it.'
+            f'archive={archive} has {printable(links[0])}, a link that leads nowhere or back to '
+            'where it is, or no file: mend or remove it.'
         )
     if links:
         raise ValueError(
-            f'archive={archive} has a member {links[0]} that is a link: unpack the archive and '
-            'give the folder.'
+            f'archive={archive} has a member {printable(links[0])} that is a link: unpack the '
+            'archive and give the folder.'
         )
     names = sorted(entry.name for entry in entries)
     for name, following in itertools.pairwise([*names, '']):
@@ -84,7 +86,9 @@ def list_files(archive: pathlib.Path) -> list[str]:
                 'the official one and is not read.'
             )
         if name == following:
-            raise ValueError(f'archive={archive} has the file {name} twice: download it again.')
+            raise ValueError(
+                f'archive={archive} has the file {printable(name)} twice: download it again.'
+            )
     return names
 
 
@@ -190,7 +194,7 @@ class _Entry(NamedTuple):
 def _check_size(entry: _Entry, most: int) -> None:
     """Raises a ValueError for a file that is too large, without unpacking it."""
     if entry.size > most:
-        raise ValueError(f'{entry.name} has more than {most} bytes')
+        raise ValueError(f'{printable(entry.name)} has more than {most} bytes')
 
 
 def _entries(archive: pathlib.Path) -> Iterator[_Entry]:

@@ -18,6 +18,7 @@ from jaxfed.data.prepare.recipe import (
     Track,
     check_counts,
 )
+from jaxfed.values import printable
 
 CLASSES = (
     'airplane',
@@ -66,7 +67,7 @@ def read_cinic10(
             continue
         if folder not in CLASSES:
             raise ValueError(
-                f'archive={archive} has {name} of a class {folder!r}, which is none of '
+                f'archive={archive} has {printable(name)} of a class {folder!r}, which is none of '
                 f'{", ".join(CLASSES)}: remove it.'
             )
         found[name] = (_SPLITS[split], CLASSES.index(folder))
@@ -76,7 +77,7 @@ def read_cinic10(
     check_counts(archive, labels, list(CLASSES), official)
     for name, data in track(read_files(archive, found, most=IMAGE), 'reading images', len(found)):
         split, label = found[name]
-        image = checked_rgb(data, (_SIDE, _SIDE), f'archive={archive}: {name}')
+        image = checked_rgb(data, (_SIDE, _SIDE), f'archive={archive}: {printable(name)}')
         # Where the archive is unpacked to does not matter to the order of the examples.
         splits[split].append(Example('/'.join(name.split('/')[-2:]), image, label))
     return Contents(list(CLASSES), (_SIDE, _SIDE, 3), splits)

@@ -27,6 +27,7 @@ from jaxfed.data.prepare.recipe import (
     Track,
     check_counts,
 )
+from jaxfed.values import printable
 
 CLASSES = tuple('0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz')
 _SIDE = 28  # pixels
@@ -103,7 +104,7 @@ def _read_leaf(
     splits: dict[str, list[Example]] = {'train': [], 'test': []}
     seen: dict[tuple[str, str], str] = {}
     for name, data in track(read_files(archive, shards), 'reading files', len(shards)):
-        where = f'archive={archive}: {name}'
+        where = f'archive={archive}: {printable(name)}'
         for user, examples in _parse_shard(where, data):
             before = seen.setdefault((shards[name], user), name)
             if before != name:

@@ -12,6 +12,7 @@ from jaxfed.data.prepare.recipe import (
     Track,
     check_counts,
 )
+from jaxfed.values import printable
 
 _SIDE = 64  # pixels
 
@@ -59,21 +60,24 @@ def read_tiny_imagenet(
         if not name.lower().endswith('.jpeg') or parts[0] not in ('train', 'val'):
             continue
         if parts[0] == 'val' and parts[-1] not in val:
-            raise ValueError(f'archive={archive}: {name} has no class in {annotated}.')
+            raise ValueError(f'archive={archive}: {printable(name)} has no class in {annotated}.')
         wnid = parts[1] if parts[0] == 'train' else val.pop(parts[-1])
         if wnid not in classes:
             raise ValueError(
-                f'archive={archive}: {name} is of a class {wnid!r} that is not in wnids.txt.'
+                f'archive={archive}: {printable(name)} is of a class {wnid!r} that is not '
+                'in wnids.txt.'
             )
         found[name] = ('train' if parts[0] == 'train' else 'test', classes.index(wnid))
     if val:
-        raise ValueError(f'archive={archive} has no image {min(val)}, which is in {annotated}.')
+        raise ValueError(
+            f'archive={archive} has no image {printable(min(val))}, which is in {annotated}.'
+        )
     splits: dict[str, list[Example]] = {'train': [], 'test': []}
     labels = {split: [y for s, y in found.values() if s == split] for split in splits}
     check_counts(archive, labels, classes, official)
     for name, data in track(read_files(archive, found, most=IMAGE), 'reading images', len(found)):
         split, label = found[name]
-        image = checked_rgb(data, (_SIDE, _SIDE), f'archive={archive}: {name}')
+        image = checked_rgb(data, (_SIDE, _SIDE), f'archive={archive}: {printable(name)}')
         splits[split].append(Example(name.removeprefix(roots[0]), image, label))
     return Contents(classes, (_SIDE, _SIDE, 3), splits)
 
@@ -97,8 +101,8 @@ def _annotations(where: str, text: str) -> dict[str, str]:
         name, wnid = fields[:2]
         if classes.setdefault(name, wnid) != wnid:
             raise ValueError(
-                f'{where} has {name} both of the class {classes[name]} and of {wnid}: download the '
-                'archive again.'
+                f'{where} has {printable(name)} both of the class '
+                f'{printable(classes[name])} and of {printable(wnid)}: download the archive again.'
             )
     return classes
 
