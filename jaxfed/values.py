@@ -31,7 +31,8 @@ def check_value(name: str, value: Any, kind: Any) -> None:
     if literal is not None:
         given = value is not None or type(None) not in get_args(kind)
         if given and value not in get_args(literal):
-            raise ValueError(f'{name}={value} must be one of {", ".join(get_args(literal))}.')
+            told = printable(str(value))
+            raise ValueError(f'{name}={told} must be one of {", ".join(get_args(literal))}.')
         return
     kinds = get_args(kind) or (kind,)
     if not all(k in _WORDS for k in kinds):
