@@ -274,7 +274,8 @@ def check(config: Config) -> None:
         what would do.
     """
     if config.partition not in tuple(PARTITIONS):
-        raise ValueError(f'--partition={config.partition} must be one of {", ".join(PARTITIONS)}.')
+        told = printable(str(config.partition))
+        raise ValueError(f'--partition={told} must be one of {", ".join(PARTITIONS)}.')
     for name, kind in typing.get_type_hints(Config).items():
         check_value(f'--{name}', getattr(config, name), kind)
 

@@ -4,7 +4,7 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,8 @@ from jaxfed.method import Method
 from jaxfed.metrics.past import Past, no_past, remember
 from jaxfed.partition.heatmap import draw_heatmap
 from jaxfed.preparation import Prepared, TooLarge, in_words, memory_errors, prepare
-from jaxfed.recording import console, records, trackers
+from jaxfed.recording import console, records
+from jaxfed.recording.books import open_book
 from jaxfed.recording.checkpoints import FOLDER, open_checkpoints, restore, save
 from jaxfed.recording.entries import describe_round, failed_values, not_finite, summarise
 from jaxfed.recording.models import save_model
@@ -210,7 +211,9 @@ def _train(
         done, state = start(experiments, prepared, checkpoints)
         runs = state.recorded < 0  # the feed looks at it before every round
         books = [
-            stack.enter_context(open_book(e, done if running else int(recorded)))
+            stack.enter_context(
+                open_book(e.config, e.parts, e.workdir, done if running else int(recorded))
+            )
             for e, running, recorded in zip(experiments, runs, state.recorded, strict=True)
         ]
         if done:
@@ -344,44 +347,6 @@ def stopped(experiments: Sequence[Experiment], number: int, signal: int) -> Inte
     told = f'stopped after round {number}; the same command goes on from there'
     one = f', with --workdir={experiments[0].workdir}' if len(experiments) == 1 else ''
     return Interrupted(f'{told}{one}.', signal)
-
-
-class Book(NamedTuple):
-    """Where the rounds of a run go."""
-
-    metrics: list[dict[str, Any]]  # all entries so far
-    record: Callable[[dict[str, Any]], None]
-    settle: Callable[[], None]  # returns when all lines are on the disk
-    untracked: dict[str, str]  # trackers that failed, and why
-
-
-@contextlib.contextmanager
-def open_book(experiment: Experiment, rounds: int) -> Iterator[Book]:
-    """Opens the records of a run that has some rounds already.
-
-    Args:
-      experiment: from `set_up`.
-      rounds: that stay; what is recorded of later ones is cut off.
-
-    Yields:
-      The book.
-    """
-    config, workdir = experiment.config, experiment.workdir
-    with contextlib.ExitStack() as stack:
-        if (workdir / records.METRICS).exists():
-            trackers.clear(config, workdir)  # they get all rounds again
-        track, untracked = stack.enter_context(trackers.follow(config, experiment.parts, workdir))
-        metrics = records.rewind(workdir, rounds)
-        for entry in metrics:
-            track(entry)
-        lines = stack.enter_context(records.lines(workdir))
-
-        def record(entry: dict[str, Any]) -> None:
-            metrics.append(entry)
-            lines.record(entry)
-            track(entry)
-
-        yield Book(metrics, record, lines.settle, untracked)
 
 
 def diverged(experiment: Experiment, round_: int, what: str) -> Diverged:
