@@ -81,7 +81,7 @@ def test_each_experiment_is_what_it_would_be_alone(method, cheap_runs, programs,
     config = small(method=method, **changes)
     members, outcomes = run(config, text, 2, tmp_path / 'sweep')
     assert programs == [8] == [len(members)] and not any(o.failed for o in outcomes)
-    for i in (0, 3, 6):  # every value and both seeds
+    for i in (1, 6):  # every value and both seeds
         member, folder = members[i], tmp_path / str(i)
         alone = jaxfed.simulate(
             jaxfed.config.dataclasses.replace(member.config, workdir=str(folder))
