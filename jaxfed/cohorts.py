@@ -1,13 +1,11 @@
 """Who takes part in a round, and what becomes of them: sampling, failures, stragglers."""
 
 import math
-from typing import Literal
 
 import numpy as np
 
+from jaxfed.sampling import sample
 from jaxfed.types import Cohort
-
-Sampling = Literal['uniform', 'size', 'round_robin']
 
 
 def draw_cohort(
@@ -16,7 +14,7 @@ def draw_cohort(
     *,
     clients_per_round: int,
     local_epochs: int,
-    sampling: Sampling = 'uniform',
+    sampling: str = 'uniform',
     dropout: float = 0.0,
     stragglers: float = 0.0,
     over_selection: float = 0.0,
@@ -35,8 +33,7 @@ def draw_cohort(
       size: [N] examples of each client.
       clients_per_round: S.
       local_epochs: E.
-      sampling: 'uniform' without replacement; 'size', without replacement, with chances in
-        proportion to the clients' examples; 'round_robin', in one random order over and over.
+      sampling: a key of SAMPLINGS.
       dropout: probability that a sampled client fails.
       stragglers: probability that a client does not finish in time.
       over_selection: clients sampled beyond S, as a share of S.
@@ -46,19 +43,15 @@ def draw_cohort(
     Returns:
       The cohort, sorted by client; clients that failed fill it up to S.
 
+    Raises:
+      ValueError: if a sampling of one's own does not give distinct clients.
+
     Reference:
       Bonawitz et al., Towards Federated Learning at Scale, 2019, section 2 (over-selection, 0.3);
       Li et al., Federated Optimization in Heterogeneous Networks, 2020, section 5.2 (stragglers).
     """
     sampled = candidates(clients_per_round, over_selection)
-    if sampling == 'round_robin':
-        order = np.random.default_rng(cohort_seed).permutation(len(size))
-        chosen = order[((round_ - 1) * sampled + np.arange(sampled)) % len(size)]
-    else:
-        chances = size / size.sum() if sampling == 'size' else None
-        rng = np.random.default_rng([cohort_seed, round_])
-        chosen = rng.choice(len(size), sampled, replace=False, p=chances)
-    chosen = np.sort(chosen)
+    chosen = sample(sampling, round_, size, number=sampled, seed=cohort_seed)
     rng = np.random.default_rng([availability_seed, round_])
     arrives = rng.random(sampled) >= dropout
     slow = rng.random(sampled) < stragglers

@@ -11,11 +11,12 @@ from absl import flags
 from absl import logging as absl_logging
 
 from jaxfed import methods, usage
-from jaxfed.cohorts import Sampling, candidates
+from jaxfed.cohorts import candidates
 from jaxfed.metrics.measures import MEASURES, parse_clients, parse_measures
 from jaxfed.models import MODELS, Precision
 from jaxfed.models.blocks import Norm, Stem
 from jaxfed.partition import PARTITIONS, NoiseForm, partition_settings
+from jaxfed.sampling import SAMPLINGS
 from jaxfed.values import check_value, printable
 
 Aggregation = Literal['size', 'uniform']
@@ -75,7 +76,7 @@ class Config:
     num_users: int = _setting(0, 'natural: users that take part; drawn at random, 0 for all')
     min_user_size: int = _setting(1, 'natural: fewest examples of a user that takes part')
     num_clients: int = _setting(20, 'clients in all')
-    sampling: Sampling = _setting(
+    sampling: str = _setting(
         'uniform',
         "of a round's clients; uniform, by size, or in turn",
         group='rounds and clients',
@@ -253,6 +254,9 @@ _PROCESS: dict[str, tuple[type, str]] = {
 # Fields that are no flags themselves: what methods and partitions of one's own take.
 _MAPPINGS = ('hyperparameters', 'partition_settings')
 
+# Fields that name an entry of these, which may be one's own.
+_REGISTRIES: dict[str, Mapping[str, Any]] = {'partition': PARTITIONS, 'sampling': SAMPLINGS}
+
 _COUNTS = (
     'num_clients',
     'rounds',
@@ -273,9 +277,10 @@ def check(config: Config) -> None:
       ValueError: naming the first flag that is of a wrong type or out of range, its value and
         what would do.
     """
-    if config.partition not in tuple(PARTITIONS):
-        told = printable(str(config.partition))
-        raise ValueError(f'--partition={told} must be one of {", ".join(PARTITIONS)}.')
+    for name, registry in _REGISTRIES.items():
+        if getattr(config, name) not in tuple(registry):
+            told = printable(str(getattr(config, name)))
+            raise ValueError(f'--{name}={told} must be one of {", ".join(registry)}.')
     for name, kind in typing.get_type_hints(Config).items():
         check_value(f'--{name}', getattr(config, name), kind)
 
@@ -417,8 +422,8 @@ def define_flags(into: flags.FlagValues = flags.FLAGS, *, groups: Sequence[str] 
     before = set(into)
     types = typing.get_type_hints(Config)
     for field in dataclasses.fields(Config):
-        if field.name == 'partition':
-            names = list(PARTITIONS)  # with any of one's own
+        if field.name in _REGISTRIES:
+            names = list(_REGISTRIES[field.name])
             flags.DEFINE_enum(
                 field.name, str(field.default), names, field.metadata['help'], flag_values=into
             )
@@ -460,8 +465,8 @@ def help_rows() -> dict[str, list[usage.Row]]:
             continue
         group = field.metadata['group'] or group
         literal = _literal(types[field.name])
-        named = {'partition': tuple(PARTITIONS), 'model': tuple(MODELS)}
-        choices = named.get(field.name, typing.get_args(literal))
+        named = {**_REGISTRIES, 'model': MODELS}.get(field.name)
+        choices = tuple(named) if named else typing.get_args(literal)
         rows[group].append(usage.Row(field.name, field.metadata['help'], field.default, choices))
     rows['sweep'] = [usage.Row(name, text, given) for name, (given, text) in _SWEEP.items()]
     rows['machine'] += [usage.Row(name, text, given) for name, (given, text) in _COMMAND.items()]

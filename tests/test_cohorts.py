@@ -5,14 +5,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absl import flags
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxfed
 from jaxfed.cohorts import candidates, draw_cohort, everyone
+from jaxfed.config import define_flags, from_flags
 from jaxfed.devices import replicate
 from jaxfed.execution import alone, run_waves
 from jaxfed.round import steps_per_epoch
+from jaxfed.sampling import SAMPLINGS
 from jaxfed.streaming import plan_wave
 from jaxfed.types import Cohort
 from tests import oracle
@@ -86,6 +89,39 @@ def test_sampling_by_size_and_in_turn():
     assert by_size[1] == 0
     turns = np.concatenate([draw(r, sampling='round_robin').clients for r in range(1, 6)])
     np.testing.assert_array_equal(np.bincount(turns), 2)  # 20 places, 10 clients
+
+
+@pytest.fixture
+def own_sampling(monkeypatch):
+    def give(sampling):
+        monkeypatch.setitem(SAMPLINGS, 'own', sampling)
+
+    return give
+
+
+def test_sampling_of_ones_own(own_sampling, cheap_runs, tmp_path):
+    seen = []
+
+    def latest(round_, size, *, number, seed):
+        seen.append((round_, size.sum(), number))
+        return [round_ % 8, 0]  # in any order
+
+    own_sampling(latest)
+    result = run(tmp_path / 'run', sampling='own', measure='cohort_labels')
+    assert [entry['cohort'] for entry in result.metrics] == [[0, r] for r in range(1, 7)]
+    assert {(total, number) for _, total, number in seen} == {(seen[0][1], 2)}
+    into = flags.FlagValues()
+    define_flags(into)
+    into(['jaxfed', '--sampling=own'])
+    assert from_flags(into).sampling == 'own'
+
+
+@pytest.mark.parametrize('told', [[0], [0, 0], [0, 8], [-1, 0], [0.0, 1.0], [[0, 1]], 3])
+def test_refused_sampling_of_ones_own(own_sampling, tmp_path, told):
+    own_sampling(lambda round_, size, *, number, seed: told)
+    with pytest.raises(ValueError, match=r'--sampling=own gave .* in round 1; it must'):
+        run(tmp_path / 'run', sampling='own')
+    assert not (tmp_path / 'run').exists()
 
 
 def test_over_selection_keeps_the_first_to_report():

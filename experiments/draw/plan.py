@@ -145,7 +145,7 @@ def plan(
         # Sizes have no say in who is sampled here, and are not known yet.
         last = sample_cohort(config, np.ones(config.num_clients, int), config.rounds)
         arrived = last.clients[last.epochs > 0]
-        told = config.sampling != 'size' and not config.over_selection
+        told = config.sampling in ('uniform', 'round_robin') and not config.over_selection
         absent = {*parse_clients(config.confusion_clients)} - {*arrived}
         if told and absent:
             raise ValueError(
