@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxfed import hosts
+from jaxfed import hosts, transfer
 from jaxfed.devices import AXIS, split
 from jaxfed.types import PyTree
 
@@ -89,7 +89,7 @@ def put(states: PyTree, rows: np.ndarray, used: np.ndarray, new: PyTree, mesh: M
     places = np.argwhere(used)
     trained = _process_of_device(mesh)[places[:, 0]]
     here = _process_of_device(mesh) == hosts.number()
-    trained_here = jax.tree.map(lambda leaf: hosts.local(leaf)[used[here]], new)
+    trained_here = jax.tree.map(lambda leaf: transfer.local(leaf)[used[here]], new)
     needed = rows[used]
     # Positions among the rows that were trained in the same process.
     order = np.zeros(len(needed), int)
@@ -135,7 +135,7 @@ def _exchange(held: PyTree, index: np.ndarray, source: np.ndarray, target: np.nd
         data = np.zeros(most * size, np.uint8)
         packed = pack([leaf[sent] for leaf in leaves])
         data[: packed.size] = packed
-        got = hosts.move(data, routes)
+        got = transfer.move(data, routes)
         count = int(((source == by) & (target == me)).sum())
         fill(by, unpack(got, [(count, *leaf.shape[1:]) for leaf in leaves], leaves))
     return jax.tree.unflatten(structure, result)
@@ -250,13 +250,13 @@ def spread(whole: PyTree, like: PyTree, rows: int) -> PyTree:
 def _carry(rows: np.ndarray, source: int, target: int, count: int) -> np.ndarray:
     """Rows of one process to another, a piece of bounded size at a time."""
     size = _row_bytes(rows)
-    step = max(hosts.PIECE // size, 1)
+    step = max(transfer.PIECE // size, 1)
     received = np.empty((count, *rows.shape[1:]), rows.dtype)
     for begin in range(0, count, step):
         n = min(step, count - begin)
         sends = hosts.number() == source
         data = pack([rows[begin : begin + n]]) if sends else np.zeros(n * size, np.uint8)
-        got = hosts.move(data, [(source, target)])
+        got = transfer.move(data, [(source, target)])
         received[begin : begin + n] = unpack(got, [(n, *rows.shape[1:])], [rows])[0]
     return received
 
@@ -280,7 +280,7 @@ def broadcast(tree: PyTree) -> PyTree:
     ]
     data = pack(arrays)
     for process in range(1, hosts.count()):
-        got = hosts.move(data, [(0, process)])
+        got = transfer.move(data, [(0, process)])
         data = got if hosts.number() == process else data
     sent = unpack(data, [array.shape for array in arrays], arrays)
     made = [

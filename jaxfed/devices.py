@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxfed import hosts
+from jaxfed import hosts, transfer
 from jaxfed.types import PyTree
 
 AXIS = 'devices'
@@ -238,7 +238,7 @@ def fetch(tree: PyTree) -> PyTree:
     def get(leaf: jax.Array) -> np.ndarray:
         spread = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
         if spread and not leaf.is_fully_replicated:
-            return hosts.gather(leaf)
+            return transfer.gather(leaf)
         return np.asarray(leaf)
 
     return jax.tree.map(get, tree)

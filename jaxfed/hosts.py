@@ -6,166 +6,28 @@ All functions also hold for a single process, where they cost nothing.
 """
 
 import contextlib
-import functools
 import hashlib
 import itertools
 import json
-import os
 import platform
 import socket
-import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxfed import liveness
-from jaxfed.recording import console
-from jaxfed.types import Array
 
-WAIT = 300  # seconds that processes wait for each other at the start
-PIECE = 1 << 24  # bytes of a transfer at once, which every device holds
 _STEP = 1000  # milliseconds after which a wait looks for Ctrl-C
 
-_SPLIT = PartitionSpec('processes')
 _turns = itertools.count()
 
 
-def start(
-    coordinator: str | None = None,
-    num_processes: int | None = None,
-    process_id: int | None = None,
-    *,
-    detect: bool = False,
-) -> None:
-    """Join the processes that train together. To be called before JAX is used for anything else.
-
-    Args:
-      coordinator: HOST:PORT of the first process, with a port that is free there.
-      num_processes: how many there are.
-      process_id: number of this one, from 0.
-      detect: let JAX find these three, as in jobs of SLURM and Open MPI and on TPU slices.
-
-    Raises:
-      ValueError: if they do not fit together, or the processes do not find each other.
-    """
-    given = {
-        '--coordinator': coordinator,
-        '--num_processes': num_processes,
-        '--process_id': process_id,
-    }
-    if detect:
-        wrong = [f'{name}={value}' for name, value in given.items() if value is not None]
-        if wrong:
-            raise ValueError(f'--distributed finds {wrong[0]} itself; leave one of them out.')
-        coordinator, num_processes, process_id, devices = _detect()
-    else:
-        devices = None
-    if coordinator is None and num_processes is None and process_id is None:
-        return
-    if coordinator is None or num_processes is None or process_id is None:
-        missing = [name for name, value in given.items() if value is None]
-        raise ValueError(
-            f'{", ".join(missing)} must be given, too: several processes need all three, or '
-            '--distributed alone.'
-        )
-    host, _, port = coordinator.rpartition(':')
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError(f'--coordinator={coordinator} must be HOST:PORT, as in node1:12345.')
-    if num_processes < 1:
-        raise ValueError(f'--num_processes={num_processes} must be at least 1.')
-    if not 0 <= process_id < num_processes:
-        raise ValueError(
-            f'--process_id={process_id} must be from 0 to {num_processes - 1}, of '
-            f'--num_processes={num_processes}.'
-        )
-    if num_processes == 1:
-        return
-    _quiet()
-    if process_id == 0:
-        _check_port(coordinator, int(port))
-    address = coordinator if process_id == 0 else liveness.relay(coordinator)
-    # Stopping by a signal is agreed on once a round; JAX's own way replaces signal handlers.
-    jax.config.update('jax_enable_preemption_service', False)
-    absent = (
-        f'--coordinator={coordinator}: {num_processes} processes did not find each other within '
-        f'{WAIT} s; each needs a --process_id of its own, from 0, and the same --coordinator.'
-    )
-    late = threading.Timer(WAIT, liveness.stop, (absent, 2))  # JAX would abort with a stack trace
-    late.daemon = True
-    late.start()
-    try:
-        jax.distributed.initialize(
-            address, num_processes, process_id, devices, initialization_timeout=2 * WAIT
-        )
-    except (RuntimeError, ValueError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f'--coordinator={coordinator}: JAX cannot start ({first}).') from error
-    finally:
-        late.cancel()
-    _check_number(_client(), process_id, num_processes)
-    liveness.watch(_client(), process_id, num_processes)
-    if process_id:
-        console.silence()
-
-
-def _detect() -> tuple[str, int, int, Sequence[int] | None]:
-    # JAX does the same inside `initialize`, but its client has to be given an address.
-    from jax._src.clusters import ClusterEnv
-
-    found = ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None, None, WAIT)
-    address, processes, number_, devices = found
-    if address is None or processes is None or number_ is None:
-        raise ValueError(
-            '--distributed: JAX finds no job of SLURM or Open MPI and no TPU slice or Kubernetes '
-            'here; give --coordinator=HOST:PORT, --num_processes and --process_id.'
-        )
-    # JAX reads the variable itself, where it is told nothing else.
-    told = os.environ.get('JAX_LOCAL_DEVICE_IDS')
-    return address, processes, number_, None if told else devices
-
-
-def _check_port(coordinator: str, port: int) -> None:
-    # JAX would share a port with another process.
-    try:
-        with socket.socket(socket.AF_INET) as one:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            one.bind(('', port))
-    except OSError as error:
-        raise ValueError(
-            f'--coordinator={coordinator}: the port is taken on this host ({error.strerror}), '
-            'maybe by another process with --process_id=0; choose another one.'
-        ) from error
-
-
-def _check_number(client: Any, process: int, processes: int) -> None:
-    client.key_value_set(f'jaxfed/number/{process}', str(processes))
-    for other in range(processes) if process == 0 else (0,):
-        theirs = int(_wait_for(client, f'jaxfed/number/{other}'))
-        if theirs != processes:
-            time.sleep(1)  # for the others to see it, too
-            raise ValueError(
-                f'--num_processes={processes} in process {process}, but {theirs} in process '
-                f'{other}; give all processes the same number.'
-            )
-
-
-def _quiet() -> None:
-    """Leave out what Gloo prints of its connections, past Python, on standard output."""
-    with contextlib.suppress(OSError, ValueError):  # where there is none, nothing is printed
-        ours = os.fdopen(os.dup(sys.stdout.fileno()), 'w', buffering=1)
-        with open(os.devnull, 'w') as nowhere:
-            os.dup2(nowhere.fileno(), 1)
-        sys.stdout = ours
-
-
-def _client() -> Any:
-    # The key-value store has no public name, but is what Orbax and others use.
+def store() -> Any:
+    """The key-value store that all processes share, once they have joined."""
+    # It has no public name, but is what Orbax and others use.
     from jax._src import distributed
 
     return distributed.global_state.client
@@ -201,19 +63,19 @@ def exchange(purpose: str, text: str = '') -> list[str]:
     """
     if count() == 1:
         return [text]
-    client, turn = _client(), next(_turns)
+    shared, turn = store(), next(_turns)
     own, everyone = f'jaxfed/{turn}/{number()}', f'jaxfed/{turn}/all'
     if leader():  # it reads what each tells, the others all at once
         others = range(1, count())
         told = [[purpose, text]]
-        told += [json.loads(_wait_for(client, f'jaxfed/{turn}/{other}')) for other in others]
-        client.key_value_set(everyone, json.dumps(told))
+        told += [json.loads(read(f'jaxfed/{turn}/{other}')) for other in others]
+        shared.key_value_set(everyone, json.dumps(told))
         if turn:  # which everyone has read, or would not be here
-            client.key_value_delete(f'jaxfed/{turn - 1}/all')
+            shared.key_value_delete(f'jaxfed/{turn - 1}/all')
     else:
-        client.key_value_set(own, json.dumps([purpose, text]))
-        told = json.loads(_wait_for(client, everyone))
-        client.key_value_delete(own)
+        shared.key_value_set(own, json.dumps([purpose, text]))
+        told = json.loads(read(everyone))
+        shared.key_value_delete(own)
     for process, (theirs, _) in enumerate(told):
         if theirs != told[0][0]:
             raise ValueError(
@@ -223,10 +85,18 @@ def exchange(purpose: str, text: str = '') -> list[str]:
     return [said for _, said in told]
 
 
-def _wait_for(client: Any, key: str) -> str:
+def read(key: str) -> str:
+    """What a process has put into the store; waits for it, and can be interrupted.
+
+    Args:
+      key: of the store.
+
+    Returns:
+      The value.
+    """
     while True:
         try:
-            return client.blocking_key_value_get(key, _STEP)
+            return store().blocking_key_value_get(key, _STEP)
         except jax.errors.JaxRuntimeError as error:
             if 'DEADLINE_EXCEEDED' not in str(error):
                 raise
@@ -373,91 +243,6 @@ def check(clients_per_round: int, lanes: int) -> None:
         )
 
 
-def move(data: np.ndarray, routes: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Send bytes from processes to others, through their devices.
-
-    Args:
-      data: [n] uint8 of this process; n is the same on all of them.
-      routes: (from, to), each process at most once on either side.
-
-    Returns:
-      [n] uint8, what this process is sent; zeros if it is none of the receivers.
-    """
-    mesh = _meeting_place()
-    split, send = NamedSharding(mesh, _SPLIT), _sender(mesh, tuple(routes))
-    received = np.empty_like(data)
-    for begin in range(0, data.size, PIECE):
-        part = data[begin : begin + PIECE]
-        # Few sizes, so few programs.
-        block = np.zeros((1, 1 << max(part.size - 1, 1023).bit_length()), np.uint8)
-        block[0, : part.size] = part
-        shape = (count(), block.shape[1])
-        own = [jax.device_put(block, device) for device in mesh.local_devices]
-        moved = send(jax.make_array_from_single_device_arrays(shape, split, own))
-        received[begin : begin + part.size] = local(moved)[0, : part.size]
-    return received
-
-
-@functools.cache
-def _sender(mesh: Mesh, routes: tuple[tuple[int, int], ...]) -> Callable[[Array], Array]:
-    def send(block: Array) -> Array:
-        return jax.lax.ppermute(block, 'processes', routes)
-
-    return jax.jit(
-        jax.shard_map(send, mesh=mesh, in_specs=_SPLIT, out_specs=_SPLIT, check_vma=False)
-    )
-
-
-def _meeting_place() -> Mesh:
-    """One device of each process: with more of them each would get the same bytes."""
-    own: dict[int, Any] = {}
-    for device in jax.devices():
-        own.setdefault(device.process_index, device)
-    return Mesh(np.array([own[process] for process in sorted(own)]), ('processes',))
-
-
-def gather(array: jax.Array) -> np.ndarray:
-    """All rows of an array that no process has all of, on each host, through one device of each.
-
-    Args:
-      array: split along its first axis, over devices of all processes in their order.
-
-    Returns:
-      [n, ...].
-    """
-    own, mesh = local(array), _meeting_place()
-    holders = [device.process_index for device in array.sharding.mesh.devices.flat]  # type: ignore[attr-defined]
-    rows = np.bincount(holders, minlength=count()) * (len(array) // len(holders))
-    block = np.zeros((1, rows.max(), *own.shape[1:]), own.dtype)
-    block[0, : len(own)] = own
-    here = [jax.device_put(block, device) for device in mesh.local_devices]
-    blocks = jax.make_array_from_single_device_arrays(
-        (count(), *block.shape[1:]), NamedSharding(mesh, _SPLIT), here
-    )
-    whole = np.asarray(_gatherer(mesh)(blocks))
-    if rows.min() == rows.max():
-        return whole.reshape(-1, *own.shape[1:])  # no copy
-    return np.concatenate([part[:n] for part, n in zip(whole, rows, strict=True)])
-
-
-@functools.cache
-def _gatherer(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
-    return jax.jit(lambda blocks: blocks, out_shardings=NamedSharding(mesh, PartitionSpec()))
-
-
-def local(array: Array) -> np.ndarray:
-    """The rows of an array that this process holds.
-
-    Args:
-      array: split along its first axis, or on this process alone.
-
-    Returns:
-      [n, ...], in the order of the whole.
-    """
-    parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
-    return np.concatenate([np.asarray(parts[begin]) for begin in sorted(parts)])
-
-
 def abandon(status: int) -> int:
     """Give up where the processes did not come together.
 
@@ -503,7 +288,7 @@ def end(status: int, message: str = '') -> int:
     if count() == 1:
         return status
     if status:
-        liveness.tell(_client(), number(), count(), status, message)
+        liveness.tell(store(), number(), count(), status, message)
         liveness.leave(status)
     meet('end')
     liveness.finished()

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 from absl import app, flags
 
-from jaxfed import config, hosts, liveness, methods, simulation, sweep
+from jaxfed import config, hosts, joining, liveness, methods, simulation, sweep
 from jaxfed.costs import Cost, method_cost
 from jaxfed.data import folders
 from jaxfed.data.cache import cache_folder
@@ -121,7 +121,7 @@ def _main(arguments: Sequence[str]) -> int:
         use_every_core()
     given = flags.FLAGS
     try:
-        hosts.start(
+        joining.start(
             given.coordinator, given.num_processes, given.process_id, detect=given.distributed
         )
     except ValueError as error:

@@ -20,7 +20,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import jaxfed
-from jaxfed import client_states, config, devices, hosts, liveness, simulation
+from jaxfed import client_states, config, devices, hosts, joining, liveness, simulation
 from jaxfed.experiment import set_up
 
 SMALL = {
@@ -40,10 +40,10 @@ RESUMED = {'method': 'feddyn', 'rounds': 6}
 # What a process of a pair runs: its number, the coordinator and the settings of its runs.
 SCRIPT = """
 import json, sys
-from jaxfed import Config, hosts, liveness, simulate
+from jaxfed import Config, hosts, joining, liveness, simulate
 process, address, runs, limit = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
 liveness.LIMIT = float(limit)
-hosts.start(address, 2, process)
+joining.start(address, 2, process)
 with hosts.together():
     for settings in json.loads(runs):
         result = simulate(Config(**settings))
@@ -268,7 +268,7 @@ def test_processes_that_meet_for_different_reasons_are_told(monkeypatch):
             return json.dumps(['end', ''])
 
     monkeypatch.setattr(hosts, 'count', lambda: 2)
-    monkeypatch.setattr(hosts, '_client', Client)
+    monkeypatch.setattr(hosts, 'store', Client)
     with pytest.raises(ValueError, match="process 0 is at 'wave', but process 1 at 'end'"):
         hosts.meet('wave')
 
@@ -323,18 +323,18 @@ def test_what_one_process_refuses_ends_the_other(pair, tmp_path):
 )
 def test_bad_addresses_and_numbers_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
-        hosts.start(*given)
+        joining.start(*given)
 
 
 def test_no_cluster_or_a_taken_port_is_told():
     with pytest.raises(ValueError, match='--distributed finds --process_id=1 itself'):
-        hosts.start(process_id=1, detect=True)
+        joining.start(process_id=1, detect=True)
     with pytest.raises(ValueError, match='--distributed: JAX finds no job of SLURM'):
-        hosts.start(detect=True)
+        joining.start(detect=True)
     with socket.create_server(('', 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match='the port is taken on this host'):
-            hosts._check_port(f'here:{port}', port)
+            joining._check_port(f'here:{port}', port)
 
 
 def test_lists_of_runs_take_no_processes():
