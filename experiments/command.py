@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,8 +14,13 @@ from experiments import grid
 from experiments.grid import Cell
 from jaxfed import config
 from jaxfed.devices import use_every_core
+from jaxfed.interruption import Interrupted
 from jaxfed.main import keep_compiled_programs
 from jaxfed.recording import console, records
+
+# Why a flag has no place after --, in tables and figures.
+ROUNDS = 'is a flag of this command'
+VALIDATION = 'holds training data out to evaluate on, but the papers tell test accuracy'
 
 
 class Help(Exception):
@@ -53,6 +59,22 @@ def parse(
         if not flag.startswith('--'):
             raise ValueError(f'{flag} after -- must be a flag, as --NAME=VALUE.')
     return values, names, further
+
+
+def refuse(further: Sequence[str], reasons: Mapping[str, str]) -> None:
+    """See that flags after -- leave alone what a command needs as it is.
+
+    Args:
+      further: flags of every run.
+      reasons: name of a flag -> why it has no place there.
+
+    Raises:
+      ValueError: for the first that has none.
+    """
+    for flag in further:
+        name = flag.lstrip('-').partition('=')[0]
+        if name in reasons:
+            raise ValueError(f'--{name} {reasons[name]}; leave {flag} out after --.')
 
 
 def check_output(path: str | None) -> Path:
@@ -171,7 +193,7 @@ def guarded(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> i
       arguments: without the program's name.
 
     Returns:
-      The exit status: that of the command, 2 for bad input, 130 if interrupted.
+      The exit status: that of the command, 2 for bad input, 130 or 143 if interrupted.
     """
     try:
         return main(arguments)
@@ -181,9 +203,9 @@ def guarded(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> i
     except (ValueError, OSError) as error:
         console.show_error(' '.join(str(error).split()))
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         console.show_error('interrupted; what is done is kept, and the same command goes on.')
-        return 130
+        return 128 + (error.signal if isinstance(error, Interrupted) else signal.SIGINT)
 
 
 def run(main: Callable[[Sequence[str]], int]) -> None:

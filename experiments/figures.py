@@ -14,7 +14,17 @@ from rich.console import Console
 from rich.text import Text
 
 from experiments import grid
-from experiments.command import check_output, define_together, guarded, parse, run, use_machine
+from experiments.command import (
+    ROUNDS,
+    VALIDATION,
+    check_output,
+    define_together,
+    guarded,
+    parse,
+    refuse,
+    run,
+    use_machine,
+)
 from experiments.draw.plan import Figure, Plan, cells_of, changed, narrowed, plan, shapes_of
 from experiments.draw.write import write_figure
 from experiments.fedcad.figures import FIGURES as FEDCAD
@@ -28,8 +38,12 @@ FIGURES: dict[str, Callable[[int | None], Figure]] = {
     for paper, figures in (('fedcad', FEDCAD), ('fedssd', FEDSSD), ('fedlmd', FEDLMD))
     for number, make in figures.items()
 }
-# What a figure needs to be as it is; --rounds has its place before --.
-FIXED = ('local_eval_every', 'measure', 'rounds', 'switch_round')
+# What a figure needs to be as it is.
+FIXED = {
+    **dict.fromkeys(('local_eval_every', 'measure', 'switch_round'), 'follows from the figure'),
+    'rounds': ROUNDS,
+    'validation': VALIDATION,
+}
 
 
 def define(into: flags.FlagValues) -> None:
@@ -61,9 +75,7 @@ def _main(arguments: Sequence[str]) -> int:
         return 0
     if not names:
         raise ValueError(f'no figure given; name one or more of {", ".join(FIGURES)}.')
-    for flag in further:
-        if (fixed := flag.lstrip('-').partition('=')[0]) in FIXED:
-            raise ValueError(f'--{fixed} follows from the figure; leave {flag} out after --.')
+    refuse(further, FIXED)
     output = check_output(given['output'])
     of_all = [
         f'--{name}={given[name]}' for name in ('rounds', 'data_dir') if given[name] is not None
@@ -142,9 +154,13 @@ def make_plan(
     """
     figure = narrowed(make(name, rounds), columns=columns, methods=methods)
     paper = plan(make(name), 1, output=runs)
+    try:
+        planned = plan(figure, seeds, output=runs, flags=flags_)
+    except ValueError as error:
+        raise ValueError(f'{name}: {error}') from error
     return Plan(
         figure,
-        plan(figure, seeds, output=runs, flags=flags_),
+        planned,
         paper_rounds={cell.column: cell.config.rounds for cell in cells_of(paper)},
         changed=changed(flags_),
     )

@@ -19,6 +19,8 @@ from jaxfed.metrics.measures import parse_measures
 from jaxfed.recording import console, records
 from jaxfed.together import group, share_images, train_group
 
+# Settings that change nothing that is trained.
+_UNTRAINED = (*records.NEUTRAL, 'confusion_clients', 'measure', 'target_accuracy')
 # Flags that a grid sets for each of its cells.
 RESERVED = ('method', 'on_divergence', 'seed', 'workdir')
 
@@ -118,6 +120,24 @@ def make_cell(
     except ValueError as error:
         raise ValueError(f'{column}, {row.name}: {error}') from error
     return Cell(column, row.name, tuple(variant), seed, config, folder, output, measured)
+
+
+def equal(cells: Iterable[Cell]) -> list[list[Cell]]:
+    """Cells that stand apart in the grid though all that is trained in them is the same.
+
+    Flags for the whole grid may undo what sets its columns or variants apart.
+
+    Args:
+      cells: of a grid.
+
+    Returns:
+      Groups of at least two such cells of one row and seed.
+    """
+    found: dict[str, dict[Path, Cell]] = {}
+    for cell in cells:
+        own = {name: value for name, value in vars(cell.config).items() if name not in _UNTRAINED}
+        found.setdefault(f'{cell.row} {own}', {})[cell.folder] = cell
+    return [list(alike.values()) for alike in found.values() if len(alike) > 1]
 
 
 def parts_of(config: Config) -> list[methods.Part]:

@@ -22,7 +22,7 @@ COSTS = ('runs', 'time', 'steps', 'up', 'down', 'forward', 'needs', 'aside')
 COST_NOTE = (
     'Cost: wall time and local steps of all runs of the row; what a client sends up and down in a '
     "round, relative to FedAvg's; forward passes in a local step besides the local model's own; "
-    'examples a class that the method needs on the server, and examples that were set aside.'
+    'examples a class that the method uses on the server, and examples that were set aside.'
 )
 
 
@@ -314,7 +314,8 @@ def latex(filled: Filled) -> str:
 
 
 def _signed(cell: str) -> str:
-    return f'$-${cell[1:]}' if cell.startswith('-') and cell != NOTHING else cell
+    number = cell.partition('\t')[0]
+    return f'$-${cell[1:]}' if number.startswith('-') and number != NOTHING else cell
 
 
 def _tabular(heads: list[str], rows: list[list[str]], *, apart: int = 0) -> list[str]:

@@ -49,7 +49,7 @@ class Cost(NamedTuple):
     upload: float  # of a client and round, relative to FedAvg's; the most of all runs
     download: float
     forward_passes: int  # a local step, besides the local model's own
-    auxiliary: int  # examples a class that the method needs on the server
+    auxiliary: int  # examples a class that the method uses on the server
     set_aside: int  # examples that were set aside, the most of all runs
 
 
@@ -240,7 +240,16 @@ def cost_of(runs: Iterable[Run]) -> Cost | None:
         return max(_dig(run.summary, keys) for run in runs)
 
     def steps(run: Run) -> float:
-        return run.summary['client_steps_per_second'] * sum(e['seconds'] for e in run.metrics)
+        if 'client_steps' in run.summary:
+            return run.summary['client_steps']
+        # Older records tell a rounded rate.
+        about = run.summary['client_steps_per_second'] * sum(e['seconds'] for e in run.metrics)
+        return float(f'{about:.3g}')
+
+    def auxiliary(run: Run) -> int:
+        needed = run.summary['cost']['auxiliary']
+        given = run.config.get('auxiliary_per_class')
+        return given if needed and given is not None else needed
 
     return Cost(
         runs=len(runs),
@@ -249,7 +258,7 @@ def cost_of(runs: Iterable[Run]) -> Cost | None:
         upload=most('cost', 'upload'),
         download=most('cost', 'download'),
         forward_passes=most('cost', 'forward_passes'),
-        auxiliary=most('cost', 'auxiliary'),
+        auxiliary=max(map(auxiliary, runs)),
         set_aside=most('auxiliary_examples'),
     )
 

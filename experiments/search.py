@@ -520,6 +520,24 @@ def check_report(search: Search, output: Path) -> None:
         raise ValueError(f'--output={output} holds a search of {words}; give another.')
 
 
+def check_given_up(search: Search) -> None:
+    """See that no run was given up where this search would not.
+
+    Args:
+      search: some of whose cells may be done.
+
+    Raises:
+      ValueError: if one was, which will never have all of its rounds.
+    """
+    for cell in (cell for seeds in search.cells.values() for cell in seeds):
+        summary = grid.read(cell).summary if grid.is_done(cell) else {}
+        if summary.get('stopped_early') and summary['rounds'] not in search.rungs:
+            raise ValueError(
+                f'{cell.folder} was given up after round {summary["rounds"]} by a search with '
+                '--halving; give the same --halving, another --output, or move that folder away.'
+            )
+
+
 def show(search: Search, ranking: Sequence[Ranked], console: Console) -> None:
     """Print the ranking and what was chosen.
 
@@ -613,6 +631,7 @@ def _main(arguments: Sequence[str]) -> int:
             console.print(f'skipped {" ".join(combination)}: {reason}', soft_wrap=True)
         return 0
     check_report(search, output)
+    check_given_up(search)
     use_machine()
     failed = train(cells, output, together=given['together'], rungs=search.rungs)
     ranking = rank(search)

@@ -16,10 +16,13 @@ from rich.text import Text
 
 from experiments import grid, layout, scores
 from experiments.command import (
+    ROUNDS,
+    VALIDATION,
     check_output,
     define_together,
     guarded,
     parse,
+    refuse,
     run,
     train,
     use_machine,
@@ -209,7 +212,8 @@ def fill(plan: Plan, command: str) -> Filled:
         + ('' if spread else ', said where there are several seeds')
         + "; nothing is said where rounds or other settings are not the paper's.",
         f'"{layout.NOTHING}" is not run yet, n tells how many of the seeds are; failed: training '
-        'diverged, such runs are in no mean. Cells with failed or missing runs have no place.',
+        'diverged, such runs are in no mean. Cells with failed or missing runs have no place; '
+        'those that are equal as printed share one.',
         *unfit,
         *table.notes,
     )
@@ -269,6 +273,11 @@ def title_of(plan: Plan) -> str:
         told.append(f'{", ".join(words)} rounds')
     if plan.changed:
         told.append(f"settings that are not the paper's: {plan.changed}")
+    first = [plan.cells[plan.rows[0].name, column.name][0] for column in plan.columns]
+    for alike in grid.equal(first):
+        files = {cell.column for cell in alike}
+        names = ', '.join(column.title for column in plan.columns if column.file in files)
+        told.append(f'{names}: equal settings')
     return f'{table.paper}, table {number}: {table.title}' + (
         f' ({"; ".join(told)})' if told else ''
     )
@@ -284,7 +293,9 @@ def _read_as(plan: Plan) -> str:
         goal = 'the target' if table.target == 'flag' else f"{BASELINE}'s {table.score} accuracy"
         what = 'speed-up' if table.speed == 'speed-up' else 'rounds'
         words += f'; in brackets the {what} to {goal}'
-    return f'{words}. Bold: best, underlined: second best of the column.'
+    missing = not all(grid.is_done(cell) for cell in plan.every)
+    of = 'what is done of the column' if missing else 'the column'
+    return f'{words}. Bold: best, underlined: second best of {of}.'
 
 
 def ran(plan: Plan, runs: Sequence[Run]) -> str:
@@ -402,6 +413,7 @@ def _main(arguments: Sequence[str]) -> int:
     if len(names) != 1:
         told = ' '.join(names) or 'no table'
         raise ValueError(f'{told} given; name one of {", ".join(TABLES)}.')
+    refuse(further, {'rounds': ROUNDS, 'validation': VALIDATION})
     of_all = [
         f'--{name}={given[name]}' for name in ('rounds', 'data_dir') if given[name] is not None
     ]

@@ -267,7 +267,6 @@ def make_tests(
             agreement=agreement,
             models=kept.models[0] if with_models else None,
             start=jax.device_get(before.params) if with_models else None,
-            end=jax.device_get(server.params) if with_models else None,
             gradients=of_gradients((before.params, before.stats), arrived)
             if of_gradients
             else None,

@@ -221,7 +221,7 @@ def _train(
         hidden = quiet or count > 1
         report = stack.enter_context(console.progress(config.rounds, quiet=hidden))
         before = [sum(entry['seconds'] for entry in book.metrics) for book in books]
-        came = stack.enter_context(stopping(partial(console.say, quiet=quiet)))
+        came = stack.enter_context(stopping(partial(console.say, quiet=False)))
         stack.enter_context(memory_errors(experiments[0], prepared.mesh, prepared.lanes))
         servers = [take_row(state.server, x) for x in range(count)]
         errors: dict[int, Diverged] = {}
@@ -505,7 +505,7 @@ def finish(
     size = dealt.label_counts.sum(axis=1)
     cohorts = [sample_cohort(config, size, entry['round']) for entry in metrics]
     steps = sum(int(cohort_steps(config, size, cohort).sum()) for cohort in cohorts)
-    summary = summarise(config, metrics, prepared.compile_seconds, steps)
+    summary = summarise(config, metrics, prepared.compile_seconds / shared_by, steps)
     cost = method_cost(
         experiment.method,
         experiment.model,

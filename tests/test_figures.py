@@ -12,7 +12,7 @@ from experiments.draw import take
 from experiments.draw.panels import draw
 from experiments.draw.plan import Found, cells_of, narrowed, plan
 from experiments.draw.shapes import Curve, Lines, Matrix, Missing, over_seeds
-from experiments.draw.write import numbers
+from experiments.draw.write import numbers, tell
 from experiments.grid import Run
 from jaxfed import config
 from jaxfed.recording import records, style
@@ -616,13 +616,17 @@ def test_list_shows_every_figure(capsys):
         (['fedlmd/4', '--', 'rounds'], 'rounds after -- must be a flag'),
         (['fedlmd/4', '--', '--rounds=2'], 'leave --rounds=2 out after --'),
         (['fedlmd/2', '--', '--measure=none'], 'leave --measure=none out'),
+        (['fedlmd/4', '--', '--validation=0.1'], '--validation holds training data out'),
         (['fedlmd/4', '--', '--seed=2'], '--seed=2 is set for each run'),
         (['fedlmd/4', '--', '--alpha=0'], '--alpha=0.0 must be above 0'),
         (['fedlmd/4', '--data_dir=none'], 'cifar10'),
         (['fedcad/3', '--data_dir=none'], 'cifar10'),
         (['fedcad/1', '--rounds=1'], '--rounds=1 leaves no round for FedAvg'),
         (['fedcad/1', '--', '--eval_every=5'], '--eval_every=5 must be 1'),
-        (['fedcad/1', '--', '--clients_per_round=1'], 'leaves client 0'),
+        (
+            ['fedcad/1', '--', '--clients_per_round=1'],
+            'fedcad/1: --clients_per_round=1 leaves client 0',
+        ),
         (['fedssd/4', '--', '--num_clients=5', '--clients_per_round=5'], '--confusion_clients=8'),
     ],
 )
@@ -637,6 +641,18 @@ def test_bad_input_is_refused_before_anything_is_run(
     assert error.count('\n') == 1
     assert told in error
     assert [path.name for path in tmp_path.iterdir()] == ['file']
+
+
+def test_points_that_flags_make_equal_are_told(tmp_path):
+    def told(*flags):
+        made = figures.make_plan(
+            'fedssd/9', None, 2, columns=None, methods=['FedAvg'], runs=tmp_path, flags_=flags
+        )
+        return tell(made, {})
+
+    assert not any('of another one' in words for words in told('--batch_size=7'))
+    # Two seeds of E = 1, 10, 20 and 50.
+    assert '6 of 8 runs have the settings of another one' in told('--local_epochs=3')
 
 
 def test_a_folder_with_other_settings_is_refused(trained, npz, capsys):

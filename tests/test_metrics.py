@@ -313,7 +313,7 @@ def right_values(experiment, before, after, models, cohort, forward, gradient, c
         divergence = seen_before[1] * np.log(seen_before[1] / probability)
         right['kl'].append(divergence.sum(-1).mean())
         right['al'].append((preference == seen_before[2]).mean())
-        right['d'].append(np.abs(p - seen_after[0] / seen_after[0].sum()).sum())
+        right['d'].append(np.abs(p - seen_before[0] / seen_before[0].sum()).sum())
         if c in chosen:
             matrix = np.zeros((classes, classes), int)
             np.add.at(matrix, (y, predicted), 1)
@@ -333,7 +333,7 @@ def right_values(experiment, before, after, models, cohort, forward, gradient, c
         'update_norms': norms,
         'update_cosines': cosines,
         'weight_divergence': np.mean(
-            [np.linalg.norm(flat(models[c][0]) - flat(after[0])) for c in cohort]
+            [np.linalg.norm(flat(models[c][0]) - flat(before[0])) for c in cohort]
         ),
         'distribution_divergence': np.mean(right['d']),
         'weight_alignment': np.mean(right['al']),

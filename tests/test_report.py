@@ -171,7 +171,7 @@ def test_what_differs_is_told(tmp_path):
     make_run(tmp_path / 'b', method='fedlmd', alpha=0.5)
     make_run(tmp_path / 'c', method='fedprox', alpha=0.5)
     # The same again is no second sample, wherever it was recorded.
-    make_run(tmp_path / 'd', method='fedprox', alpha=0.5, csv=True)
+    make_run(tmp_path / 'd', method='fedprox', alpha=0.5, csv=True, checkpoint_every=3, keep=1)
     runs_ = [read_run(path) for path in sorted(tmp_path.iterdir())]
     groups = grouping.group(runs_)
     assert [len(group.runs) for group in groups] == [1] * 4

@@ -217,6 +217,11 @@ def test_halving_of_a_search(command, tmp_path, capsys):
     summaries = [json.loads(path.read_text()) for path in (tmp_path / 'a').rglob('summary.json')]
     assert {each['experiments'] for each in summaries} == {8}
     assert sorted(each['rounds'] for each in summaries) == [1] * 4 + [2] * 2 + [3] * 2
+    # What was given up will never have all rounds, which another search would take it to have.
+    before = stamps(tmp_path)
+    assert command(*given, '--validation=.25', '--output=a', '--halving=2') == 2
+    assert 'was given up after round 1 by a search with --halving' in capsys.readouterr().err
+    assert stamps(tmp_path) == before
     assert {each['evaluated_on'] for each in summaries} == {'validation'}
 
 

@@ -11,10 +11,12 @@ import pytest
 from rich.console import Console
 
 from experiments import grid, layout, scores, tables
+from experiments.command import guarded
 from experiments.grid import Row, Run
 from experiments.layout import Filled
 from experiments.published import Column, Table, Value, read_numbers, read_value
 from experiments.scores import Score
+from jaxfed.interruption import Interrupted
 from jaxfed.recording import records
 from tests.test_main import make_npz
 
@@ -183,6 +185,17 @@ def test_cost_is_added_up():
     assert (cost.upload, cost.download, cost.forward_passes) == (1, 1.5, 1)
     assert (cost.auxiliary, cost.set_aside) == (32, 320)
     assert scores.cost_of([]) is None
+    # Newer records tell steps as they are, and settings how much the server holds.
+    exact = a_run(1, 2)
+    exact = exact._replace(
+        config={**exact.config, 'auxiliary_per_class': 64},
+        summary={**exact.summary, 'client_steps': 105_345},
+    )
+    cost = scores.cost_of([exact])
+    assert (cost.client_steps, cost.auxiliary) == (105_345, 64)
+    rate = {'client_steps_per_second': 26_336.25}  # times 4 s
+    old = exact._replace(summary={**a_run(1, 2).summary, **rate})
+    assert scores.cost_of([old]).client_steps == 105_000
 
 
 @pytest.mark.parametrize(
@@ -257,6 +270,7 @@ def test_latex_is_escaped_and_closed(filled):
     assert r' & A \& B$|$C \\' in body
     assert r' & \#K = 2\_\% \\' in body
     assert r'Fed\_A & \textbf{51.00 $\pm$ 1.41} (3.5) \\' in body
+    assert r'C & - \\' in body
     assert r'100 \% \& more' in '\n'.join(body)
     assert '-{}-a' in text
     for line in body:
@@ -533,6 +547,8 @@ EASY = ('--dataset=digits', '--num_clients=10', '--alpha=5', '--augment=none')
         (['fedlmd/1', '--', '--seed=1'], '--seed=1 is set for each run'),
         (['fedlmd/1', '--', '--method=kd'], '--method=kd is set for each run'),
         (['fedlmd/1', '--', '--mu=1'], '--mu=1'),
+        (['fedlmd/1', '--rounds=1', '--', '--rounds=2'], 'leave --rounds=2 out after --'),
+        (['fedlmd/1', '--', '--validation=0.1'], '--validation holds training data out'),
         (['fedlmd/1', '--', '--foo=1'], '--foo is no flag'),
         (['fedlmd/1', '--', 'foo'], 'foo after -- must be a flag'),
         (['fedlmd/1', '--', *EASY, '--model=unet'], 'unet'),
@@ -551,6 +567,19 @@ def test_bad_input_is_refused_before_the_first_run(
     assert re.fullmatch(r'error: .*\n', shown.err)
     assert message in shown.err
     assert [path.name for path in tmp_path.iterdir()] == ['pyproject.toml']
+
+
+def test_columns_that_flags_make_equal_are_told(tmp_path):
+    def title(*flags):
+        return tables.title_of(
+            tables.make_plan(tables.find('fedcad/4'), output=tmp_path, flags_=flags)
+        )
+
+    assert 'equal settings' not in title('--batch_size=7')
+    assert title('--local_epochs=2').endswith(
+        "(settings that are not the paper's: --local_epochs=2; E = 1, E = 10, E = 20, E = 50: "
+        'equal settings)'
+    )
 
 
 def test_runs_with_other_settings_are_left_alone(command, folder, capsys):
@@ -576,3 +605,14 @@ def test_all_tables_are_listed_and_help_tells_the_flags(capsys):
     assert '126 runs' in shown
     assert tables.main(['--help']) == 0
     assert '--dry_run' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    'error, status', [(Interrupted('after round 3', 15), 143), (KeyboardInterrupt(), 130)]
+)
+def test_status_tells_the_signal_that_ended_a_command(error, status, capsys):
+    def main(arguments):
+        raise error
+
+    assert guarded(main, []) == status
+    assert capsys.readouterr().err.startswith('error: interrupted; what is done is kept')

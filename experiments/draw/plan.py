@@ -150,8 +150,8 @@ def plan(
         if told and absent:
             raise ValueError(
                 f'--clients_per_round={config.clients_per_round} leaves client {min(absent)}, '
-                'whose model the figure shows, out of the last round; give --num_clients, or '
-                'another client with --confusion_clients.'
+                f'whose model the figure shows, out of the last round; --clients_per_round='
+                f'{config.num_clients} lets all take part, --confusion_clients shows another one.'
             )
     return planned
 

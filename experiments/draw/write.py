@@ -12,7 +12,7 @@ from experiments.command import write
 from experiments.draw.panels import draw
 from experiments.draw.plan import Plan, cells_of
 from experiments.draw.shapes import Lines, Matrix, Shape
-from experiments.grid import Cell, Run
+from experiments.grid import Cell, Run, equal
 from jaxfed.recording.style import save, style
 
 _HEADER = ('panel', 'series', 'x', 'value', 'sd', 'n')
@@ -89,6 +89,8 @@ def tell(plan: Plan, done: dict[Path, Run]) -> list[str]:
     told = [_rounds(cells, plan.paper_rounds), _seeds(cells)] if cells else ['no training']
     if plan.changed:
         told.append(f"settings that are not the paper's: {plan.changed}")
+    if repeated := sum(len(alike) - 1 for alike in equal(cells)):
+        told.append(f'{repeated} of {len(cells)} runs have the settings of another one')
     if left := [cell for cell in cells if cell.folder not in done]:
         told.append(f'{len(left)} of {len(cells)} runs are not done and not drawn')
     if ended := [cell.name for cell in cells if _failed(cell, done)]:

@@ -23,7 +23,8 @@ def _figure_1(rounds: int | None) -> Figure:
         notes=(
             '10 rounds of FedAvg, then one round of 10 local epochs of each method from the same '
             'global model. With fewer --rounds the last one is still of that method.',
-            'The paper does not tell which client; this is client 0. White cells are zero.',
+            'The paper does not tell which client; this is client 0, unless '
+            '--confusion_clients tells another. White cells are zero.',
         ),
     )
 

@@ -19,11 +19,14 @@ NOTES = (
     "they are those of its released code, which is built on FedNTD's: tau 1 and beta 1 of FedLMD "
     'and FedNTD, mu 1 of FedProx, lambda 1 of FedCurv, mu 0.1 and tau 0.5 of MOON without '
     'projection head, tau 3 and beta 1 of KD, momentum 0.7 of FedAvgM, as far as the table has '
-    'them; FedRS (alpha 0.5) and FedNTD-Tf (beta 1, tau 1) at the defaults of the methods.',
+    'them, and tau 1 and beta 1 of FedLMD-Tf; FedRS (alpha 0.5), FedNTD-Tf (beta 1, tau 1) and '
+    'label smoothing (0.1) at the defaults of the methods.',
     "FedCurv's Fisher information is that of all of a client's examples, one by one; the released "
     'code squares the mean gradients of batches, about 500 examples in all, so its lambda weighs '
     'less than the same one here.',
     'Crop and flip on all sets, as the text says; the released code also cuts out 16 pixels.',
+    'LDA as the paper defines it; the released code gives no more of a class to a client that '
+    'already holds its share of all examples (--balanced).',
     'Clients are weighted by their examples, as the caption of figure 3 says; algorithm 1 weights '
     'them equally (--aggregation=uniform).',
     'The paper does not tell how many runs its numbers are from.',

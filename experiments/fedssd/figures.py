@@ -56,7 +56,7 @@ def _figure_2(rounds: int | None) -> Figure:
 
 
 def _figure_3(rounds: int | None) -> Figure:
-    """Class accuracies of the global model and of client 0's model by round."""
+    """Class accuracies of the global model and of one client's model by round."""
     fedavg = TABLE_1.rows[0]
     look = (*_LOCAL, '--measure=confusion', '--confusion_clients=0')
     panels = [
@@ -64,17 +64,20 @@ def _figure_3(rounds: int | None) -> Figure:
         for column, where in ((_CIFAR10, 'Dirichlet 0.5'), ('fedssd/cifar10_iid', 'IID'))
         for whose, read in (
             ('global model', take.classes_by_round(take.class_accuracy, _BY_CLASS, high=100)),
-            ('client 0', take.classes_by_round(take.local_class_accuracy, _BY_CLASS, high=100)),
+            ('local model', take.classes_by_round(take.local_class_accuracy, _BY_CLASS, high=100)),
         )
     ]
     return Figure(
-        'class-wise test accuracy of the global model of FedAvg and of the local model of client '
-        '0 by round (CIFAR-10)',
+        'class-wise test accuracy of the global model of FedAvg and of the local model of a client '
+        'by round (CIFAR-10)',
         tuple(panels),
         across=2,
         one_seed=True,
         measured=True,
-        notes=('The data of client 0 is the first column of figure 6.',),
+        notes=(
+            'The client is 0, whose data is the first column of figure 6, unless '
+            '--confusion_clients tells another.',
+        ),
     )
 
 
@@ -85,7 +88,7 @@ def _figure_4(rounds: int | None) -> Figure:
         for one in of_table(TABLE_1, _CIFAR10, rows=('FedAvg', 'FedSSD'))
     )
     return Figure(
-        'the data of client 8, and confusion matrices of the global model and of the models that '
+        'the data of a client, and confusion matrices of the global model and of the models that '
         'the client trains from it by FedAvg and by FedSSD (CIFAR-10, Dirichlet 0.5)',
         (
             Panel("client's data", (fedavg,), take.client_data),
@@ -97,6 +100,7 @@ def _figure_4(rounds: int | None) -> Figure:
         one_seed=True,
         measured=True,
         notes=(
+            'The client is 8 unless --confusion_clients tells another.',
             'Rows are true classes and sum to 1; of the data the diagonal is the share of each '
             'class. White cells are zero.',
             'The paper does not tell after how many rounds; this is after 10 of FedAvg, as in '

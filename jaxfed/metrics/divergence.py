@@ -14,7 +14,7 @@ def weight_distances(models: PyTree, center: PyTree) -> Array:
 
     Args:
       models: w, parameters of S models, NumPy or JAX arrays [S, ...]; NumPy's stay on the host.
-      center: w_g, of the same structure without the first axis.
+      center: w_g, that they started from, of the same structure without the first axis.
 
     Returns:
       [S].
@@ -38,7 +38,7 @@ def distribution_divergence(shares: ArrayLike, class_accuracy: ArrayLike) -> Arr
 
     Args:
       shares: p [S, C], from `label_shares`.
-      class_accuracy: A [C], of the global model.
+      class_accuracy: A [C], of the global model that the clients start from.
 
     Returns:
       [S], in 0..2.

@@ -39,7 +39,6 @@ class Locals(NamedTuple):
     agreement: Any = None  # Agreement [S], with the global model before the round
     models: PyTree = None  # [S, ...] NumPy, their parameters
     start: PyTree = None  # parameters of the global model before the round
-    end: PyTree = None  # and after it
     gradients: Any = None  # Gradients
 
 
@@ -147,8 +146,8 @@ def _drift(seen: Seen, local: Locals) -> Values:
 
 def _divergence(seen: Seen, local: Locals) -> Values:
     shares = label_shares(seen.label_counts)
-    distances = weight_distances(local.models, local.end)
-    distributions = distribution_divergence(shares, local.after.class_accuracy)
+    distances = weight_distances(local.models, local.start)
+    distributions = distribution_divergence(shares, local.before.class_accuracy)
     return {
         'weight_divergence': distances.mean(),
         'distribution_divergence': distributions.mean(),
@@ -232,8 +231,8 @@ MEASURES: dict[str, Measure] = {
         needs=('models',),
     ),
     'divergence': Measure(
-        text="Mean distance of local models to the global one after the round, and of clients' "
-        'label shares to its normalised class accuracies.',
+        text='Mean distance of local models to the global one that they started from, and of '
+        "clients' label shares to its normalised class accuracies.",
         cost='a pass over the local models on the host, one more copy of them',
         scalars=('weight_divergence', 'distribution_divergence'),
         of_locals=_divergence,

@@ -110,7 +110,7 @@ def summarise(
     Args:
       config: the settings.
       metrics: one entry a round.
-      compile_seconds: time the compiler took.
+      compile_seconds: this run's share of the time that the compiler took.
       steps: client-steps of all rounds together.
 
     Returns:
@@ -146,6 +146,7 @@ def summarise(
         'rounds_to_target': None if target is None else rounds_to_target(curve, target),
         'seconds_per_round': round(float(np.median(seconds)), 4),
         'compile_seconds': round(compile_seconds, 2),
+        'client_steps': steps,
         'client_steps_per_second': round(steps / sum(seconds), 2),
         'evaluation_share': share('evaluation_seconds'),
         'local_evaluation_share': share('local_evaluation_seconds'),

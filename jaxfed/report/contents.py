@@ -34,7 +34,7 @@ _TITLES = {
     'update_cosine': ('Cosine of updates with their mean', False),
     'update_diversity': ('Diversity of updates', False),
     'gradient_diversity': ('Diversity of gradients', False),
-    'weight_divergence': ('Distance of local models to the global one', False),
+    'weight_divergence': ('Distance of local models to the global one before the round', False),
     'distribution_divergence': ("Distance of clients' labels to class accuracies", False),
     'weight_alignment': ('Neurons that prefer the same class as before', True),
     'teacher_kl': ('Divergence from the global model before the round', False),

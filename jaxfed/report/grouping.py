@@ -9,22 +9,16 @@ import numpy as np
 
 from jaxfed.config import SEEDS
 from jaxfed.metrics import rounds_to_target
+from jaxfed.recording import records
 from jaxfed.report.reading import Run, with_defaults
 
-# Settings that change neither what is trained nor what is recorded of it.
+# Settings that change neither what is trained nor the accuracy that is recorded of it.
 NEUTRAL = (
+    *records.NEUTRAL,
     'confusion_clients',
-    'csv',
-    'data_dir',
-    'devices',
-    'lanes',
     'measure',
     'on_divergence',
-    'stream',
     'target_accuracy',
-    'tensorboard',
-    'wandb',
-    'workdir',
 )
 _LONGEST = 3  # settings that a label may tell
 
