@@ -16,6 +16,7 @@ import pytest
 
 import jaxfed
 from experiments import figures, search, tables
+from experiments.released import released_partition, released_schedule
 from jaxfed import config, experiment, methods, sweep
 from jaxfed.data import load_dataset
 from jaxfed.data.prepare import RECIPES
@@ -24,6 +25,7 @@ from jaxfed.halving import parse_halving
 from jaxfed.models import MODELS
 from jaxfed.partition import PARTITIONS
 from jaxfed.report import __main__ as report_command
+from jaxfed.sampling import SAMPLINGS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(ROOT.glob('docs/*.md'))
@@ -120,6 +122,8 @@ def of_sweep(arguments):
 @pytest.mark.parametrize('text', list(blocks('sh')))
 def test_every_command_has_flags_that_do(text, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)  # flag files are named from here
+    monkeypatch.setitem(PARTITIONS, 'released', released_partition)
+    monkeypatch.setitem(SAMPLINGS, 'released', released_schedule)
     lines = text.replace('\\\n', ' ').replace('$seed', '0').splitlines()
     for part in [part for line in lines for part in re.split(r'&&|;', line)]:
         _, python, command = part.partition('python -m ')
@@ -144,7 +148,7 @@ def test_every_command_has_flags_that_do(text, tmp_path, monkeypatch):
         if module == 'jaxfed.partition':
             arguments = [a for a in arguments if not a.startswith('--output=')]
         else:
-            assert module == 'jaxfed.main'
+            assert module in ('jaxfed.main', 'experiments.released')
             of_process = {f'--{name}' for name in ('distributed', *config._PROCESS)}
             arguments = [a for a in arguments if a.partition('=')[0] not in of_process]
         ours, arguments = of_sweep(arguments) if module == 'jaxfed.main' else ({}, arguments)
@@ -165,8 +169,9 @@ def test_every_command_has_flags_that_do(text, tmp_path, monkeypatch):
 
 @pytest.fixture
 def registries():
-    """Methods, networks and partitions, without those of an example afterwards."""
-    held = [(registry, dict(registry)) for registry in (methods.METHODS, MODELS, PARTITIONS)]
+    """Methods, networks, partitions and samplings, without those of an example afterwards."""
+    every = (methods.METHODS, MODELS, PARTITIONS, SAMPLINGS)
+    held = [(registry, dict(registry)) for registry in every]
     yield
     for registry, before in held:
         registry.clear()
