@@ -442,7 +442,7 @@ def test_matrices_have_their_numbers_and_one_scale():
     assert [to_hex(t.get_color()) for t in left.texts] == ['#ffffff', '#000000']
     assert not right.texts
     assert (left.get_xlabel(), left.get_ylabel(), bar.get_ylabel()) == (
-        'predicted', 'true', 'share'
+        'predicted', 'true', 'share; white: 0 or none'
     )  # fmt: skip
 
 

@@ -157,7 +157,8 @@ def _draw_matrices(figure: Figure, drawn: list[tuple[Axes, Matrix]], width: floa
         norm = PowerNorm(gamma, ends[0], max(ends[1], ends[0] + 1e-9))
         images = [_draw_matrix(axes, matrix, width, norm) for axes, matrix in group]
         bar = figure.colorbar(images[0], ax=[axes for axes, _ in group], aspect=25, pad=0.02)
-        bar.set_label(label, fontsize=9)
+        white = '; white: 0 or none' if norm.vmin == 0 else ''
+        bar.set_label(label + white, fontsize=9)
 
 
 def _draw_matrix(axes: Axes, matrix: Matrix, width: float, norm: PowerNorm) -> AxesImage:
