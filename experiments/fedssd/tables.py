@@ -38,6 +38,10 @@ NOTES = (
     "FedNTD's and FedCAD's hyper-parameters are not told: beta 1 and tau 1 as in FedNTD's released "
     'code, beta 0.25, gamma 0.5 and T 2 as in the student abstract of FedCAD and its paper.',
 )
+SQUARE = (
+    "FedSSD's weights come squared, as in equation 3, so M_max 0.01 counts as 0.0001; with "
+    '--max_weight=0.1 it counts as 0.01.'
+)
 SPREAD = (
     'The paper gives spreads without saying of how many runs, or what differs between them; here '
     'it is three seeds unless --seeds says otherwise, with partition and all else drawn anew.',
@@ -73,6 +77,7 @@ TABLE_1 = Table(
     seeds=3,
     notes=(
         *NOTES,
+        SQUARE,
         *SPREAD,
         "Rounds are those to the final accuracy of the same seed's FedAvg, which FedAvg itself may "
         'have had before its last round; the paper gives it all its rounds.',
@@ -104,7 +109,7 @@ TABLE_2 = Table(
     """,
     score='final',
     seeds=3,
-    notes=(*NOTES, *SPREAD),
+    notes=(*NOTES, SQUARE, *SPREAD),
 )
 
 
@@ -137,6 +142,7 @@ TABLE_3 = Table(
     score='final',
     notes=(
         *NOTES[:2],
+        SQUARE,
         'SSD at weight 0.01 is FedSSD of tables I and II, where the paper has 73.38 instead of '
         '73.47.',
         'The paper gives this table no spread; the temperature of KL is not told, here 1. MSE is '
