@@ -99,15 +99,15 @@ def _detect() -> tuple[str, int, int, Sequence[int] | None]:
     from jax._src.clusters import ClusterEnv
 
     found = ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None, None, WAIT)
-    address, processes, number_, devices = found
-    if address is None or processes is None or number_ is None:
+    address, processes, number, devices = found
+    if address is None or processes is None or number is None:
         raise ValueError(
             '--distributed: JAX finds no job of SLURM or Open MPI and no TPU slice or Kubernetes '
             'here; give --coordinator=HOST:PORT, --num_processes and --process_id.'
         )
     # JAX reads the variable itself, where it is told nothing else.
     told = os.environ.get('JAX_LOCAL_DEVICE_IDS')
-    return address, processes, number_, None if told else devices
+    return address, processes, number, None if told else devices
 
 
 def _check_port(coordinator: str, port: int) -> None:
