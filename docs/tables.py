@@ -9,12 +9,13 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from jaxfed import main, methods
+from jaxfed import methods
 from jaxfed.config import Config
 from jaxfed.metrics.measures import MEASURES
 from jaxfed.models import MODELS, options
 from jaxfed.partition import PARTITIONS, partition_settings
-from jaxfed.recording import console
+from jaxfed.recording import display
+from jaxfed.runs import listings
 
 Row = tuple[str, ...]
 
@@ -25,7 +26,7 @@ def method_rows() -> list[Row]:
     for name in methods.METHODS:
         sentence, paper = methods.describe(name)
         flags = [f'`{h}={p.default}`' for h, p in methods.hyperparameters(name).items()]
-        cost = console.in_words(main.cost_of(name)._asdict())
+        cost = display.cost_in_words(listings.cost_of(name)._asdict())
         lines = cost.replace(', ', '\n')
         rows.append((f'`{name}`', f'{sentence}\n{paper}', '\n'.join(flags), lines))
     return rows

@@ -13,8 +13,13 @@ from absl import flags
 from rich.console import Console
 from rich.text import Text
 
-from experiments import grid
-from experiments.command import (
+from experiments.draw.figure import Figure, Plan, cells_of, changed, narrowed, plan, shapes_of
+from experiments.draw.write import write_figure
+from experiments.fedcad.figures import FIGURES as FEDCAD
+from experiments.fedlmd.figures import FIGURES as FEDLMD
+from experiments.fedssd.figures import FIGURES as FEDSSD
+from experiments.grid import runner
+from experiments.grid.command import (
     ROUNDS,
     VALIDATION,
     check_output,
@@ -25,12 +30,7 @@ from experiments.command import (
     run,
     use_machine,
 )
-from experiments.draw.plan import Figure, Plan, cells_of, changed, narrowed, plan, shapes_of
-from experiments.draw.write import write_figure
-from experiments.fedcad.figures import FIGURES as FEDCAD
-from experiments.fedlmd.figures import FIGURES as FEDLMD
-from experiments.fedssd.figures import FIGURES as FEDSSD
-from jaxfed.recording import console
+from jaxfed.internal import console
 
 # Figure -> how it is made for a number of rounds, None for the paper's.
 FIGURES: dict[str, Callable[[int | None], Figure]] = {
@@ -100,9 +100,9 @@ def _main(arguments: Sequence[str]) -> int:
     failed = {}
     if not given['report_only']:
         dealt = cells_of([p for plan_ in plans.values() for p in plan_.panels], trains=False)
-        grid.check([*cells, *dealt])
-        failed = grid.run_cells(cells, together=given['together'])
-    done = {cell.folder: grid.read(cell) for cell in cells if grid.is_done(cell)}
+        runner.check([*cells, *dealt])
+        failed = runner.run_cells(cells, together=given['together'])
+    done = {cell.folder: runner.read(cell) for cell in cells if runner.is_done(cell)}
     drawn = [draw_plan(name, plan_, done, output, terminal) for name, plan_ in plans.items()]
     return 0 if all(drawn) and not failed else 1
 
@@ -167,7 +167,7 @@ def make_plan(
 
 
 def draw_plan(
-    name: str, plan_: Plan, done: dict[Path, grid.Run], output: Path, terminal: Console
+    name: str, plan_: Plan, done: dict[Path, runner.Run], output: Path, terminal: Console
 ) -> bool:
     """Draw a figure from the runs that are done and say where it is.
 
@@ -221,7 +221,7 @@ def show_plan(plans: dict[str, Plan], terminal: Console) -> None:
     for name, plan_ in plans.items():
         cells, done = cells_of(plan_.panels), 0
         for cell in cells:
-            finished = grid.is_done(cell)
+            finished = runner.is_done(cell)
             done += finished
             state = 'done  ' if finished else 'to run'
             terminal.print(f'{state}  {cell.name}  {cell.config.rounds} rounds', soft_wrap=True)

@@ -12,8 +12,8 @@ of a class a client gets is another draw, for the order of a dataset differs bet
 import numpy as np
 
 from jaxfed import main
+from jaxfed.engine.sampling import SAMPLINGS
 from jaxfed.partition import PARTITIONS
-from jaxfed.sampling import SAMPLINGS
 
 PARTITION_SEED = 19940817  # a constant of the code
 DRAWS = 100_000  # alpha 0.05 takes 19 126

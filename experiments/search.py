@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table as Shown
 from rich.text import Text
 
-from experiments import grid
-from experiments.command import (
+from experiments.grid import runner
+from experiments.grid.command import (
     check_output,
     define_together,
     guarded,
@@ -35,12 +35,12 @@ from experiments.command import (
     use_machine,
     write_all,
 )
-from experiments.grid import Cell, Row
-from experiments.scores import Score, score_of
-from jaxfed import config as config_lib
+from experiments.grid.runner import Cell, Row
+from experiments.grid.scores import Score, score_of
 from jaxfed import methods
 from jaxfed.config import Config
-from jaxfed.halving import parse_halving
+from jaxfed.runs import config_flags
+from jaxfed.sweeps.halving import parse_halving
 
 # Settings of training that may be searched, besides the method's hyper-parameters.
 TRAINING = (
@@ -221,9 +221,9 @@ def make_search(
         if (given := flag.lstrip('-').partition('=')[0]) in ('validation', 'flagfile', *read):
             where = 'is searched' if given in read else 'must stand before --'
             raise ValueError(f'{flag}: --{given} {where}; leave it out after --.')
-    file = str(grid.flag_file(column)) if column else flagfile
+    file = str(runner.flag_file(column)) if column else flagfile
     base = [f'--flagfile={file}'] if file else []
-    config_lib.parse(base)  # told once instead of for each combination
+    config_flags.parse(base)  # told once instead of for each combination
     place = column or (Path(flagfile).stem if flagfile else 'flags')
     row = Row(method, (f'--method={method}',))
     cells: dict[tuple[str, ...], tuple[Cell, ...]] = {}
@@ -232,7 +232,7 @@ def make_search(
         own = tuple(f'--{name}={value}' for name, value in zip(read, values, strict=True))
         try:
             cells[own] = tuple(
-                grid.make_cell(
+                runner.make_cell(
                     place,
                     row,
                     seed,
@@ -293,7 +293,7 @@ def rank(search: Search) -> list[Ranked]:
 
 def _score(cells: Sequence[Cell], search: Search) -> tuple[Score, int]:
     """The score of a combination, and the round after which it was given up, 0 if it was not."""
-    runs = {cell.seed: grid.read(cell) for cell in cells if grid.is_done(cell)}
+    runs = {cell.seed: runner.read(cell) for cell in cells if runner.is_done(cell)}
     for cell in cells:
         if cell.seed in runs and runs[cell.seed].summary['evaluated_on'] != 'validation':
             raise ValueError(f'{cell.folder} was evaluated on test data; move it away.')
@@ -530,7 +530,7 @@ def check_given_up(search: Search) -> None:
       ValueError: if one was, which will never have all of its rounds.
     """
     for cell in (cell for seeds in search.cells.values() for cell in seeds):
-        summary = grid.read(cell).summary if grid.is_done(cell) else {}
+        summary = runner.read(cell).summary if runner.is_done(cell) else {}
         if summary.get('stopped_early') and summary['rounds'] not in search.rungs:
             raise ValueError(
                 f'{cell.folder} was given up after round {summary["rounds"]} by a search with '
@@ -625,7 +625,7 @@ def _main(arguments: Sequence[str]) -> int:
     cells = [cell for seeds in search.cells.values() for cell in seeds]
     if given['dry_run']:
         for cell in cells:
-            state = 'done  ' if grid.is_done(cell) else 'to run'
+            state = 'done  ' if runner.is_done(cell) else 'to run'
             console.print(f'{state}  {cell.name}', soft_wrap=True)
         for combination, reason in search.skipped.items():
             console.print(f'skipped {" ".join(combination)}: {reason}', soft_wrap=True)

@@ -14,8 +14,13 @@ from absl import flags
 from rich.console import Console
 from rich.text import Text
 
-from experiments import grid, layout, scores
-from experiments.command import (
+from experiments.draw import table_layout
+from experiments.draw.table_layout import Filled
+from experiments.fedcad.tables import TABLES as FEDCAD
+from experiments.fedlmd.tables import TABLES as FEDLMD
+from experiments.fedssd.tables import TABLES as FEDSSD
+from experiments.grid import runner, scores
+from experiments.grid.command import (
     ROUNDS,
     VALIDATION,
     check_output,
@@ -28,14 +33,10 @@ from experiments.command import (
     use_machine,
     write_all,
 )
-from experiments.fedcad.tables import TABLES as FEDCAD
-from experiments.fedlmd.tables import TABLES as FEDLMD
-from experiments.fedssd.tables import TABLES as FEDSSD
-from experiments.grid import Cell, Row, Run
-from experiments.layout import Filled
-from experiments.published import BASELINE, Column, Table, read_numbers
-from jaxfed import config as config_lib
-from jaxfed.recording import records
+from experiments.grid.published import BASELINE, Column, Table, read_numbers
+from experiments.grid.runner import Cell, Row, Run
+from jaxfed.recording import run_files
+from jaxfed.runs import config_flags
 
 TABLES = {table.name: table for table in (*FEDCAD, *FEDSSD, *FEDLMD)}
 ROMAN = {'i': '1', 'ii': '2', 'iii': '3'}
@@ -143,7 +144,7 @@ def make_plan(
 
     def cells_of(row: Row, column: Column) -> tuple[Cell, ...]:
         return tuple(
-            grid.make_cell(
+            runner.make_cell(
                 column.file,
                 row,
                 seed,
@@ -157,7 +158,9 @@ def make_plan(
 
     cells = {(row.name, column.name): cells_of(row, column) for row in rows for column in some}
     baseline = [row for row in table.rows if row.name == BASELINE]
-    own = {c.name: config_lib.parse([f'--flagfile={grid.flag_file(c.file)}']).rounds for c in some}
+    own = {
+        c.name: config_flags.parse([f'--flagfile={runner.flag_file(c.file)}']).rounds for c in some
+    }
     rounds = {c.name: (cells[rows[0].name, c.name][0].config.rounds, own[c.name]) for c in some}
     return Plan(
         table=table,
@@ -173,7 +176,7 @@ def make_plan(
 
 def _neutral(flag: str) -> bool:
     name = flag.lstrip('-').partition('=')[0]
-    return name in (*records.NEUTRAL, 'rounds', 'measure')
+    return name in (*run_files.NEUTRAL, 'rounds', 'measure')
 
 
 def fill(plan: Plan, command: str) -> Filled:
@@ -211,7 +214,7 @@ def fill(plan: Plan, command: str) -> Filled:
         f'within, outside: whether the mean is no further than {rule} from that of the paper'
         + ('' if spread else ', said where there are several seeds')
         + "; nothing is said where rounds or other settings are not the paper's.",
-        f'"{layout.NOTHING}" is not run yet, n tells how many of the seeds are; failed: training '
+        f'"{table_layout.NOTHING}" is not run yet, n tells how many of the seeds are; failed: training '
         'diverged, such runs are in no mean. Cells with failed or missing runs have no place; '
         'those that are equal as printed share one.',
         *unfit,
@@ -254,7 +257,7 @@ def _baselines(plan: Plan) -> tuple[dict[str, dict[int, Run]], list[str]]:
 
 
 def _done(cells: Sequence[Cell]) -> dict[int, Run]:
-    return {cell.seed: grid.read(cell) for cell in cells if grid.is_done(cell)}
+    return {cell.seed: runner.read(cell) for cell in cells if runner.is_done(cell)}
 
 
 def title_of(plan: Plan) -> str:
@@ -274,7 +277,7 @@ def title_of(plan: Plan) -> str:
     if plan.changed:
         told.append(f"settings that are not the paper's: {plan.changed}")
     first = [plan.cells[plan.rows[0].name, column.name][0] for column in plan.columns]
-    for alike in grid.equal(first):
+    for alike in runner.equal(first):
         files = {cell.column for cell in alike}
         names = ', '.join(column.title for column in plan.columns if column.file in files)
         told.append(f'{names}: equal settings')
@@ -293,7 +296,7 @@ def _read_as(plan: Plan) -> str:
         goal = 'the target' if table.target == 'flag' else f"{BASELINE}'s {table.score} accuracy"
         what = 'speed-up' if table.speed == 'speed-up' else 'rounds'
         words += f'; in brackets the {what} to {goal}'
-    missing = not all(grid.is_done(cell) for cell in plan.every)
+    missing = not all(runner.is_done(cell) for cell in plan.every)
     of = 'what is done of the column' if missing else 'the column'
     return f'{words}. Bold: best, underlined: second best of {of}.'
 
@@ -339,9 +342,9 @@ def texts_of(plan: Plan, filled: Filled, output: Path) -> dict[Path, str]:
     """
     paper, _, number = plan.table.name.partition('/')
     texts = {
-        '.md': layout.markdown(filled),
-        '.tex': layout.latex(filled),
-        '.csv': layout.as_csv(filled, plan.rounds),
+        '.md': table_layout.markdown(filled),
+        '.tex': table_layout.latex(filled),
+        '.csv': table_layout.as_csv(filled, plan.rounds),
     }
     return {output / paper / f'table{number}{suffix}': text for suffix, text in texts.items()}
 
@@ -372,7 +375,7 @@ def show_plan(plan: Plan, console: Console) -> None:
     """
     done = 0
     for cell in plan.every:
-        finished = grid.is_done(cell)
+        finished = runner.is_done(cell)
         done += finished
         state = 'done  ' if finished else 'to run'
         console.print(f'{state}  {cell.name}  {cell.config.rounds} rounds', soft_wrap=True)
@@ -434,7 +437,7 @@ def _main(arguments: Sequence[str]) -> int:
     if not given['report_only']:
         failed = train(plan.every, output, together=given['together'])
     filled = fill(plan, command_of(plan, given, further))
-    layout.show(filled, console)
+    table_layout.show(filled, console)
     write_all(texts_of(plan, filled, output), console)
     return 1 if failed else 0
 

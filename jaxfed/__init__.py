@@ -1,11 +1,12 @@
 """jaxfed: federated learning on label-skewed data, all clients of a round in one JAX program."""
 
 from jaxfed.config import Config
-from jaxfed.devices import use_every_core
-from jaxfed.loading import Loaded, load
-from jaxfed.method import Method, chain
-from jaxfed.simulation import Diverged, Result, TooLarge, simulate
-from jaxfed.together import simulate_all
+from jaxfed.engine.devices import use_every_core
+from jaxfed.methods.method import Method, chain
+from jaxfed.runs.feed import TooLarge
+from jaxfed.runs.load import Loaded, load
+from jaxfed.runs.simulate import Diverged, Result, simulate
+from jaxfed.sweeps.training import simulate_all
 
 __all__ = [
     'Config',

@@ -9,64 +9,24 @@ from pathlib import Path
 import jax
 from absl import app, flags
 
-from jaxfed import config, hosts, joining, liveness, methods, simulation, sweep
-from jaxfed.costs import Cost, method_cost
-from jaxfed.data import folders
-from jaxfed.data.cache import cache_folder
-from jaxfed.devices import describe_devices, idle_accelerator, use_every_core
-from jaxfed.experiment import look, set_up
-from jaxfed.halving import parse_halving
-from jaxfed.interruption import ending
-from jaxfed.metrics.measures import MEASURES
-from jaxfed.models import make_model
-from jaxfed.plan import show_plan
-from jaxfed.recording import console, records
-
-
-def list_methods() -> None:
-    """Print every method with its hyper-parameters, their defaults and its paper."""
-    rows = []
-    for name in methods.METHODS:
-        sentence, paper = methods.describe(name)
-        plain = [
-            (h if h in flags.FLAGS and h != 'alpha' else f'{name}.{h}', p.default)
-            for h, p in methods.hyperparameters(name).items()
-        ]
-        shown = [(f'--{flag}', str(default)) for flag, default in plain]
-        cost = console.in_words(cost_of(name)._asdict())
-        rows.append(
-            (name, '\n'.join(filter(None, (sentence, cost and f'Costs: {cost}', paper))), shown)
-        )
-    console.show_methods(rows)
-
-
-def list_measures() -> None:
-    """Print every measure with the fields that it adds to metrics.jsonl and its cost."""
-    rows = []
-    for name, measure in MEASURES.items():
-        rows.append((name, f'{measure.text}\nCosts: {measure.cost}', measure.fields, measure.local))
-    console.show_measures(rows)
-
-
-def cost_of(name: str) -> Cost:
-    """What a method costs beyond FedAvg with the FedNTD CNN on CIFAR-10.
-
-    Args:
-      name: of the method, with its default hyper-parameters.
-
-    Returns:
-      The costs.
-    """
-    shape, classes = (32, 32, 3), 10
-    method = methods.METHODS[name]()
-    model = method.adapt(make_model('cnn', input_shape=shape, num_classes=classes))
-    return method_cost(method, model, input_shape=shape, num_classes=classes)
-
-
-def keep_compiled_programs() -> None:
-    """Let JAX keep compiled programs on disk, so that the next start need not compile again."""
-    jax.config.update('jax_compilation_cache_dir', str(cache_folder() / 'compiled'))
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+from jaxfed import config
+from jaxfed.engine import distributed
+from jaxfed.engine.devices import (
+    describe_devices,
+    idle_accelerator,
+    keep_compiled_programs,
+    use_every_core,
+)
+from jaxfed.engine.distributed import join, liveness
+from jaxfed.internal import command_line, console, folders, signals
+from jaxfed.internal.signals import ending
+from jaxfed.recording import run_files
+from jaxfed.runs import checks, config_flags, simulate
+from jaxfed.runs.dry_run import show_plan
+from jaxfed.runs.experiment import look, set_up
+from jaxfed.runs.listings import list_measures, list_methods
+from jaxfed.sweeps import sweep
+from jaxfed.sweeps.halving import parse_halving
 
 
 def leave(workdir: Path | None, word: str, *, ours: bool = False) -> None:
@@ -80,14 +40,14 @@ def leave(workdir: Path | None, word: str, *, ours: bool = False) -> None:
     folders.discard_unfinished()
     # A run that goes on has had rounds before this process; those of a sweep have folders each.
     paths = [
-        *(workdir.glob(records.METRICS) if workdir else ()),
-        *(workdir.glob(f'*/{records.METRICS}') if workdir else ()),
+        *(workdir.glob(run_files.METRICS) if workdir else ()),
+        *(workdir.glob(f'*/{run_files.METRICS}') if workdir else ()),
     ]
     done = any(path.is_file() and path.stat().st_size for path in paths)
     left = f'the rounds done are in {workdir}' if done else liveness.left_elsewhere()
     console.show_last_words(f'{word}; {left}.')
-    if ours and workdir and not (workdir / records.PARTITION).exists():
-        records.discard_workdir(workdir)
+    if ours and workdir and not (workdir / run_files.PARTITION).exists():
+        run_files.discard_workdir(workdir)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -110,7 +70,7 @@ def _main(arguments: Sequence[str]) -> int:
     if len(arguments) > 1:
         console.show_error(f'unexpected arguments {" ".join(arguments[1:])}; flags begin with --.')
         return 2
-    config.quiet_libraries()
+    command_line.quiet_libraries()
     if flags.FLAGS.method == 'list':
         list_methods()
         return 0
@@ -121,17 +81,17 @@ def _main(arguments: Sequence[str]) -> int:
         use_every_core()
     given = flags.FLAGS
     try:
-        joining.start(
+        join.start(
             given.coordinator, given.num_processes, given.process_id, detect=given.distributed
         )
     except ValueError as error:
         console.show_error(str(error))
-        return hosts.abandon(2)
-    with hosts.together():
+        return distributed.abandon(2)
+    with distributed.together():
         status, message = train()
         if message:
             console.show_error(message)
-        return hosts.end(status, message)
+        return distributed.end(status, message)
 
 
 def train() -> tuple[int, str]:
@@ -147,16 +107,18 @@ def train() -> tuple[int, str]:
         told = f' ({error})' if str(error) else ''
         return 2, f'JAX finds no device with JAX_PLATFORMS={asked}{told}; leave it out.'
     console.say(f'device: {found}', quiet=False)
-    if idle and hosts.leader():
+    if idle and distributed.leader():
         console.show_warning(idle)
     if flags.FLAGS.compilation_cache and 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
         keep_compiled_programs()
     try:
-        hosts.agree({f'--{name}': flags.FLAGS[name].value for name in config.OF_COMMANDS})
-        settings = config.from_flags()
+        distributed.agree(
+            {f'--{name}': flags.FLAGS[name].value for name in config_flags.OF_COMMANDS}
+        )
+        settings = config_flags.from_flags()
         of_many = flags.FLAGS.sweep, flags.FLAGS.halving, flags.FLAGS.together
         if any(of_many) or flags.FLAGS.seeds != 1:
-            if hosts.count() > 1:
+            if distributed.count() > 1:
                 raise ValueError(
                     '--sweep, --seeds and --halving train in one process; leave --num_processes '
                     'and --distributed out.'
@@ -169,15 +131,15 @@ def train() -> tuple[int, str]:
     except (ValueError, OSError) as error:  # of them TooLarge in a dry run
         return 2, str(error)
     try:
-        with ending(functools.partial(leave, experiment.workdir, ours=hosts.leader())):
-            simulation.train(experiment)
-    except simulation.Diverged as error:
+        with ending(functools.partial(leave, experiment.workdir, ours=distributed.leader())):
+            simulate.train(experiment)
+    except simulate.Diverged as error:
         return 1, str(error)
     except ValueError as error:  # too large for the memory, or a damaged work directory
         return 2, str(error)
     except OSError as error:
         return 1, f'{error}; the rounds done are in {experiment.workdir}.'
-    except simulation.Interrupted as error:
+    except signals.Interrupted as error:
         return 128 + error.signal, str(error)
     return 0, ''
 
@@ -196,10 +158,10 @@ def train_sweep(settings: config.Config) -> tuple[int, str]:
       ValueError: for bad input, before training.
       OSError: if data cannot be read.
     """
-    config.check(settings)
+    checks.check(settings)
     grid = sweep.parse(flags.FLAGS.sweep or '', settings)
     rungs = parse_halving(flags.FLAGS.halving, settings)
-    folder = records.new_folder(settings, '-sweep')
+    folder = run_files.new_folder(settings, '-sweep')
     members = sweep.expand(settings, grid, flags.FLAGS.seeds, folder)
     most = sweep.check_together(flags.FLAGS.together)
     if flags.FLAGS.dry_run:
@@ -210,7 +172,7 @@ def train_sweep(settings: config.Config) -> tuple[int, str]:
     try:
         with ending(functools.partial(leave, folder)):
             outcomes = sweep.run(members, folder, rungs=rungs, most=most, quiet=False)
-    except simulation.Interrupted as error:
+    except signals.Interrupted as error:
         told = f'{str(error).removesuffix(".")}, with --workdir={folder}.'
         return 128 + error.signal, told
     except KeyboardInterrupt:
@@ -221,8 +183,8 @@ def train_sweep(settings: config.Config) -> tuple[int, str]:
 
 def run() -> None:
     """Define the flags, parse them and run `main`."""
-    config.define_flags()
-    app.run(main, flags_parser=config.parse_program)
+    config_flags.define_flags()
+    app.run(main, flags_parser=command_line.parse_program)
 
 
 if __name__ == '__main__':

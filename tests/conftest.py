@@ -12,7 +12,8 @@ import jaxlib
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxfed import simulation, together
+from jaxfed.runs import simulate
+from jaxfed.sweeps import training
 
 jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_disable_most_optimizations', True)
@@ -37,18 +38,18 @@ def cheap_runs(shared_programs, monkeypatch):
     """Runs in this process share programs, draw no pictures and leave nothing behind."""
     monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', '')
     for picture in ('draw_heatmap', 'draw_accuracy'):
-        monkeypatch.setattr(simulation, picture, lambda *_, **__: None)
+        monkeypatch.setattr(simulate, picture, lambda *_, **__: None)
 
 
 @pytest.fixture
 def programs(monkeypatch):
     """The number of experiments of each program that was trained."""
-    counts, inner = [], together.train_together
+    counts, inner = [], training.train_together
 
     def train(experiments, *arguments, **keywords):
         result = inner(experiments, *arguments, **keywords)
         counts.append(len(experiments))
         return result
 
-    monkeypatch.setattr(together, 'train_together', train)
+    monkeypatch.setattr(training, 'train_together', train)
     return counts

@@ -1,4 +1,4 @@
-"""Bad input, made up, by what it is given to; `test_fuzz` tries some, `experiments.fuzz` many.
+"""Bad input, made up, by what it is given to; `test_fuzz` tries some, `experiments.stress.fuzz` many.
 
 Each target makes a strategy of inputs and a check that takes one. The check passes where the input
 is taken, or told by a ValueError or OSError in a line that names it; anything else is a failure.
@@ -29,17 +29,21 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 import jaxfed
-from jaxfed import config, loading, methods
+from jaxfed import config, methods
 from jaxfed.data import load_npz
 from jaxfed.data.prepare import RECIPES, Official
-from jaxfed.experiment import make_network
-from jaxfed.recording import models, records
+from jaxfed.internal import files
+from jaxfed.internal.type_checks import printable
+from jaxfed.recording import log, run_files
 from jaxfed.recording.checkpoints import FOLDER, open_checkpoints, restore
 from jaxfed.recording.checkpoints import save as save_checkpoint
 from jaxfed.report import contents, grouping
 from jaxfed.report.reading import read_run
-from jaxfed.values import printable
-from tests import test_checkpoints, test_prepare, test_report
+from jaxfed.runs import checks, config_flags, load, model_file
+from jaxfed.runs.experiment import make_network
+from tests.data import test_prepare
+from tests.recording import test_checkpoints
+from tests.report import test_report
 
 
 class Target(NamedTuple):
@@ -131,13 +135,13 @@ PATH = st.lists(st.integers(0, 1000), min_size=1, max_size=4)
 def make_flags(folder: Path):
     """Flags of the command line, as they are given."""
     known = flags.FlagValues()
-    config.define_flags(known)
+    config_flags.define_flags(known)
     names = sorted(known)
 
     def check(given):
         with told(*(f'--{printable(name.split("=")[0])}' for name in given)):
-            made = config.parse([f'--{name}={value}' for name, value in given.items()])
-            config.check(made)
+            made = config_flags.parse([f'--{name}={value}' for name, value in given.items()])
+            checks.check(made)
             methods.build(
                 methods.resolve(made.method, made.hyperparameters), switch_round=made.switch_round
             )
@@ -154,7 +158,7 @@ def make_flagfile(folder: Path):
     def check(content):
         path.write_bytes(content)
         with told(), contextlib.redirect_stderr(io.StringIO()):  # where absl warns of circles
-            config.check(config.parse([f'--flagfile={path}']))
+            checks.check(config_flags.parse([f'--flagfile={path}']))
 
     text = st.lists(st.sampled_from(lines) | TEXTS, max_size=4).map('\n'.join)
     content = text.map(lambda text: text.encode(errors='replace')) | st.binary(max_size=60)
@@ -167,7 +171,7 @@ def make_settings(folder: Path):
 
     def check(values):
         with told(*values):
-            config.check(config.Config(**values))
+            checks.check(config.Config(**values))
 
     return st.dictionaries(st.sampled_from(names), NUMBERS | TEXTS | JSON, max_size=3), check
 
@@ -362,7 +366,7 @@ def make_model_bytes(folder: Path):
     def check(damage):
         path.write_bytes(damaged(whole, damage))
         with told(str(path)):
-            got = models.read_model(path)[1]
+            got = model_file.read_model(path)[1]
             assert got.keys() == arrays.keys()
             for name, array in arrays.items():
                 np.testing.assert_array_equal(got[name], array)
@@ -373,13 +377,13 @@ def make_model_bytes(folder: Path):
 def make_model_told(folder: Path):
     """A model.safetensors that is whole, but tells of a network that is none."""
     path, arrays = write_model(folder)
-    held = models.read_model(path)[0]._asdict()
+    held = model_file.read_model(path)[0]._asdict()
     used = np.zeros((1, *held['input_shape']), np.uint8)
 
     def check(change):
         changed = with_value(held, *change)
-        text = json.dumps({**changed, 'digest': models._digest(changed, arrays)})
-        path.write_bytes(save(arrays, metadata={models.ENTRY: text}))
+        text = json.dumps({**changed, 'digest': model_file._digest(changed, arrays)})
+        path.write_bytes(save(arrays, metadata={model_file.ENTRY: text}))
         with told(str(path)):
             jaxfed.load(folder)
 
@@ -390,18 +394,18 @@ def make_model_told(folder: Path):
 def write_model(folder: Path):
     """A work directory that is finished, with a small network."""
     made = config.Config(model='mlp')
-    records.write_json(folder / records.CONFIG, records.describe_config(made, []))
-    records.write_json(folder / records.SUMMARY, {'final_accuracy': 0.5})
+    files.write_json(folder / run_files.CONFIG, run_files.describe_config(made, []))
+    files.write_json(folder / run_files.SUMMARY, {'final_accuracy': 0.5})
     network = make_network(made, (4, 4, 1), 3)
-    arrays = models.named(jax.device_get(network.init(jax.random.key(0))), ())
-    options = {name: getattr(made, name) for name in models.OPTIONS}
-    described = models.Described(
+    arrays = model_file.named(jax.device_get(network.init(jax.random.key(0))), ())
+    options = {name: getattr(made, name) for name in model_file.OPTIONS}
+    described = model_file.Described(
         None, 'fedavg', [{'name': 'fedavg', 'hyperparameters': {}, 'phase': 0}], None, False,
         options, [4, 4, 1], 3, [100.0], [50.0],
     )._asdict()  # fmt: skip
-    text = json.dumps({**described, 'digest': models._digest(described, arrays)})
-    path = folder / records.MODEL
-    path.write_bytes(save(arrays, metadata={models.ENTRY: text}))
+    text = json.dumps({**described, 'digest': model_file._digest(described, arrays)})
+    path = folder / run_files.MODEL
+    path.write_bytes(save(arrays, metadata={model_file.ENTRY: text}))
     return path, arrays
 
 
@@ -468,13 +472,13 @@ def make_workdir(folder: Path):
             contents.results(groups, 0.5), contents.costs(groups), grouping.equal(groups)
         # Training goes on there.
         with told(str(workdir)):
-            records.check_workdir(workdir, made, parts)
+            run_files.check_workdir(workdir, made, parts)
         with told(str(workdir)):
-            records.check_unfinished(workdir, np.zeros((20, 4), int))
+            run_files.check_unfinished(workdir, np.zeros((20, 4), int))
         with told(str(workdir)):
-            loading.read_config(workdir / records.CONFIG)
+            load.read_config(workdir / run_files.CONFIG)
         with told(str(workdir)):
-            assert [entry['round'] for entry in records.rewind(workdir, 2)] == [1, 2]
+            assert [entry['round'] for entry in log.rewind(workdir, 2)] == [1, 2]
 
     change = st.tuples(PATH, JSON)
     given = st.tuples(st.sampled_from(FILES), st.none() | DAMAGE, change, st.booleans())

@@ -8,8 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfed.method import ClientView, CohortView, LocalView, MergeView, RoundInfo, ServerView
-from jaxfed.round import epoch_order
+from jaxfed.engine.local import epoch_order
+from jaxfed.methods.method import (
+    ClientView,
+    CohortView,
+    LocalView,
+    MergeView,
+    RoundInfo,
+    ServerView,
+)
 from jaxfed.types import Batch, ClientInfo
 
 

@@ -1,7 +1,7 @@
 """Rounds of one experiment, without the axis of experiments."""
 
-from jaxfed import execution
-from jaxfed.stacking import row
+from jaxfed.engine import execution
+from jaxfed.engine.stacking import row
 
 
 def run_round(programs, mesh, *arguments):

@@ -17,15 +17,17 @@ import pytest
 import jaxfed
 from experiments import figures, search, tables
 from experiments.released import released_partition, released_schedule
-from jaxfed import config, experiment, methods, sweep
+from jaxfed import methods
 from jaxfed.data import load_dataset
 from jaxfed.data.prepare import RECIPES
 from jaxfed.data.prepare import __main__ as prepare_command
-from jaxfed.halving import parse_halving
+from jaxfed.engine.sampling import SAMPLINGS
 from jaxfed.models import MODELS
 from jaxfed.partition import PARTITIONS
 from jaxfed.report import __main__ as report_command
-from jaxfed.sampling import SAMPLINGS
+from jaxfed.runs import checks, config_flags, deal
+from jaxfed.sweeps import sweep
+from jaxfed.sweeps.halving import parse_halving
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(ROOT.glob('docs/*.md'))
@@ -57,7 +59,11 @@ PUBLIC = dict(public())
 
 
 def test_the_walk_finds_what_is_public():
-    found = {'jaxfed.simulation.simulate', 'jaxfed.method.LocalView.mean', 'jaxfed.types.Batch'}
+    found = {
+        'jaxfed.runs.simulate.simulate',
+        'jaxfed.methods.method.LocalView.mean',
+        'jaxfed.types.Batch',
+    }
     assert found < PUBLIC.keys()
     assert len(PUBLIC) > 250
 
@@ -149,10 +155,10 @@ def test_every_command_has_flags_that_do(text, tmp_path, monkeypatch):
             arguments = [a for a in arguments if not a.startswith('--output=')]
         else:
             assert module in ('jaxfed.main', 'experiments.released')
-            of_process = {f'--{name}' for name in ('distributed', *config._PROCESS)}
+            of_process = {f'--{name}' for name in ('distributed', *config_flags._PROCESS)}
             arguments = [a for a in arguments if a.partition('=')[0] not in of_process]
         ours, arguments = of_sweep(arguments) if module == 'jaxfed.main' else ({}, arguments)
-        settings = config.parse(arguments)
+        settings = config_flags.parse(arguments)
         if ours:
             parse_halving(ours.get('halving'), settings)
             grid = sweep.parse(ours.get('sweep', ''), settings)
@@ -162,7 +168,7 @@ def test_every_command_has_flags_that_do(text, tmp_path, monkeypatch):
         if module == 'jaxfed.partition':
             sampled = min(settings.clients_per_round, settings.num_clients)
             settings = dataclasses.replace(settings, clients_per_round=sampled)
-        config.check(settings)
+        checks.check(settings)
         parts = methods.resolve(settings.method, settings.hyperparameters)
         methods.build(parts, switch_round=settings.switch_round)
 
@@ -203,7 +209,7 @@ def test_every_example_runs(text, trained, registries, cheap_runs, tmp_path, mon
         built = method or methods.build(parts)
         small = SMALL if settings.model in networks else {**SMALL, 'model': settings.model}
         settings = dataclasses.replace(settings, **small)
-        experiment.deal(settings)
+        deal.deal(settings)
         own = method or {part.name for part in parts} - known or {settings.model} - networks
         return simulate(settings, method=built) if own else trained
 

@@ -12,10 +12,13 @@ from absl.testing import flagsaver
 from rich.console import Console
 
 import jaxfed
-from jaxfed import config, devices, main, ops, plan, preparation, usage
-from jaxfed.experiment import look
-from jaxfed.partition.heatmap import print_heatmap
-from jaxfed.recording import console
+from jaxfed import config, main
+from jaxfed.engine import devices
+from jaxfed.internal import command_line, console
+from jaxfed.models import ops
+from jaxfed.recording.heatmap import print_heatmap
+from jaxfed.runs import config_flags, dry_run, prepare
+from jaxfed.runs.experiment import look
 from tests.test_main import SMALL, command, defined_flags, make_npz  # noqa: F401
 
 TINY = ('--dataset=npz', '--npz=tiny.npz', *SMALL)
@@ -71,8 +74,11 @@ def test_help_of_a_program_has_its_own_flags(monkeypatch, capsys):
 
 
 def test_groups_without_flags_and_long_texts():
-    rows = [usage.Row('a', 'b; c [what]', None, ('x', 'y')), usage.Row('long', 'word ' * 40, 3)]
-    lines = usage.short_help({'one': rows, 'none': []}, 'Title.\n\nMore.').splitlines()
+    rows = [
+        command_line.Row('a', 'b; c [what]', None, ('x', 'y')),
+        command_line.Row('long', 'word ' * 40, 3),
+    ]
+    lines = command_line.short_help({'one': rows, 'none': []}, 'Title.\n\nMore.').splitlines()
     assert lines[:3] == ['Title.', 'one:', '  --a    x|y: b [what]']
     assert 'none:' not in lines
     assert max(map(len, lines)) <= 80
@@ -92,7 +98,7 @@ def test_dry_run_tells_all_and_leaves_nothing(command, tmp_path, capsys):  # noq
         clients_per_round=2, alpha=1.0,
     )  # fmt: skip
     experiment = look(settings)
-    steps = plan.client_steps(experiment)
+    steps = dry_run.client_steps(experiment)
     assert f'{steps.min()} / {np.median(steps):g} / {steps.max()}' in text
     for told in (
         '120 examples at the clients, 30 test examples, 6x6x1 uint8, 3 classes',
@@ -112,7 +118,7 @@ def test_dry_run_tells_all_and_leaves_nothing(command, tmp_path, capsys):  # noq
 def test_dry_run_of_what_is_too_large(command, tmp_path, monkeypatch, capsys):  # noqa: F811
     make_npz(tmp_path / 'tiny.npz')
     before = set(tmp_path.rglob('*'))
-    monkeypatch.setattr(preparation, 'memory', lambda mesh: 1.0)
+    monkeypatch.setattr(prepare, 'memory', lambda mesh: 1.0)
     assert command('--dry_run', *TINY) == 2
     assert 'error: training needs about' in capsys.readouterr().err
     assert set(tmp_path.rglob('*')) == before
@@ -120,25 +126,25 @@ def test_dry_run_of_what_is_too_large(command, tmp_path, monkeypatch, capsys):  
 
 def test_a_plan_is_no_setting():
     with pytest.raises(ValueError, match='--dry_run=True is a flag of'):
-        config.parse(['--dry_run'])
+        config_flags.parse(['--dry_run'])
 
 
 def test_time_is_told_from_one_round():
     settings = jaxfed.Config(rounds=10, eval_every=3, local_eval_every=4)
-    timed = plan.Timed(training=2.0, steps=10, evaluation=1.0, local_evaluation=5.0)
+    timed = dry_run.Timed(training=2.0, steps=10, evaluation=1.0, local_evaluation=5.0)
     # 1000 steps of .2 s, 4 evaluations, 3 of local models.
-    assert plan.estimate(settings, timed, 1000) == '0:03:39'
+    assert dry_run.estimate(settings, timed, 1000) == '0:03:39'
 
 
 def test_convolutions_are_told_as_they_are_computed():
-    told = plan.convolutions(look(jaxfed.Config(model='cnn')))
+    told = dry_run.convolutions(look(jaxfed.Config(model='cnn')))
     assert told == {
         '5x5, 1 to 32 and 2x2 max-pool on 8x8': 'blocks',
         '5x5, 32 to 64 and 2x2 max-pool on 4x4': 'fourier',
     }
-    forced = plan.convolutions(look(jaxfed.Config(model='resnet8', conv='patches')))
+    forced = dry_run.convolutions(look(jaxfed.Config(model='resnet8', conv='patches')))
     assert set(forced.values()) == {'patches'}
-    told = plan.convolutions(look(jaxfed.Config(model='mobilenet', width=0.05)))
+    told = dry_run.convolutions(look(jaxfed.Config(model='mobilenet', width=0.05)))
     assert 'depthwise' in told.values()
     with pytest.raises(ValueError, match='use='):
         ops.observed('no way')
@@ -268,10 +274,10 @@ def test_names_with_brackets_are_shown_as_they_are(command, tmp_path, capsys):  
 
 @pytest.mark.parametrize('name', ['../../x', '/etc/x', 'a\nb', 'x' * 300])
 def test_a_run_stays_under_runs(name, tmp_path, monkeypatch):
-    from jaxfed.recording import records
+    from jaxfed.recording import run_files
 
     monkeypatch.chdir(tmp_path)
-    made = records.make_workdir(config.Config(dataset=name, method=name), [])
+    made = run_files.make_workdir(config.Config(dataset=name, method=name), [])
     assert made.resolve().parent == tmp_path / 'runs'
     assert json.loads((made / 'config.json').read_text())['dataset'] == name
 
@@ -280,7 +286,7 @@ def test_a_flag_file_that_is_no_text(tmp_path):
     path = tmp_path / 'binary.flags'
     path.write_bytes(b'\xb4\xff')
     with pytest.raises(ValueError, match=r'a file given as --flagfile is no text \(.*codec'):
-        config.parse([f'--flagfile={path}'])
+        config_flags.parse([f'--flagfile={path}'])
 
 
 @pytest.mark.parametrize(
@@ -302,13 +308,13 @@ def test_a_flag_file_that_is_no_text(tmp_path):
 def test_flags_that_do_not_do_are_one_line(flag, told, capsys):
     with flagsaver.flagsaver(), pytest.raises(SystemExit) as ended:
         flags.FLAGS.unparse_flags()
-        config.parse_program(['jaxfed', flag])
+        command_line.parse_program(['jaxfed', flag])
     shown = capsys.readouterr()
     assert ended.value.code == 2
     assert shown.err.startswith('error: ') and shown.err.count('\n') == 1
     assert told in shown.err and not shown.out
     with pytest.raises(ValueError) as refused:
-        config.parse([flag])
+        config_flags.parse([flag])
     assert f'error: {refused.value}\n' == shown.err
 
 

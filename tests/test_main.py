@@ -14,16 +14,18 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from jaxfed import Config, config, experiment, interruption, main, simulation
+from jaxfed import Config, main
+from jaxfed.internal import signals
 from jaxfed.metrics.measures import MEASURES
-from jaxfed.recording import records
+from jaxfed.recording import run_files
 from jaxfed.report.__main__ import main as report
+from jaxfed.runs import checks, config_flags, experiment, simulate
 
 
 @pytest.fixture(scope='module', autouse=True)
 def defined_flags():
     if 'method' not in flags.FLAGS:
-        config.define_flags()
+        config_flags.define_flags()
 
 
 @pytest.fixture
@@ -216,7 +218,7 @@ def test_compiled_programs_are_kept_only_where_wanted(command, monkeypatch):
 
 def test_auxiliary_data_is_taken_from_nobody(tmp_path):
     import jaxfed
-    from jaxfed.experiment import set_up
+    from jaxfed.runs.experiment import set_up
 
     path = str(make_npz(tmp_path / 'tiny.npz'))
     settings = jaxfed.Config(
@@ -313,7 +315,7 @@ def test_bad_input_is_refused_before_training(arguments, message, command, tmp_p
 )
 def test_values_of_a_wrong_type_are_told(settings, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        config.check(Config(**settings))
+        checks.check(Config(**settings))
 
 
 @pytest.mark.parametrize('value', [math.inf, -math.inf, math.nan, 1e39])
@@ -322,16 +324,16 @@ def test_values_of_a_wrong_type_are_told(settings, message):
 )
 def test_every_float_must_be_finite(name, value):
     with pytest.raises(ValueError, match=rf'--{name}={re.escape(str(value))} must be a finite'):
-        config.check(Config(**{name: value}))
+        checks.check(Config(**{name: value}))
 
 
 def test_an_integer_does_for_a_float():
-    config.check(Config(alpha=1, learning_rate=1, target_accuracy=1))
+    checks.check(Config(alpha=1, learning_rate=1, target_accuracy=1))
 
 
 def test_config_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match='not JSON compliant'):
-        records.make_workdir(Config(workdir=str(tmp_path / 'a'), alpha=math.inf), [])
+        run_files.make_workdir(Config(workdir=str(tmp_path / 'a'), alpha=math.inf), [])
     assert not (tmp_path / 'a').exists()
 
     def full(*_):
@@ -339,22 +341,22 @@ def test_config_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
     settings = Config(workdir=str(tmp_path / 'b'))
     with monkeypatch.context() as patch:
-        patch.setattr(records.os, 'replace', full)
+        patch.setattr(run_files.os, 'replace', full)
         with pytest.raises(ValueError, match='cannot be written to: no space left'):
-            records.make_workdir(settings, [])
+            run_files.make_workdir(settings, [])
     assert not list((tmp_path / 'b').glob('[!.]*'))
     settings = Config(workdir=str(tmp_path / 'b'), resume=False)
-    records.make_workdir(settings, [])
+    run_files.make_workdir(settings, [])
     assert [path.name for path in (tmp_path / 'b').glob('[!.]*')] == ['config.json']
     written = (tmp_path / 'b' / 'config.json').read_text()
     assert json.loads(written)['method'] == 'fedavg'
     with pytest.raises(ValueError, match='already holds a run'):
-        records.make_workdir(settings, [])
+        run_files.make_workdir(settings, [])
     # So it is told too where another run has begun after the first look.
     with monkeypatch.context() as patch:
-        patch.setattr(records, 'check_workdir', look_late(records.check_workdir))
+        patch.setattr(run_files, 'check_workdir', look_late(run_files.check_workdir))
         with pytest.raises(ValueError, match='already holds a run'):
-            records.make_workdir(settings, [])
+            run_files.make_workdir(settings, [])
     assert (tmp_path / 'b' / 'config.json').read_text() == written
     assert [path.name for path in (tmp_path / 'b').glob('[!.]*')] == ['config.json']
 
@@ -449,7 +451,7 @@ def test_a_signal_before_the_first_round_ends_with_a_line(
         os.kill(os.getpid(), number)
 
     make_npz(tmp_path / 'tiny.npz')
-    monkeypatch.setattr(interruption.os, '_exit', end)
+    monkeypatch.setattr(signals.os, '_exit', end)
     before = signal.getsignal(number)
     given = ('--dataset=npz', '--npz=tiny.npz', '--workdir=out', *SMALL)
 
@@ -462,14 +464,14 @@ def test_a_signal_before_the_first_round_ends_with_a_line(
         return capsys.readouterr().err
 
     # While data is loaded, and while programs are compiled: as if nothing had been.
-    for module, place in (experiment, 'load_dataset'), (simulation, 'prepare'):
+    for module, place in (experiment, 'load_dataset'), (simulate, 'prepare'):
         assert ended(module, place) == f'error: {word}; no round was trained.\n'
         assert not (tmp_path / 'out').exists()
     # A run that goes on keeps what it has, and the same command ends it.
     with monkeypatch.context() as patch:
-        patch.setattr(simulation, 'finish', lambda *_, **__: (_ for _ in ()).throw(OSError('full')))
+        patch.setattr(simulate, 'finish', lambda *_, **__: (_ for _ in ()).throw(OSError('full')))
         assert command(*given) == 1
-    for module, place in (experiment, 'load_dataset'), (simulation, 'prepare'):
+    for module, place in (experiment, 'load_dataset'), (simulate, 'prepare'):
         capsys.readouterr()
         assert ended(module, place) == f'error: {word}; the rounds done are in out.\n'
     assert len((tmp_path / 'out' / 'metrics.jsonl').read_text().splitlines()) == 3

@@ -56,11 +56,11 @@ def test_its_committed_outputs_are_of_a_whole_run(notebook):
 
 def test_its_settings_for_an_accelerator_are_valid(notebook):
     import jaxfed
-    from jaxfed import config
+    from jaxfed.runs import checks
 
     (source,) = [cell.source for cell in notebook.cells if 'base = jaxfed.Config' in cell.source]
     _, _, accelerator = source.partition('else:')
     names = {'jaxfed': jaxfed, 'MODEL': 'cnn', 'ROUNDS': None, 'SEED': 0}
     exec(f'if True:{accelerator}', names)
-    config.check(names['base'])
+    checks.check(names['base'])
     assert names['base'].dataset == 'cifar10'

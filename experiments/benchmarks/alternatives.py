@@ -224,7 +224,7 @@ def run_jaxfed(work: Work) -> Rounds:
       What was done.
     """
     import jaxfed
-    from jaxfed.devices import use_every_core
+    from jaxfed.engine.devices import use_every_core
 
     use_every_core()
     result = jaxfed.simulate(

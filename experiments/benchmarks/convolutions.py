@@ -2,7 +2,7 @@
 
 A program computes a convolution and both its gradients for several clients, each with a kernel of
 its own, in a compiled loop, shared out to devices and lanes as the engine does. The programs of a
-shape take turns. The last column says what `jaxfed.ops.lowering` chooses.
+shape take turns. The last column says what `jaxfed.models.ops.lowering` chooses.
 """
 
 import importlib.util
@@ -24,10 +24,10 @@ from rich.progress import track
 from rich.table import Table
 
 from experiments.benchmarks.machine import machine
-from jaxfed.devices import AXIS, cores, make_mesh, replicate, split, use_every_core
-from jaxfed.ops import LOWERINGS, conv_general_dilated, conv_max_pool, lowering
-from jaxfed.ops.conv import LAYOUT
-from jaxfed.stacking import stacking
+from jaxfed.engine.devices import AXIS, cores, make_mesh, replicate, split, use_every_core
+from jaxfed.engine.stacking import stacking
+from jaxfed.models.ops import LOWERINGS, conv_general_dilated, conv_max_pool, lowering
+from jaxfed.models.ops.conv import LAYOUT
 from jaxfed.types import Array
 
 

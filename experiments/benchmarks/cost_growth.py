@@ -31,14 +31,15 @@ from rich.progress import track
 from rich.table import Table
 
 from experiments.benchmarks.machine import machine
-from jaxfed.cohorts import everyone
 from jaxfed.data.augment import make_augment, normalise
-from jaxfed.devices import check_devices, make_mesh, replicate, use_every_core
-from jaxfed.execution import alone, compile_round, run_round
-from jaxfed.lanes import schedule
-from jaxfed.method import Method
+from jaxfed.engine.cohorts import everyone
+from jaxfed.engine.devices import check_devices, make_mesh, replicate, use_every_core
+from jaxfed.engine.execution import alone, compile_round, run_round
+from jaxfed.engine.lanes import schedule
+from jaxfed.engine.local import LocalSettings, steps_per_epoch
+from jaxfed.engine.round import ServerState, TrainingData, make_round
+from jaxfed.methods.method import Method
 from jaxfed.models import make_model
-from jaxfed.round import LocalSettings, ServerState, TrainingData, make_round, steps_per_epoch
 from jaxfed.types import Array, Model, Outputs, PyTree
 
 SHAPE = (8, 8, 1)
@@ -429,7 +430,7 @@ def draw_sweeps(sweeps: list[Sweep], path: Path) -> None:
                 )
         along = np.geomspace(x[fitted].min() if fitted.any() else x.min(), x.max(), 100)
         line = 1e3 * (own.line.fixed + own.line.slope * np.interp(along, x, work))
-        axes.plot(along, line, color=FITTED, zorder=1, label=in_words(own))
+        axes.plot(along, line, color=FITTED, zorder=1, label=size_in_words(own))
         axes.set(xscale='log', yscale='log', xlabel=TITLES[own.name], ylabel='ms a round')
         axes.set_title(f'{TITLES[own.name]}: R² = {own.line.r_squared:.4f}', fontsize='medium')
         axes.grid(alpha=0.3)
@@ -446,7 +447,7 @@ def varied(timing: Timing, name: str) -> int:
     return timing.parameters if name == 'width' else int(getattr(timing.point, name))
 
 
-def in_words(own: Sweep) -> str:
+def size_in_words(own: Sweep) -> str:
     """The fitted line of a sweep."""
     fixed = f'{1e3 * own.line.fixed:.2f} ms'
     if own.by_parameters:

@@ -44,19 +44,20 @@ from rich.table import Table
 from scipy.optimize import nnls
 
 from experiments.benchmarks.machine import machine
-from experiments.benchmarks.played import Played, images_file, ready
-from experiments.benchmarks.turns import process, serve, take_cores
-from jaxfed import Config, config, methods
-from jaxfed.costs import method_cost
-from jaxfed.devices import cores
-from jaxfed.execution import peak_memory
-from jaxfed.experiment import look
-from jaxfed.lanes import choose_lanes, schedule
-from jaxfed.metrics.accuracy import chunk_size
+from experiments.benchmarks.rounds import Played, images_file, ready
+from experiments.benchmarks.workers import process, serve, take_cores
+from jaxfed import Config, methods
+from jaxfed.engine.devices import cores
+from jaxfed.engine.evaluation import chunk_size
+from jaxfed.engine.execution import peak_memory
+from jaxfed.engine.lanes import choose_lanes, schedule
+from jaxfed.internal import command_line
+from jaxfed.internal.files import read_json, write_json
+from jaxfed.methods.costs import method_cost
 from jaxfed.models import make_model
-from jaxfed.ops import convolution
-from jaxfed.recording.records import read_json, write_json
+from jaxfed.models.ops import convolution
 from jaxfed.recording.style import COLOURS, save, style
+from jaxfed.runs.experiment import look
 from jaxfed.types import Array, PyTree
 
 SHAPE, CLASSES = (32, 32, 3), 10
@@ -582,7 +583,7 @@ def show(found: dict[str, Any], console: Console) -> None:
 def main(_: Sequence[str]) -> None:
     """Measures, fits, prints, writes and draws."""
     values = flags.FLAGS
-    config.quiet_libraries()
+    command_line.quiet_libraries()
     if values.worker:
         take_cores(values.worker)
         measure_in_turns(values.worker, values.repeats)

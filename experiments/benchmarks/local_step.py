@@ -28,9 +28,9 @@ from rich.table import Table
 
 from experiments.benchmarks.machine import machine
 from jaxfed import losses, methods
-from jaxfed.cohorts import everyone
 from jaxfed.data.augment import make_augment, normalise
-from jaxfed.devices import (
+from jaxfed.engine.cohorts import everyone
+from jaxfed.engine.devices import (
     AXIS,
     check_devices,
     cores,
@@ -39,12 +39,13 @@ from jaxfed.devices import (
     split,
     use_every_core,
 )
-from jaxfed.execution import alone, compile_round, peak_memory, run_round
-from jaxfed.lanes import schedule
+from jaxfed.engine.execution import alone, compile_round, peak_memory, run_round
+from jaxfed.engine.lanes import schedule
+from jaxfed.engine.local import LocalSettings, local_optimizer
+from jaxfed.engine.round import ServerState, TrainingData, make_round
+from jaxfed.engine.stacking import STACKED, Stacking, row, stacking
 from jaxfed.models import make_model
-from jaxfed.ops import convolution
-from jaxfed.round import LocalSettings, ServerState, TrainingData, local_optimizer, make_round
-from jaxfed.stacking import STACKED, Stacking, row, stacking
+from jaxfed.models.ops import convolution
 from jaxfed.types import Array, Model, PyTree
 
 SHAPE = (32, 32, 3)

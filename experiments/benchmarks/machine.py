@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 
-from jaxfed.devices import cores
+from jaxfed.engine.devices import cores
 
 
 def machine() -> dict[str, str | int]:

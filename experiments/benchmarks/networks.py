@@ -31,7 +31,7 @@ from experiments.benchmarks.local_step import (
     torch_program,
 )
 from experiments.benchmarks.machine import machine
-from jaxfed.devices import check_devices, make_mesh, use_every_core
+from jaxfed.engine.devices import check_devices, make_mesh, use_every_core
 from jaxfed.models import MODELS, make_model, options
 
 REMAT = {'remat': True}

@@ -23,18 +23,19 @@ from rich.progress import track
 from rich.table import Table
 
 from experiments.benchmarks.machine import machine
-from experiments.benchmarks.played import Played, ready
+from experiments.benchmarks.rounds import Played, ready
 from jaxfed import Config, config
-from jaxfed.devices import use_every_core
-from jaxfed.experiment import set_up
-from jaxfed.lanes import choose_lanes, schedule
+from jaxfed.engine.devices import use_every_core
+from jaxfed.engine.lanes import choose_lanes, schedule
+from jaxfed.engine.local import steps_per_epoch
+from jaxfed.internal import command_line
+from jaxfed.internal.files import write_json
 from jaxfed.partition import make_partition
-from jaxfed.recording.records import write_json
 from jaxfed.recording.style import COLOURS, save, style
-from jaxfed.round import steps_per_epoch
-from jaxfed.simulation import train
-from jaxfed.sweep import Member, expand, parse
-from jaxfed.together import set_up_all, train_group
+from jaxfed.runs.experiment import set_up
+from jaxfed.runs.simulate import train
+from jaxfed.sweeps.sweep import Member, expand, parse
+from jaxfed.sweeps.training import set_up_all, train_group
 
 GRID, SEEDS = 'beta=0.3,1,3,10 tau=1,3', 2
 # Of the shares: a round of the papers.
@@ -370,7 +371,7 @@ def show(found: dict[str, Any], console: Console) -> None:
 def main(_: Sequence[str]) -> None:
     """Measures, prints, writes and draws."""
     values = flags.FLAGS
-    config.quiet_libraries()
+    command_line.quiet_libraries()
     use_every_core()
     base = settings(values.data_dir, values.model, values.rounds)
     with tempfile.TemporaryDirectory() as folder:

@@ -28,15 +28,16 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.benchmarks.machine import machine
-from jaxfed.cohorts import everyone
 from jaxfed.data.augment import normalise
-from jaxfed.devices import make_mesh, replicate, use_every_core
-from jaxfed.execution import alone, compile_round, run_round
-from jaxfed.lanes import choose_lanes, schedule
-from jaxfed.method import Method
+from jaxfed.engine.cohorts import everyone
+from jaxfed.engine.devices import make_mesh, replicate, use_every_core
+from jaxfed.engine.execution import alone, compile_round, run_round
+from jaxfed.engine.lanes import choose_lanes, schedule
+from jaxfed.engine.local import LocalSettings, steps_per_epoch
+from jaxfed.engine.round import ServerState, TrainingData, make_round
+from jaxfed.methods.method import Method
 from jaxfed.models import make_model
 from jaxfed.partition import make_partition
-from jaxfed.round import LocalSettings, ServerState, TrainingData, make_round, steps_per_epoch
 from jaxfed.types import PyTree
 
 CLASSES = 10

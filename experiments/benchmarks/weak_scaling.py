@@ -25,14 +25,15 @@ from rich.progress import track
 from rich.table import Table
 
 from experiments.benchmarks.machine import machine
-from experiments.benchmarks.played import images_file, ready
-from experiments.benchmarks.turns import process, serve, take_cores
+from experiments.benchmarks.rounds import images_file, ready
+from experiments.benchmarks.workers import process, serve, take_cores
 from jaxfed import Config, config
-from jaxfed.devices import cores
-from jaxfed.experiment import look
-from jaxfed.recording.records import write_json
+from jaxfed.engine.devices import cores
+from jaxfed.engine.stacking import row
+from jaxfed.internal import command_line
+from jaxfed.internal.files import write_json
 from jaxfed.recording.style import COLOURS, DASHES, save, style
-from jaxfed.stacking import row
+from jaxfed.runs.experiment import look
 
 SHAPE = (32, 32, 3)
 BATCH_SIZE = 50
@@ -208,7 +209,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
 def main(_: Sequence[str]) -> None:
     """Measures, prints, writes and draws."""
     values = flags.FLAGS
-    config.quiet_libraries()
+    command_line.quiet_libraries()
     if values.worker:
         job = Job(values.model, values.clients, values.steps, values.rounds)
         train_in_turns(job, values.worker, take_cores(values.worker))

@@ -1,6 +1,6 @@
 """Some rounds by one method and the rest by another."""
 
-from experiments.draw.plan import Series
+from experiments.draw.figure import Series
 
 
 def after_fedavg(series: Series, rounds: int, *, client: int) -> Series:

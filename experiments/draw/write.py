@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.command import write
+from experiments.draw.figure import Plan, cells_of
 from experiments.draw.panels import draw
-from experiments.draw.plan import Plan, cells_of
 from experiments.draw.shapes import Lines, Matrix, Shape
-from experiments.grid import Cell, Run, equal
+from experiments.grid.command import write
+from experiments.grid.runner import Cell, Run, equal
 from jaxfed.recording.style import save, style
 
 _HEADER = ('panel', 'series', 'x', 'value', 'sd', 'n')

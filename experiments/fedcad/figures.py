@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from experiments.draw import take
+from experiments.draw import quantities
+from experiments.draw.figure import Figure, Panel, of_table
 from experiments.draw.phase import after_fedavg
-from experiments.draw.plan import Figure, Panel, of_table
 from experiments.fedcad.tables import TABLE_1
 
 _COLUMN = 'fedcad/cifar10_dirichlet0.5'
@@ -17,7 +17,7 @@ def _figure_1(rounds: int | None) -> Figure:
     return Figure(
         'data of a client, class accuracies of the global model after FedAvg and of the model that '
         'the client trains from it by each method (CIFAR-10, Dirichlet 0.5)',
-        (Panel('', series, take.one_client),),
+        (Panel('', series, quantities.one_client),),
         one_seed=True,
         measured=True,
         notes=(
@@ -34,7 +34,7 @@ def _figure_3(rounds: int | None) -> Figure:
     panel = Panel(
         'CIFAR-10, Dirichlet 0.5',
         of_table(TABLE_1, _COLUMN, rows=('FedAvg',)),
-        take.partition,
+        quantities.partition,
         False,
     )
     return Figure(
@@ -50,8 +50,8 @@ def _figure_4(rounds: int | None) -> Figure:
         'test accuracy of the global model, and mean of the local models, by round (CIFAR-10, '
         'Dirichlet 0.5)',
         (
-            Panel('global model', series, take.by_round()),
-            Panel('local models', series, take.by_round(take.local_accuracy)),
+            Panel('global model', series, quantities.by_round()),
+            Panel('local models', series, quantities.by_round(quantities.local_accuracy)),
         ),
         across=2,
         notes=('The paper does not tell which methods it draws; these are those of table 1.',),

@@ -4,8 +4,8 @@ He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Lea
 hyper-parameters are in section 'Experimental Setup'.
 """
 
-from experiments.grid import Row
-from experiments.published import Column, Table
+from experiments.grid.published import Column, Table
+from experiments.grid.runner import Row
 
 PAPER = 'FedCAD'
 ROWS = (

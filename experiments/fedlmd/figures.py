@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable
 
-from experiments.draw import take
-from experiments.draw.plan import Figure, Panel, Series, of_table
+from experiments.draw import quantities
+from experiments.draw.figure import Figure, Panel, Series, of_table
 from experiments.fedlmd.tables import FEDAVG, FEDLMD, TABLE_1, TABLE_2, TABLE_3
-from experiments.grid import Row
+from experiments.grid.runner import Row
 
 _DEFAULT = 'fedlmd/cifar10_lda0.05'
 _WHERE = 'CIFAR-10, Dirichlet 0.05'
@@ -28,15 +28,19 @@ def _figure_2(rounds: int | None) -> Figure:
     """Labels of a round's clients, and what the global model then predicts."""
     fedavg, fedlmd = (Series(_DEFAULT, row) for row in (FEDAVG, FEDLMD))
 
-    def of(values: Callable[[take.Entry], list[float] | None], label: str) -> take.Tabled:
-        return take.classes_by_round(values, label, last=_SHOWN, gamma=0.5)
+    def of(
+        values: Callable[[quantities.Entry], list[float] | None], label: str
+    ) -> quantities.Tabled:
+        return quantities.classes_by_round(values, label, last=_SHOWN, gamma=0.5)
 
-    predicted = of(take.predicted_shares, 'predictions (%)')
+    predicted = of(quantities.predicted_shares, 'predictions (%)')
     return Figure(
         f'training examples of the clients of each round by class, and predictions of the global '
         f'model after it by class ({_WHERE})',
         (
-            Panel("the round's clients", (fedavg,), of(take.cohort_labels, 'training examples')),
+            Panel(
+                "the round's clients", (fedavg,), of(quantities.cohort_labels, 'training examples')
+            ),
             Panel('predictions, FedAvg', (fedavg,), predicted),
             Panel('predictions, FedLMD', (fedlmd,), predicted),
         ),
@@ -50,7 +54,7 @@ def _figure_4(rounds: int | None) -> Figure:
     """Accuracy by round of ways to distil."""
     return Figure(
         f'test accuracy by round with and without distillation ({_WHERE})',
-        (Panel('', of_table(TABLE_1, _DEFAULT), take.by_round()),),
+        (Panel('', of_table(TABLE_1, _DEFAULT), quantities.by_round()),),
     )
 
 
@@ -64,7 +68,7 @@ def _figure_5(rounds: int | None) -> Figure:
             for row in rows
             for value in values
         )
-        return Panel(title, series, take.sweep(take.best, xlabel, _BEST))
+        return Panel(title, series, quantities.sweep(quantities.best, xlabel, _BEST))
 
     return Figure(
         'best test accuracy of methods that compute nothing more than FedAvg does, by skew of the '
@@ -89,7 +93,7 @@ def _figure_6(rounds: int | None) -> Figure:
             Panel(
                 f'α = {alpha}',
                 of_table(TABLE_3, f'fedlmd/cifar10_lda{alpha}'),
-                take.by_round(),
+                quantities.by_round(),
             )
             for alpha in (0.05, 0.3, 0.5)
         ),
@@ -108,7 +112,7 @@ def _figure_7(rounds: int | None) -> Figure:
             for row in rows
             for value in values
         )
-        return Panel('', series, take.sweep(take.best, title, _BEST))
+        return Panel('', series, quantities.sweep(quantities.best, title, _BEST))
 
     return Figure(
         f'best test accuracy by local epochs and by clients of a round ({_WHERE})',
@@ -141,7 +145,11 @@ def _figure_8(rounds: int | None) -> Figure:
             row, flags = (FEDLMD_TF if switch else FEDLMD), []
         return Series(_DEFAULT, row, tuple(flags), _SWITCHED.name, (str(switch),))
 
-    panel = Panel('', tuple(map(at, switches)), take.sweep(take.best, 'rounds of FedLMD-Tf', _BEST))
+    panel = Panel(
+        '',
+        tuple(map(at, switches)),
+        quantities.sweep(quantities.best, 'rounds of FedLMD-Tf', _BEST),
+    )
     return Figure(
         f'best test accuracy where FedLMD follows FedLMD-Tf after some rounds ({_WHERE})',
         (panel,),
@@ -163,7 +171,9 @@ def _figure_9(rounds: int | None) -> Figure:
             for beta in (0.25, 0.5, 1, 2)
         )  # fmt: skip
         return Panel(
-            row.name, series, take.sensitivity(take.best, 'weight β', 'temperature τ', _BEST)
+            row.name,
+            series,
+            quantities.sensitivity(quantities.best, 'weight β', 'temperature τ', _BEST),
         )
 
     return Figure(

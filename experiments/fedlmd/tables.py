@@ -5,8 +5,8 @@ section 5.1; it searches all hyper-parameters and tells none but the smoothing o
 built on FedNTD's, and from there are those of the methods that it compares with.
 """
 
-from experiments.grid import Row
-from experiments.published import Column, Table
+from experiments.grid.published import Column, Table
+from experiments.grid.runner import Row
 
 PAPER = 'FedLMD'
 FEDAVG = Row('FedAvg', ('--method=fedavg',))

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from experiments.draw import take
+from experiments.draw import quantities
+from experiments.draw.figure import Figure, Panel, Series, of_table
 from experiments.draw.phase import after_fedavg
-from experiments.draw.plan import Figure, Panel, Series, of_table
 from experiments.fedssd.tables import TABLE_1, TABLE_2
 
 _CIFAR10 = 'fedssd/cifar10_dirichlet0.5'
@@ -37,13 +37,13 @@ def _figure_2(rounds: int | None) -> Figure:
         'what local training of FedAvg forgets: global against mean local test accuracy, a dot a '
         'round; their difference by round; and its mean over rounds by heterogeneity (CIFAR-10)',
         (
-            Panel('a dot a round', series, take.dots(
-                take.global_accuracy, take.local_accuracy,
+            Panel('a dot a round', series, quantities.dots(
+                quantities.global_accuracy, quantities.local_accuracy,
                 'global test accuracy (%)', 'mean local test accuracy (%)',
             )),
-            Panel('by round', series, take.by_round(take.gap, take.GAP, zero=True)),
-            Panel('by heterogeneity', by_skew, take.sweep(
-                take.mean_gap, 'partition', take.GAP, zero=True,
+            Panel('by round', series, quantities.by_round(quantities.gap, quantities.GAP, zero=True)),
+            Panel('by heterogeneity', by_skew, quantities.sweep(
+                quantities.mean_gap, 'partition', quantities.GAP, zero=True,
             )),
         ),
         across=3,
@@ -63,8 +63,14 @@ def _figure_3(rounds: int | None) -> Figure:
         Panel(f'{where}: {whose}', (Series(column, fedavg, look),), read)
         for column, where in ((_CIFAR10, 'Dirichlet 0.5'), ('fedssd/cifar10_iid', 'IID'))
         for whose, read in (
-            ('global model', take.classes_by_round(take.class_accuracy, _BY_CLASS, high=100)),
-            ('local model', take.classes_by_round(take.local_class_accuracy, _BY_CLASS, high=100)),
+            (
+                'global model',
+                quantities.classes_by_round(quantities.class_accuracy, _BY_CLASS, high=100),
+            ),
+            (
+                'local model',
+                quantities.classes_by_round(quantities.local_class_accuracy, _BY_CLASS, high=100),
+            ),
         )
     ]
     return Figure(
@@ -91,10 +97,10 @@ def _figure_4(rounds: int | None) -> Figure:
         'the data of a client, and confusion matrices of the global model and of the models that '
         'the client trains from it by FedAvg and by FedSSD (CIFAR-10, Dirichlet 0.5)',
         (
-            Panel("client's data", (fedavg,), take.client_data),
-            Panel('global model', (fedavg,), take.global_confusion),
-            Panel('local model, FedAvg', (fedavg,), take.local_confusion),
-            Panel('local model, FedSSD', (fedssd,), take.local_confusion),
+            Panel("client's data", (fedavg,), quantities.client_data),
+            Panel('global model', (fedavg,), quantities.global_confusion),
+            Panel('local model, FedAvg', (fedavg,), quantities.local_confusion),
+            Panel('local model, FedSSD', (fedssd,), quantities.local_confusion),
         ),
         across=2,
         one_seed=True,
@@ -114,7 +120,12 @@ def _figure_6(rounds: int | None) -> Figure:
     return Figure(
         'training examples of each class at each client, Dirichlet 0.5',
         tuple(
-            Panel(name, of_table(TABLE_1, column, rows=('FedAvg',)), take.partition, trains=False)
+            Panel(
+                name,
+                of_table(TABLE_1, column, rows=('FedAvg',)),
+                quantities.partition,
+                trains=False,
+            )
             for column, name in _DATASETS.items()
         ),
         across=3,
@@ -131,11 +142,11 @@ def _figure_7(rounds: int | None) -> Figure:
             Panel(
                 f'{name}: {whose}',
                 of_table(TABLE_1, column, variant=_LOCAL),
-                take.by_round(value),
+                quantities.by_round(value),
             )
             for whose, value in (
-                ('global model', take.global_accuracy),
-                ('local models', take.local_accuracy),
+                ('global model', quantities.global_accuracy),
+                ('local models', quantities.local_accuracy),
             )
             for column, name in _DATASETS.items()
         ),
@@ -152,7 +163,7 @@ def _figure_8(rounds: int | None) -> Figure:
             Panel(
                 f'{_DATASETS[column]}, C = {share}',
                 of_table(TABLE_1, column, variant=_hundred(share)),
-                take.by_round(),
+                quantities.by_round(),
             )
             for column in tuple(_DATASETS)[:2]
             for share in (0.1, 0.2)
@@ -169,7 +180,7 @@ def _figure_9(rounds: int | None) -> Figure:
     """Accuracy by local epochs."""
     return Figure(
         'final test accuracy by local epochs (CIFAR-10, Dirichlet 0.5)',
-        (Panel('', _epochs((1, 10, 20, 50)), take.sweep(take.final, 'local epochs')),),
+        (Panel('', _epochs((1, 10, 20, 50)), quantities.sweep(quantities.final, 'local epochs')),),
         notes=("The paper's text tells only E = 1; the others are those of FedCAD's table 4.",),
     )
 

@@ -4,8 +4,8 @@ He et al., Learning Critically: Selective Self Distillation in Federated Learnin
 2022. Its hyper-parameters are in section 5.1.
 """
 
-from experiments.grid import Row
-from experiments.published import Column, Table
+from experiments.grid.published import Column, Table
+from experiments.grid.runner import Row
 
 PAPER = 'FedSSD'
 ROWS = (

@@ -6,14 +6,14 @@ read, and all processes of a machine share it.
 
 import json
 import logging
-import os
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from jaxfed.data.folders import replacing
+from jaxfed.internal.files import cache_folder
+from jaxfed.internal.folders import replacing
 from jaxfed.types import Dataset
 
 _log = logging.getLogger(__name__)
@@ -23,13 +23,6 @@ _LABELS = ('y_train', 'y_test')
 
 # (name of the array, [b, H, W, channels] blocks of it, how many images in all) -> the whole array
 Store = Callable[[str, Iterator[np.ndarray], int], np.ndarray]
-
-
-def cache_folder() -> pathlib.Path:
-    """Returns where jaxfed keeps what can be made again: $JAXFED_CACHE_DIR or ~/.cache/jaxfed."""
-    return pathlib.Path(
-        os.environ.get('JAXFED_CACHE_DIR') or pathlib.Path('~/.cache/jaxfed').expanduser()
-    )
 
 
 def decoded(key: str, decode: Callable[[Store], Dataset]) -> Dataset:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from jaxfed.internal.type_checks import printable
 from jaxfed.types import Dataset
-from jaxfed.values import printable
 
 _KEYS = ('x_train', 'y_train', 'x_test', 'y_test')
 

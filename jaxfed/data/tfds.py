@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxfed.data import cache
+from jaxfed.internal.files import data_folder
 from jaxfed.types import Dataset
 
 _log = logging.getLogger(__name__)
@@ -70,19 +71,6 @@ def load_tfds(name: str, data_dir: str | os.PathLike[str] | None = None) -> Data
     base = name.partition(':')[0]
     key = f'{base.replace("/", "_")}-{directory.name}-{_fingerprint(directory)}'
     return cache.decoded(key, lambda store: _decode(base, directory, store))
-
-
-def data_folder(data_dir: str | os.PathLike[str] | None) -> pathlib.Path:
-    """Returns the folder of prepared datasets.
-
-    Args:
-      data_dir: the folder; None for $TFDS_DATA_DIR or ~/tensorflow_datasets.
-
-    Returns:
-      The folder, whether it exists or not.
-    """
-    root = pathlib.Path(data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets')
-    return root.expanduser()
 
 
 def _find(name: str, root: pathlib.Path) -> pathlib.Path | None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxfed.method import Method, chain
+from jaxfed.internal.type_checks import check_value, printable
 from jaxfed.methods.fedadagrad import fedadagrad
 from jaxfed.methods.fedadam import fedadam
 from jaxfed.methods.fedavg import fedavg
@@ -33,11 +33,11 @@ from jaxfed.methods.fedssd import fedssd
 from jaxfed.methods.fedyogi import fedyogi
 from jaxfed.methods.kd import kd
 from jaxfed.methods.label_smoothing import label_smoothing
+from jaxfed.methods.method import Method, chain
 from jaxfed.methods.moon import moon
 from jaxfed.methods.mse import mse
 from jaxfed.methods.scaffold import scaffold
 from jaxfed.methods.switch import switch
-from jaxfed.values import check_value, printable
 
 __all__ = ['METHODS', 'Part', 'build', 'describe', 'hyperparameters', 'resolve']
 

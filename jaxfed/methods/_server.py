@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfed.method import MergeView, Method
 from jaxfed.methods._check import check
+from jaxfed.methods.method import MergeView, Method
 from jaxfed.types import PyTree
 
 

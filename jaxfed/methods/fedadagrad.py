@@ -2,9 +2,9 @@
 
 import optax
 
-from jaxfed.method import Method
 from jaxfed.methods._check import check
 from jaxfed.methods._server import server_optimizer
+from jaxfed.methods.method import Method
 
 
 def fedadagrad(*, server_lr: float = 0.01, eps: float = 1e-3, initial: float = 0.0) -> Method:

@@ -2,8 +2,8 @@
 
 import optax
 
-from jaxfed.method import Method
 from jaxfed.methods._server import two_moments
+from jaxfed.methods.method import Method
 
 
 def fedadam(

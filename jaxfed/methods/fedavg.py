@@ -1,6 +1,6 @@
 """FedAvg: plain local training, weighted mean of the clients' parameters."""
 
-from jaxfed.method import Method
+from jaxfed.methods.method import Method
 
 
 def fedavg() -> Method:

@@ -4,9 +4,9 @@ from typing import Literal
 
 import optax
 
-from jaxfed.method import Method
 from jaxfed.methods._check import check
 from jaxfed.methods._server import server_optimizer
+from jaxfed.methods.method import Method
 
 
 def fedavgm(

@@ -5,8 +5,8 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jaxfed import losses
-from jaxfed.method import ClientView, LocalView, Method, ServerView
 from jaxfed.methods._check import check, check_temperature
+from jaxfed.methods.method import ClientView, LocalView, Method, ServerView
 from jaxfed.types import Array, Batch
 
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxfed import losses
-from jaxfed.method import ClientView, LocalView, MergeView, Method
 from jaxfed.methods._check import check
+from jaxfed.methods.method import ClientView, LocalView, MergeView, Method
 from jaxfed.types import Array, Batch, PyTree
 
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxfed.losses import proximal
-from jaxfed.method import ClientView, CohortView, LocalView, MergeView, Method
 from jaxfed.methods._check import check
+from jaxfed.methods.method import ClientView, CohortView, LocalView, MergeView, Method
 from jaxfed.types import Array, PyTree
 
 

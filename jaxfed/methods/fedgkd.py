@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxfed import losses
-from jaxfed.method import LocalView, MergeView, Method, ServerView
 from jaxfed.methods._check import check, check_temperature
+from jaxfed.methods.method import LocalView, MergeView, Method, ServerView
 from jaxfed.types import Array, PyTree
 
 

@@ -1,8 +1,8 @@
 """FedLMD: distillation of the classes that a client holds little of."""
 
 from jaxfed import losses
-from jaxfed.method import LocalView, Method
 from jaxfed.methods._check import check, check_temperature
+from jaxfed.methods.method import LocalView, Method
 from jaxfed.types import Array, ClientInfo
 
 

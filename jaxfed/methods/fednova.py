@@ -2,8 +2,8 @@
 
 import jax.numpy as jnp
 
-from jaxfed.method import CohortView, Method
 from jaxfed.methods._steps import effective_steps
+from jaxfed.methods.method import CohortView, Method
 from jaxfed.types import Array
 
 

@@ -1,8 +1,8 @@
 """FedNTD: distillation over the classes other than the true one."""
 
 from jaxfed import losses
-from jaxfed.method import LocalView, Method
 from jaxfed.methods._check import check, check_temperature
+from jaxfed.methods.method import LocalView, Method
 from jaxfed.types import Array
 
 

@@ -1,8 +1,8 @@
 """FedProx: a proximal term holds the local parameters near the global ones."""
 
 from jaxfed import losses
-from jaxfed.method import LocalView, Method
 from jaxfed.methods._check import check
+from jaxfed.methods.method import LocalView, Method
 from jaxfed.types import Array
 
 

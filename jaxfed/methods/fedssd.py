@@ -1,8 +1,8 @@
 """FedSSD: distillation weighted by how far the global model can be trusted."""
 
 from jaxfed import losses
-from jaxfed.method import LocalView, Method, ServerView
 from jaxfed.methods._check import check
+from jaxfed.methods.method import LocalView, Method, ServerView
 from jaxfed.types import Array
 
 

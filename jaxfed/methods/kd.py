@@ -1,8 +1,8 @@
 """KD: distillation from the global model, also FedAvg+KD and FedGKD with one teacher."""
 
 from jaxfed import losses
-from jaxfed.method import LocalView, Method
 from jaxfed.methods._check import check, check_temperature
+from jaxfed.methods.method import LocalView, Method
 from jaxfed.types import Array
 
 

@@ -1,8 +1,8 @@
 """Label smoothing, FedAvg+LS."""
 
 from jaxfed import losses
-from jaxfed.method import LocalView, Method
 from jaxfed.methods._check import check
+from jaxfed.methods.method import LocalView, Method
 from jaxfed.types import Array
 
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxfed import losses
-from jaxfed.method import ClientView, LocalView, Method
 from jaxfed.methods._check import check, check_temperature
+from jaxfed.methods.method import ClientView, LocalView, Method
 from jaxfed.models.heads import with_projection
 from jaxfed.types import Array, PyTree
 

@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 
 from jaxfed import losses
-from jaxfed.method import LocalView, Method
 from jaxfed.methods._check import check
+from jaxfed.methods.method import LocalView, Method
 from jaxfed.types import Array
 
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfed.method import ClientView, LocalView, MergeView, Method
 from jaxfed.methods._steps import effective_steps
+from jaxfed.methods.method import ClientView, LocalView, MergeView, Method
 from jaxfed.types import Array, PyTree
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxfed.method import (
+from jaxfed.methods.method import (
     ClientView,
     CohortView,
     LocalView,

@@ -1,6 +1,6 @@
 """Measures of a model, of a round's clients and of a run, as pure functions."""
 
-from jaxfed.metrics.accuracy import Evaluation, evaluate, grade, predict
+from jaxfed.metrics.accuracy import Evaluation, grade
 from jaxfed.metrics.alignment import alignment, class_preference
 from jaxfed.metrics.confusion import confusion_matrix, prediction_share
 from jaxfed.metrics.consistency import class_consistency, same_predictions
@@ -8,23 +8,13 @@ from jaxfed.metrics.curves import rounds_to_target, speed_up
 from jaxfed.metrics.divergence import distribution_divergence, weight_distances
 from jaxfed.metrics.drift import Drift, diversity, drift
 from jaxfed.metrics.forgetting import class_forgetting, forgetting
-from jaxfed.metrics.gradients import gradient_sum
 from jaxfed.metrics.in_out import in_out_accuracy, label_shares, out_local
-from jaxfed.metrics.local import Own, evaluate_locals, personal_accuracy
-from jaxfed.metrics.teacher import (
-    Agreement,
-    Teacher,
-    agreement,
-    as_teacher,
-    evaluate_teacher,
-    teacher_kl,
-)
+from jaxfed.metrics.teacher import Agreement, Teacher, agreement, as_teacher, teacher_kl
 
 __all__ = [
     'Agreement',
     'Drift',
     'Evaluation',
-    'Own',
     'Teacher',
     'agreement',
     'alignment',
@@ -36,17 +26,11 @@ __all__ = [
     'distribution_divergence',
     'diversity',
     'drift',
-    'evaluate',
-    'evaluate_locals',
-    'evaluate_teacher',
     'forgetting',
     'grade',
-    'gradient_sum',
     'in_out_accuracy',
     'label_shares',
     'out_local',
-    'personal_accuracy',
-    'predict',
     'prediction_share',
     'rounds_to_target',
     'same_predictions',

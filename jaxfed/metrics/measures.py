@@ -14,8 +14,8 @@ from jaxfed.metrics.consistency import class_consistency, same_predictions
 from jaxfed.metrics.divergence import distribution_divergence, weight_distances
 from jaxfed.metrics.drift import diversity, drift
 from jaxfed.metrics.forgetting import class_forgetting
+from jaxfed.metrics.history import Past
 from jaxfed.metrics.in_out import in_out_accuracy, label_shares
-from jaxfed.metrics.past import Past
 from jaxfed.types import PyTree
 
 # What of `Locals` is made only for the measures that ask for it.

@@ -1,16 +1,13 @@
 """How far a local model has left the global one that it started from, its teacher."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 from jaxfed import losses
-from jaxfed.metrics.accuracy import Evaluation, grade, predict
 from jaxfed.metrics.alignment import alignment, class_preference
-from jaxfed.types import Array, Outputs, PyTree
+from jaxfed.types import Array, Outputs
 
 
 class Teacher(NamedTuple):
@@ -42,18 +39,6 @@ def teacher_kl(teacher_logits: ArrayLike, logits: ArrayLike) -> Array:
     return jnp.mean(losses.kl_distillation(logits, teacher_logits, temperature=1.0))
 
 
-def without_stats(outputs: Outputs) -> Outputs:
-    """What of a network's outputs has a row for each example.
-
-    Args:
-      outputs: of the network.
-
-    Returns:
-      Logits and features.
-    """
-    return Outputs(outputs.logits, outputs.features)
-
-
 def as_teacher(outputs: Outputs, y: Array) -> Teacher:
     """What students are compared with.
 
@@ -66,32 +51,6 @@ def as_teacher(outputs: Outputs, y: Array) -> Teacher:
     """
     classes = outputs.logits.shape[-1]
     return Teacher(outputs.logits, class_preference(outputs.features, y, classes))
-
-
-def evaluate_teacher(
-    apply: Callable[[PyTree, Array], Outputs],
-    params: PyTree,
-    x: Array,
-    y: Array,
-    prepare: Callable[[Array], Array] = lambda x: x,
-    *,
-    mesh: Mesh | None = None,
-) -> tuple[Evaluation, Teacher]:
-    """Evaluates a global model that local ones are compared with, in one pass.
-
-    Args:
-      apply: the network.
-      params: its parameters.
-      x: [m, H, W, channels].
-      y: [m] int32 labels.
-      prepare: as in `predict`.
-      mesh: as in `predict`.
-
-    Returns:
-      The evaluation and the teacher.
-    """
-    outputs = predict(apply, params, x, prepare, mesh=mesh, take=without_stats)
-    return grade(outputs.logits, y), as_teacher(outputs, y)
 
 
 def agreement(teacher: Teacher, outputs: Outputs, y: Array) -> Agreement:

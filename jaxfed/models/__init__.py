@@ -8,17 +8,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxfed import ops
+from jaxfed.internal.type_checks import check_value
+from jaxfed.models import ops
 from jaxfed.models.cnn import CNN
 from jaxfed.models.lenet import LeNet
 from jaxfed.models.mlp import MLP
 from jaxfed.models.mobilenet import MobileNet
+from jaxfed.models.ops import Convolution
 from jaxfed.models.precision import Precision, with_precision
 from jaxfed.models.resnet import ResNet8, ResNet18, ResNet50
 from jaxfed.models.vgg import VGG11
-from jaxfed.ops import Convolution
 from jaxfed.types import Array, Model, Outputs, PyTree
-from jaxfed.values import check_value
 
 __all__ = [
     'CNN',

@@ -9,9 +9,9 @@ from flax import nnx
 from jax import lax
 
 from jaxfed.models.layers import conv
+from jaxfed.models.ops import Convolution
+from jaxfed.models.ops.chunks import map_over_chunks
 from jaxfed.models.remat import recomputed
-from jaxfed.ops import Convolution
-from jaxfed.ops.chunks import map_over_chunks
 from jaxfed.types import Array, PyTree
 
 Norm = Literal['batch', 'group', 'none']

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxfed.ops import Convolution
+from jaxfed.models.ops import Convolution
 from jaxfed.types import Array
 
 

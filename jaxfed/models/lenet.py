@@ -3,7 +3,7 @@
 from flax import nnx
 
 from jaxfed.models.layers import ConvMaxPool, linear
-from jaxfed.ops import Convolution
+from jaxfed.models.ops import Convolution
 from jaxfed.types import Array, Outputs
 
 

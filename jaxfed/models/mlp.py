@@ -5,7 +5,7 @@ from math import prod
 from flax import nnx
 
 from jaxfed.models.layers import linear
-from jaxfed.ops import Convolution
+from jaxfed.models.ops import Convolution
 from jaxfed.types import Array, Outputs
 
 

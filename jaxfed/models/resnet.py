@@ -8,7 +8,7 @@ from flax import nnx
 
 from jaxfed.models.blocks import ConvNorm, Norm, Stem, run_blocks
 from jaxfed.models.layers import linear
-from jaxfed.ops import Convolution
+from jaxfed.models.ops import Convolution
 from jaxfed.types import Array, Outputs
 
 

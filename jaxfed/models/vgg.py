@@ -4,10 +4,10 @@ from typing import Any
 
 from flax import nnx
 
-from jaxfed import ops
+from jaxfed.models import ops
 from jaxfed.models.blocks import ConvNorm, Norm, run_blocks
 from jaxfed.models.layers import linear
-from jaxfed.ops import Convolution
+from jaxfed.models.ops import Convolution
 from jaxfed.types import Array, Outputs
 
 # Channels of the convolutions between two max-pools.

@@ -16,7 +16,6 @@ from jaxfed.partition.client_dirichlet import client_dirichlet
 from jaxfed.partition.counts import label_counts
 from jaxfed.partition.dirichlet import dirichlet
 from jaxfed.partition.extended_dirichlet import extended_dirichlet
-from jaxfed.partition.heatmap import draw_heatmap, print_heatmap
 from jaxfed.partition.hold_out import hold_out
 from jaxfed.partition.iid import iid
 from jaxfed.partition.label_noise import NoiseForm, label_noise
@@ -99,7 +98,6 @@ __all__ = [
     'NoiseForm',
     'client_dirichlet',
     'dirichlet',
-    'draw_heatmap',
     'extended_dirichlet',
     'hold_out',
     'iid',
@@ -109,7 +107,6 @@ __all__ = [
     'make_partition',
     'natural',
     'partition_settings',
-    'print_heatmap',
     'quantity',
     'sharding',
 ]

@@ -18,8 +18,9 @@ from types import TracebackType
 from typing import Any
 
 from jaxfed.config import Config
+from jaxfed.internal import console
 from jaxfed.methods import Part
-from jaxfed.recording import console, records
+from jaxfed.recording import run_files
 
 CSV = 'metrics.csv'
 PACKAGES = ('tensorboard', 'wandb')  # flags, packages and extras of the same name
@@ -77,7 +78,7 @@ def follow(
       Unavailable: if one cannot be opened; the work directory is then given up.
     """
     chosen = [name for name in OPEN if getattr(config, name)]
-    described = records.describe_config(config, list(parts)) if chosen else {}
+    described = run_files.describe_config(config, list(parts)) if chosen else {}
     trackers: dict[str, Tracker] = {}
     closers: dict[str, contextlib.ExitStack] = {}
     failed: dict[str, str] = {}
@@ -110,7 +111,7 @@ def follow(
                 trackers[name] = closers[name].enter_context(OPEN[name](workdir, described))
             except Exception as error:
                 del closers[name]
-                records.discard_workdir(workdir)
+                run_files.discard_workdir(workdir)
                 raise _unavailable(name, error) from error
         yield track, failed
     except BaseException:

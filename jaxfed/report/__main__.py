@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from jaxfed.recording import console, records
+from jaxfed.internal import console, files
+from jaxfed.recording import run_files
 from jaxfed.report import contents, grouping
 from jaxfed.report.grouping import Group, group
 from jaxfed.report.reading import Run, read_run
@@ -64,7 +65,7 @@ def check_file(flag: str, given: str, suffix: str) -> Path:
         raise ValueError(f'{told}: there is no directory {path.parent}; make it first.')
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise ValueError(f'{told} cannot be written to; name a file elsewhere.')
-    if (path.parent / records.CONFIG).exists() and path.name == 'metrics.csv':
+    if (path.parent / run_files.CONFIG).exists() and path.name == 'metrics.csv':
         raise ValueError(f'{told} is a record of a run; name another file.')
     return path
 
@@ -131,7 +132,7 @@ def _target(given: str | None) -> float | None:
 
 def _write(flag: str, path: Path, text: str) -> None:
     try:
-        records.write_whole(path, text.encode())
+        files.write_whole(path, text.encode())
     except OSError as error:
         raise ValueError(f'--{flag}={path} cannot be written: {error}.') from error
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxfed.recording.console import in_words
+from jaxfed.recording.display import cost_in_words
 from jaxfed.report import grouping, pictures
 from jaxfed.report.grouping import Group, Spread, curve, spread, spread_of
 from jaxfed.report.pictures import Picture
@@ -417,7 +417,7 @@ def costs(groups: Sequence[Group]) -> Table:
         cost = summary.get('cost') or {}
         auxiliary = of_summary('auxiliary_examples')(run)
         try:
-            words = in_words(cost) or 'as FedAvg'
+            words = cost_in_words(cost) or 'as FedAvg'
         except KeyError:
             words = NOTHING
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from jaxfed.config import SEEDS
 from jaxfed.metrics import rounds_to_target
-from jaxfed.recording import records
+from jaxfed.recording import run_files
 from jaxfed.report.reading import Run, with_defaults
 
 # Settings that change neither what is trained nor the accuracy that is recorded of it.
 NEUTRAL = (
-    *records.NEUTRAL,
+    *run_files.NEUTRAL,
     'confusion_clients',
     'measure',
     'on_divergence',

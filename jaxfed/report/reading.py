@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxfed.config import SEEDS, Config
-from jaxfed.recording import records
+from jaxfed.recording import run_files
 
 _LARGEST = 512 * 2**20  # bytes of a file, far above what any run leaves
 _LARGEST_PICTURE = 16 * 2**20
@@ -126,19 +126,19 @@ def read_run(path: Path) -> Run:
         raise ValueError(f'{str(path)!r} cannot be shown on a page; rename it.')
     if not path.is_dir():
         raise ValueError(f'{path} is no directory; name work directories of runs.')
-    if not (path / records.CONFIG).exists():
-        raise ValueError(f'{path} holds no run: it has no {records.CONFIG}.')
-    config = _checked(path / records.CONFIG, _read_object, _check_config)
+    if not (path / run_files.CONFIG).exists():
+        raise ValueError(f'{path} holds no run: it has no {run_files.CONFIG}.')
+    config = _checked(path / run_files.CONFIG, _read_object, _check_config)
     summary = None
-    if (path / records.SUMMARY).exists():
-        summary = _checked(path / records.SUMMARY, _read_object, _check_summary)
+    if (path / run_files.SUMMARY).exists():
+        summary = _checked(path / run_files.SUMMARY, _read_object, _check_summary)
     metrics: list[dict[str, Any]] = []
     warning = None
-    if (path / records.METRICS).exists():
-        metrics, warning = _read_metrics(path / records.METRICS, ended=summary is not None)
+    if (path / run_files.METRICS).exists():
+        metrics, warning = _read_metrics(path / run_files.METRICS, ended=summary is not None)
     counts = picture = None
-    if (path / records.PARTITION).exists():
-        counts = _checked(path / records.PARTITION, _read_object, _label_counts)
+    if (path / run_files.PARTITION).exists():
+        counts = _checked(path / run_files.PARTITION, _read_object, _label_counts)
     elif (path / 'partition.png').exists():
         picture = _read_picture(path / 'partition.png')
     run = Run(path, config, metrics, summary, counts, picture, warning, {})

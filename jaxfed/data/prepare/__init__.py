@@ -6,14 +6,14 @@ import os
 import pathlib
 from collections.abc import Mapping
 
-from jaxfed.data.folders import replacing
 from jaxfed.data.prepare.cinic10 import CINIC10
 from jaxfed.data.prepare.femnist import FEMNIST
 from jaxfed.data.prepare.progress import track
 from jaxfed.data.prepare.recipe import Official, Recipe
 from jaxfed.data.prepare.tiny_imagenet import TINY_IMAGENET
 from jaxfed.data.prepare.write import write_dataset
-from jaxfed.data.tfds import data_folder
+from jaxfed.internal.files import data_folder
+from jaxfed.internal.folders import replacing
 
 RECIPES: Mapping[str, Recipe] = {
     'cinic10': CINIC10,

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
-from jaxfed import config
-from jaxfed.data import folders
 from jaxfed.data.prepare import RECIPES, prepare
 from jaxfed.data.prepare.progress import say
-from jaxfed.interruption import ending
-from jaxfed.recording import console
+from jaxfed.internal import command_line, console, folders
+from jaxfed.internal.signals import ending
 
 
 def define_flags() -> None:
@@ -51,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
 def _main(arguments: Sequence[str]) -> int:
     """As `main`, where a signal ends the process."""
     values = flags.FLAGS
-    config.quiet_libraries()
+    command_line.quiet_libraries()
     try:
         if len(arguments) != 2:
             raise ValueError(
@@ -87,4 +85,4 @@ def _main(arguments: Sequence[str]) -> int:
 
 if __name__ == '__main__':
     define_flags()
-    app.run(main, flags_parser=config.parse_program)
+    app.run(main, flags_parser=command_line.parse_program)

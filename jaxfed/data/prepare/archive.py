@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import IO, Any, NamedTuple, cast
 
-from jaxfed.values import printable
+from jaxfed.internal.type_checks import printable
 
 LARGEST = 1 << 30  # bytes of a file; those of LEAF and TFF have one to two tenths of it
 IMAGE = 16 << 20  # of an image file

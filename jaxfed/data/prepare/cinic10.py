@@ -10,15 +10,8 @@ from jaxfed.data.prepare.archive import (
     list_files,
     read_files,
 )
-from jaxfed.data.prepare.recipe import (
-    Contents,
-    Example,
-    Official,
-    Recipe,
-    Track,
-    check_counts,
-)
-from jaxfed.values import printable
+from jaxfed.data.prepare.recipe import Contents, Example, Official, Recipe, Track, check_counts
+from jaxfed.internal.type_checks import printable
 
 CLASSES = (
     'airplane',

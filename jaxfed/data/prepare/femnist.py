@@ -19,15 +19,8 @@ from jaxfed.data.prepare.archive import (
     read_files,
     unpacked,
 )
-from jaxfed.data.prepare.recipe import (
-    Contents,
-    Example,
-    Official,
-    Recipe,
-    Track,
-    check_counts,
-)
-from jaxfed.values import printable
+from jaxfed.data.prepare.recipe import Contents, Example, Official, Recipe, Track, check_counts
+from jaxfed.internal.type_checks import printable
 
 CLASSES = tuple('0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz')
 _SIDE = 28  # pixels

@@ -4,15 +4,8 @@ import pathlib
 
 from jaxfed.data.images import checked_rgb
 from jaxfed.data.prepare.archive import IMAGE, check_checksum, list_files, read_files
-from jaxfed.data.prepare.recipe import (
-    Contents,
-    Example,
-    Official,
-    Recipe,
-    Track,
-    check_counts,
-)
-from jaxfed.values import printable
+from jaxfed.data.prepare.recipe import Contents, Example, Official, Recipe, Track, check_counts
+from jaxfed.internal.type_checks import printable
 
 _SIDE = 64  # pixels
 

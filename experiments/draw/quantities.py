@@ -1,0 +1,400 @@
+"""From recorded runs to the numbers of a panel."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments.draw.figure import Found
+from experiments.draw.shapes import Curve, Lines, Matrix, Reference, over_seeds, single
+from experiments.grid.runner import Run
+from jaxfed.runs.partition_map import training_counts
+
+Entry = dict[str, Any]  # a line of metrics.jsonl
+Score = Callable[[Run], float | None]
+Lined = Callable[[str, Sequence[Found]], Lines]
+Tabled = Callable[[str, Sequence[Found]], Matrix]
+
+ACCURACY = 'test accuracy (%)'
+GAP = 'global − local accuracy\n(percentage points)'
+
+
+def global_accuracy(entry: Entry) -> float | None:
+    """Test accuracy of the global model after a round, in percent."""
+    return _percent(entry['test_accuracy'])
+
+
+def local_accuracy(entry: Entry) -> float | None:
+    """Mean test accuracy of a round's local models, in percent."""
+    return _percent(entry['local_accuracy'])
+
+
+def gap(entry: Entry) -> float | None:
+    """Global minus mean local test accuracy of a round, in percentage points.
+
+    Reference:
+      FedSSD, figure 2.
+    """
+    here, there = global_accuracy(entry), local_accuracy(entry)
+    return None if here is None or there is None else here - there
+
+
+def best(run: Run) -> float | None:
+    """Best test accuracy over rounds, in percent."""
+    return _percent(run.summary['best_accuracy'])
+
+
+def final(run: Run) -> float | None:
+    """Test accuracy after the last round, in percent."""
+    return _percent(run.summary['final_accuracy'])
+
+
+def mean_gap(run: Run) -> float | None:
+    """Mean over rounds of `gap`."""
+    gaps = [value for value in map(gap, run.metrics) if value is not None]
+    return float(np.mean(gaps)) if gaps else None
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def by_round(
+    value: Callable[[Entry], float | None] = global_accuracy,
+    ylabel: str = ACCURACY,
+    *,
+    zero: bool = False,
+) -> Lined:
+    """A curve over rounds for each series.
+
+    Args:
+      value: of an entry, None where it has none.
+      ylabel: what it is, with its unit.
+      zero: draw a line at 0.
+
+    Returns:
+      What a panel takes.
+    """
+
+    def take(title: str, found: Sequence[Found]) -> Lines:
+        curves = []
+        for series, _, runs, _ in _begun(found):
+            tables = [
+                {e['round']: v for e in run.metrics if (v := value(e)) is not None} for run in runs
+            ]
+            rounds = sorted({round_ for table in tables for round_ in table})
+            values = np.array([[table.get(r, np.nan) for r in rounds] for table in tables])
+            curves.append(Curve(series.name, np.array(rounds), *over_seeds(values)))
+        return Lines(title, 'round', ylabel, tuple(curves), reference='zero' if zero else 'none')
+
+    return take
+
+
+def dots(
+    x: Callable[[Entry], float | None], y: Callable[[Entry], float | None], xlabel: str, ylabel: str
+) -> Lined:
+    """A dot for each round of each run, and the line where both values are equal.
+
+    Args:
+      x: of an entry.
+      y: of an entry.
+      xlabel: what x is, with its unit.
+      ylabel: what y is, with its unit.
+
+    Returns:
+      What a panel takes.
+    """
+
+    def take(title: str, found: Sequence[Found]) -> Lines:
+        curves = []
+        for series, _, runs, _ in _begun(found):
+            pairs = [(x(entry), y(entry)) for run in runs for entry in run.metrics]
+            known = np.array([pair for pair in pairs if None not in pair], float).reshape(-1, 2)
+            curves.append(Curve(series.name, known[:, 0], *single(known[:, 1])))
+        return Lines(title, xlabel, ylabel, tuple(curves), dots=True, reference='diagonal')
+
+    return take
+
+
+def sweep(score: Score, xlabel: str, ylabel: str = ACCURACY, *, zero: bool = False) -> Lined:
+    """A curve for each name of a series over what is swept, in even steps.
+
+    Args:
+      score: of a run.
+      xlabel: what is swept.
+      ylabel: what the score is, with its unit.
+      zero: draw a line at 0.
+
+    Returns:
+      What a panel takes.
+    """
+
+    def take(title: str, found: Sequence[Found]) -> Lines:
+        ticks = tuple(dict.fromkeys(one.series.at[0] for one in found))
+        curves = []
+        for name in dict.fromkeys(one.series.name for one in _begun(found)):
+            scores = {
+                one.series.at[0]: _scores(one.runs, score)
+                for one in found
+                if one.series.name == name
+            }
+            places = [i for i, tick in enumerate(ticks) if scores.get(tick)]
+            points = [over_seeds(np.array(scores[ticks[i]])) for i in places]
+            y, sd, n = np.array(points, float).reshape(-1, 3).T
+            curves.append(Curve(name, np.array(places, int), y, sd, n.astype(int)))
+        reference: Reference = 'zero' if zero else 'none'
+        return Lines(title, xlabel, ylabel, tuple(curves), ticks, reference=reference)
+
+    return take
+
+
+def sensitivity(score: Score, xlabel: str, ylabel: str, label: str = ACCURACY) -> Tabled:
+    """A cell for each pair of values of two hyper-parameters.
+
+    Args:
+      score: of a run.
+      xlabel: the hyper-parameter of columns.
+      ylabel: that of rows.
+      label: what the score is, with its unit.
+
+    Returns:
+      What a panel takes.
+    """
+
+    def take(title: str, found: Sequence[Found]) -> Matrix:
+        rows, columns = (tuple(dict.fromkeys(one.series.at[i] for one in found)) for i in (0, 1))
+        values, sd = np.full((2, len(rows), len(columns)), np.nan)
+        n = np.zeros(values.shape, int)
+        for one in found:
+            if scores := _scores(one.runs, score):
+                place = rows.index(one.series.at[0]), columns.index(one.series.at[1])
+                values[place], sd[place], n[place] = over_seeds(np.array(scores))
+        return Matrix(
+            title, xlabel, ylabel, values, sd, n, rows, columns, label, low=None, form='.1f'
+        )
+
+    return take
+
+
+def _begun(found: Sequence[Found]) -> list[Found]:
+    return [one for one in found if one.runs]
+
+
+def _scores(runs: Sequence[Run], score: Score) -> list[float]:
+    """Scores of the runs that did not diverge, as in the tables."""
+    kept = [run for run in runs if not run.summary['failed']]
+    return [value for run in kept if (value := score(run)) is not None]
+
+
+def partition(title: str, found: Sequence[Found]) -> Matrix:
+    """How many examples of each class each client holds, from the settings alone.
+
+    Args:
+      title: of the panel.
+      found: one series.
+
+    Returns:
+      [C, N].
+
+    Reference:
+      FedCAD, figure 3; FedSSD, figure 6.
+    """
+    counts = training_counts(found[0].cells[0].config).T
+    rows, columns = (_numbers(range(size)) for size in counts.shape)
+    top, label = float(counts.max()), 'training examples'  # each partition has its own scale
+    return Matrix(
+        title,
+        'client',
+        'class',
+        *single(counts),
+        rows,
+        columns,
+        label,
+        high=top,
+        gamma=0.5,
+        form='.0f',
+    )
+
+
+def classes_by_round(
+    values: Callable[[Entry], Sequence[float] | None],
+    label: str,
+    *,
+    last: int | None = None,
+    high: float | None = None,
+    gamma: float = 1.0,
+) -> Tabled:
+    """A row for each class and a column for each round, of the first seed.
+
+    Args:
+      values: C numbers of an entry, None where it has none.
+      label: what they are, with their unit.
+      last: number of the last round to show, None for all.
+      high: value of the darkest colour, None for the largest.
+      gamma: exponent of the colours.
+
+    Returns:
+      What a panel takes.
+    """
+
+    def take(title: str, found: Sequence[Found]) -> Matrix:
+        metrics = _begun(found)[0].runs[0].metrics
+        known = {entry['round']: v for entry in metrics if (v := values(entry)) is not None}
+        rounds = [round_ for round_ in known if last is None or round_ <= last]
+        table = (
+            np.array([known[round_] for round_ in rounds], float).T if rounds else np.empty((0, 0))
+        )
+        rows = _numbers(range(len(table)))
+        return Matrix(
+            title,
+            'round',
+            'class',
+            *single(table),
+            rows,
+            _numbers(rounds),
+            label,
+            high=high,
+            gamma=gamma,
+        )
+
+    return take
+
+
+def class_accuracy(entry: Entry) -> list[float] | None:
+    """Test accuracy of the global model by class, in percent."""
+    shares = entry['class_accuracy']
+    return None if shares is None else [100 * share for share in shares]
+
+
+def predicted_shares(entry: Entry) -> list[float] | None:
+    """Share of each class among the global model's predictions, in percent."""
+    shares = entry['prediction_share']
+    return None if shares is None else [100 * share for share in shares]
+
+
+def cohort_labels(entry: Entry) -> list[float] | None:
+    """Training examples of each class at a round's clients."""
+    return entry['cohort_labels']
+
+
+def local_class_accuracy(entry: Entry) -> list[float] | None:
+    """Test accuracy by class of the one local model whose confusion matrix is recorded, percent."""
+    matrices = list((entry['local_confusion'] or {}).values())
+    if not matrices:
+        return None
+    counts = np.array(matrices[0], float)
+    return list(100 * counts.diagonal() / np.maximum(counts.sum(axis=1), 1))
+
+
+def client_data(title: str, found: Sequence[Found]) -> Matrix:
+    """The share of each class in the data of one client, on the diagonal.
+
+    Args:
+      title: of the panel.
+      found: one series, whose runs record the confusion matrix of one client's model.
+
+    Returns:
+      [C, C].
+
+    Reference:
+      FedSSD, figure 4a.
+    """
+    return _confusion(title, np.diag(_shares(_begun(found)[0])), xlabel='class')
+
+
+def global_confusion(title: str, found: Sequence[Found]) -> Matrix:
+    """The confusion matrix of the global model that the last round started from.
+
+    Args:
+      title: of the panel.
+      found: one series.
+
+    Returns:
+      [C, C], rows sum to 1.
+
+    Reference:
+      FedSSD, figure 4b.
+    """
+    return _confusion(title, _start(_begun(found)[0]))
+
+
+def local_confusion(title: str, found: Sequence[Found]) -> Matrix:
+    """The confusion matrix of a client's model after the last round's local training.
+
+    Args:
+      title: of the panel.
+      found: one series.
+
+    Returns:
+      [C, C], rows sum to 1.
+
+    Reference:
+      FedSSD, figure 4c and 4d.
+    """
+    return _confusion(title, _local(_begun(found)[0]))
+
+
+def one_client(title: str, found: Sequence[Found]) -> Matrix:
+    """Data of a client, and class accuracies of the global model and of its own model by method.
+
+    Args:
+      title: of the panel.
+      found: series whose last rounds start from the same global model.
+
+    Returns:
+      [2 + methods, C].
+
+    Reference:
+      FedCAD, figure 1.
+    """
+    begun = _begun(found)
+    table = [_shares(begun[0]), _start(begun[0]).diagonal()]
+    table += [_local(one).diagonal() for one in begun]
+    rows = ('data', 'global', *(one.series.name for one in begun))
+    columns = _numbers(range(len(table[0])))
+    label = 'share of data, test accuracy'
+    return Matrix(
+        title, 'class', '', *single(np.array(table)), rows, columns, label, high=1, form='.2f'
+    )
+
+
+def _confusion(title: str, values: np.ndarray, *, xlabel: str = 'predicted class') -> Matrix:
+    names = _numbers(range(len(values)))
+    return Matrix(
+        title, xlabel, 'true class', *single(values), names, names, 'share', high=1, form='.2f'
+    )
+
+
+def _start(found: Found) -> np.ndarray:
+    """[C, C] shares of the global model that the last round started from; NaN if it diverged."""
+    run = found.runs[0]
+    before = [entry for entry in run.metrics if entry['round'] == run.config['rounds'] - 1]
+    return _rows_to_shares(before[0]['confusion'] if before else None, found)
+
+
+def _local(found: Found) -> np.ndarray:
+    """[C, C] shares of the client's model after the last round; NaN if training diverged."""
+    matrices = found.runs[0].metrics[-1]['local_confusion'] or {}
+    return _rows_to_shares(matrices.get(str(_client(found.runs[0]))), found)
+
+
+def _shares(found: Found) -> np.ndarray:
+    """[C] share of each class in the client's data."""
+    held = training_counts(found.cells[0].config)[_client(found.runs[0])]
+    return held / held.sum()
+
+
+def _client(run: Run) -> int:
+    return int(str(run.config['confusion_clients']).split(',')[0])
+
+
+def _rows_to_shares(counts: Any, found: Found) -> np.ndarray:
+    if counts is None:
+        return np.full(2 * (len(_shares(found)),), np.nan)
+    counts = np.array(counts, float)
+    sums = counts.sum(axis=1, keepdims=True)
+    return counts / np.where(sums, sums, np.nan)
+
+
+def _numbers(values: Sequence[int] | range) -> tuple[str, ...]:
+    return tuple(map(str, values))

@@ -1,0 +1,1 @@
+"""Grids of runs: columns, rows and seeds, each run once and read back."""

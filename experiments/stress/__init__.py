@@ -1,0 +1,1 @@
+"""Long runs that look for faults: killed processes, random inputs, memory growth."""

@@ -1,0 +1,1 @@
+"""The compiled round, and the devices and processes that run it."""

@@ -1,0 +1,1 @@
+"""Files, console, signals, command line: what every program needs."""

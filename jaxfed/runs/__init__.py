@@ -1,0 +1,1 @@
+"""One experiment, from its settings to its records."""

@@ -1,0 +1,153 @@
+"""A trained network, read back from the work directory of its run."""
+
+import dataclasses
+import functools
+import os
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxfed import methods
+from jaxfed.config import Config
+from jaxfed.data.augment import normalise
+from jaxfed.engine.devices import make_mesh
+from jaxfed.engine.evaluation import predict
+from jaxfed.internal import files
+from jaxfed.internal.type_checks import check_value
+from jaxfed.methods.method import Method
+from jaxfed.models import with_precision
+from jaxfed.recording import run_files
+from jaxfed.runs.experiment import make_network
+from jaxfed.runs.model_file import OPTIONS, Described, named, read_model
+from jaxfed.types import Array, Outputs, PyTree
+
+
+class Loaded(NamedTuple):
+    """The final global model of a run."""
+
+    params: PyTree
+    stats: PyTree  # batch statistics, () for a network without
+    # [m, H, W, channels] images in the units of the dataset's files -> [m, C] logits
+    apply: Callable[[Any], Array]
+    config: Config
+    summary: dict[str, Any]  # of summary.json
+
+
+def load(workdir: str | os.PathLike[str], *, method: Method | None = None) -> Loaded:
+    """Read the final global model of a finished run.
+
+    Args:
+      workdir: the work directory of the run.
+      method: the method it was trained with, needed only for one of one's own that adapts the
+        network and is not in `methods.METHODS`.
+
+    Returns:
+      The model; `apply` normalises as training did and computes in chunks.
+
+    Raises:
+      ValueError: if there is no finished run, or a file of it is missing or damaged.
+    """
+    folder = Path(workdir)
+    if not (folder / run_files.CONFIG).is_file():
+        raise ValueError(f'workdir={folder} is no run: there is no {folder / run_files.CONFIG}.')
+    if not (folder / run_files.SUMMARY).is_file():
+        raise ValueError(
+            f'workdir={folder} holds a run that is not finished: there is no '
+            f'{folder / run_files.SUMMARY} yet.'
+        )
+    config = read_config(folder / run_files.CONFIG)
+    summary = files.read_json(folder / run_files.SUMMARY)
+    path = folder / run_files.MODEL
+    told, arrays = read_model(path)
+    try:
+        used = method or _method(told)
+        if used is None:
+            raise ValueError(
+                f'the method {told.method!r} adapts the network and is not in methods.METHODS; '
+                'give it, as in jaxfed.load(workdir, method=...)'
+            )
+        shape = (told.input_shape[0], told.input_shape[1], told.input_shape[2])
+        described = dataclasses.replace(config, **{name: told.network[name] for name in OPTIONS})
+        network = used.adapt(make_network(described, shape, told.num_classes))
+        like = jax.eval_shape(network.init, jax.random.key(0)), network.stats
+        _check(arrays, named(*like))
+        params, stats = jax.tree.unflatten(
+            jax.tree.structure(like), [arrays[name] for name in named(*like)]
+        )
+        model = with_precision(network, described.precision)
+        mean, std = np.asarray(told.mean, float), np.asarray(told.std, float)
+        if not mean.shape == std.shape == shape[2:]:
+            raise ValueError(f'mean and std are not of {shape[2]} channels')
+    except Exception as error:  # of the network's builder, by what is untrue
+        raise ValueError(f'{path} does not give a network: {error}') from error
+    mesh = make_mesh()
+    to_input = functools.partial(normalise, mean=mean, std=std)
+
+    def evaluate(weights: tuple[PyTree, PyTree], x: Array) -> Outputs:
+        return model.evaluate(weights[0], x, weights[1])
+
+    compiled = jax.jit(functools.partial(predict, evaluate, prepare=to_input, mesh=mesh))
+
+    def apply(x: Any) -> Array:
+        x = np.asarray(x)
+        if x.ndim != 4 or x.shape[1:] != shape or x.dtype.kind not in 'uif':
+            raise ValueError(
+                f'x has shape {x.shape} and dtype {x.dtype}; the network takes images '
+                f'[m, {", ".join(map(str, shape))}], integers or floats.'
+            )
+        if not len(x):
+            return jax.numpy.zeros((0, told.num_classes))
+        return compiled((params, stats), x)
+
+    return Loaded(params, stats, apply, config, summary)
+
+
+def read_config(path: Path) -> Config:
+    """Read the settings of a run.
+
+    Args:
+      path: of its config.json.
+
+    Returns:
+      The settings; those that this version does not have are left out.
+
+    Raises:
+      ValueError: if the file is damaged.
+    """
+    held, kinds = files.read_json(path), typing.get_type_hints(Config)
+    given = {name: held[name] for name in kinds if name in held}
+    try:
+        for name, value in given.items():
+            check_value(f'--{name}', value, kinds[name])
+    except (ValueError, TypeError) as error:
+        raise ValueError(f'{path} is damaged: {error}') from error
+    return Config(**given)
+
+
+def _method(told: Described) -> Method | None:
+    """The method that a model was trained with; None if it is needed and unknown."""
+    if not told.adapted:
+        return Method()
+    parts = [methods.Part(**part) for part in told.method_parts]
+    if not parts or any(part.name not in methods.METHODS for part in parts):
+        return None
+    return methods.build(parts, switch_round=told.switch_round)
+
+
+def _check(arrays: dict[str, np.ndarray], like: dict[str, Any]) -> None:
+    """Raises a ValueError unless there is an array of the right shape and type for each name."""
+    found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+    wanted = {name: (leaf.shape, leaf.dtype) for name, leaf in like.items()}
+    for name in sorted(found.keys() | wanted.keys()):
+        if found.get(name) != wanted.get(name):
+            here, there = (
+                '{} {}'.format(*own[name]) if name in own else 'no array' for own in (found, wanted)
+            )
+            raise ValueError(
+                f'it has {here} for {name}, where the network has {there}. For a method of your '
+                'own that adapts the network give jaxfed.load(workdir, method=...).'
+            )

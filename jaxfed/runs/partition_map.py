@@ -1,0 +1,77 @@
+"""Show how data is dealt: python -m jaxfed.partition --alpha=0.1 --num_clients=20."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from absl import app, flags
+from rich.console import Console
+
+from jaxfed import config, methods
+from jaxfed.internal import command_line, console
+from jaxfed.recording.heatmap import draw_heatmap, print_heatmap
+from jaxfed.runs import config_flags, deal
+from jaxfed.runs.listings import list_methods
+
+
+def training_counts(settings: config.Config) -> np.ndarray:
+    """How many examples of each class each client holds in training with these settings.
+
+    Args:
+      settings: of the experiment; the method's are read because what it sets aside on the server
+        is not dealt.
+
+    Returns:
+      [N, C] int32.
+
+    Raises:
+      ValueError: if training would refuse method, data or partition.
+    """
+    # Nobody is sampled here, so the default of a round's clients forbids no small federation.
+    sampled = min(settings.clients_per_round, settings.num_clients)
+    settings = dataclasses.replace(settings, clients_per_round=sampled)
+    parts = methods.resolve(settings.method, settings.hyperparameters)
+    method = methods.build(parts, switch_round=settings.switch_round)
+    return deal.deal(settings, auxiliary_per_class=method.auxiliary).label_counts
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the client x class heat map, and draw it where --output says so.
+
+    Args:
+      arguments: what the flags left over; there may be nothing.
+
+    Returns:
+      The exit status: 0, or 2 for bad input.
+    """
+    command_line.quiet_libraries()
+    if flags.FLAGS.method == 'list':
+        list_methods()
+        return 0
+    try:
+        if len(arguments) > 1:
+            raise ValueError(f'unexpected arguments {" ".join(arguments[1:])}.')
+        settings = config_flags.from_flags()
+        counts = training_counts(settings)
+        print_heatmap(counts, Console(highlight=False))
+        if flags.FLAGS.output:
+            path = Path(flags.FLAGS.output)
+            title = f'{settings.dataset}, {settings.partition}, {settings.num_clients} clients'
+            try:
+                draw_heatmap(counts, path, title=title)
+            except OSError as error:
+                raise ValueError(
+                    f'--output={path} cannot be written ({error}): give a file in a folder that is '
+                    'there and can be written to.'
+                ) from error
+    except (ValueError, OSError) as error:
+        console.show_error(str(error))
+        return 2
+    return 0
+
+
+if __name__ == '__main__':
+    config_flags.define_flags(groups=('data and seed', 'partition', 'method'))
+    flags.DEFINE_string('output', None, 'PNG file of the heat map')
+    app.run(main, flags_parser=command_line.parse_program)

@@ -1,0 +1,1 @@
+"""Many experiments in as few programs as possible."""

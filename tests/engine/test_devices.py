@@ -1,0 +1,148 @@
+"""Devices, what is put on them, and what they share out."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed
+from jaxfed.engine.devices import check_devices, make_mesh, replicate, split
+from jaxfed.engine.evaluation import evaluate
+from jaxfed.engine.local_evaluation import evaluate_locals
+from jaxfed.runs import prepare, simulate
+from jaxfed.types import Outputs
+
+
+@pytest.mark.parametrize('wanted', ['0', '-1', 'two', '', '1.5'])
+def test_devices_are_all_or_a_number(wanted):
+    with pytest.raises(ValueError, match=rf"--devices={wanted} must be at least 1, or 'all'"):
+        check_devices(wanted)
+
+
+def test_more_devices_than_there_are():
+    with pytest.raises(ValueError, match=r'--devices=9: JAX sees 8 cpu device\(s\)'):
+        jaxfed.simulate(jaxfed.Config(devices='9', clients_per_round=9))
+
+
+def test_more_lanes_on_devices_than_clients():
+    for settings in ({'devices': '6'}, {'devices': '2', 'lanes': 3}):
+        with pytest.raises(ValueError, match=r'at most --clients_per_round=5'):
+            jaxfed.simulate(jaxfed.Config(**settings))
+
+
+def test_mesh_has_as_many_devices_as_have_work():
+    assert make_mesh().size == make_mesh('all').size == 8
+    assert make_mesh('3').size == make_mesh(3).size == make_mesh(most=3).size == 3
+    assert make_mesh('2', most=3).size == 2
+
+
+def test_replicated_arrays_are_not_copied_for_each_device():
+    mesh = make_mesh(4)
+    original = np.arange(6, dtype=np.int32).reshape(2, 3)
+    placed = replicate({'a': original, 'key': jax.random.key(0)}, mesh)
+    assert placed['a'].sharding.is_fully_replicated
+    at = {shard.data.unsafe_buffer_pointer() for shard in placed['a'].addressable_shards}
+    assert len(at) == 1
+    original[:] = 0  # what is on the devices is theirs
+    assert placed['a'].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert len(placed['key'].devices()) == 4
+
+
+def test_split_arrays_lie_where_they_are_used():
+    parts = split(np.arange(8).reshape(4, 2), make_mesh(4))
+    assert [shard.data.tolist() for shard in parts.addressable_shards] == [
+        [[0, 1]],
+        [[2, 3]],
+        [[4, 5]],
+        [[6, 7]],
+    ]
+
+
+def linear(params, x):
+    return Outputs(x @ params, x)
+
+
+def problem(examples):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((examples, 5)).astype(np.float32)
+    return jnp.asarray(x), jnp.asarray(rng.integers(0, 3, examples), jnp.int32)
+
+
+@pytest.mark.parametrize('examples', [1, 3, 7, 1203])
+def test_evaluation_shared_out_is_the_same(examples):
+    x, y = problem(examples)
+    params = jnp.asarray(np.random.default_rng(1).standard_normal((5, 3)), jnp.float32)
+    alone = evaluate(linear, params, x, y)
+    logits = np.asarray(x @ params)
+    assert float(alone.accuracy) == pytest.approx((logits.argmax(-1) == np.asarray(y)).mean())
+    shared = jax.jit(functools.partial(evaluate, linear, mesh=make_mesh(4)))(params, x, y)
+    for a, b in zip(alone, shared, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.mark.parametrize('lanes', [1, 2, 3])
+def test_local_accuracies_are_those_of_each_model(lanes):
+    x, y = problem(50)
+    params = jnp.asarray(np.random.default_rng(1).standard_normal((2, 4, 5, 3)), jnp.float32)
+    clients = np.array([4, 3], np.int32)
+    got, agreement = jax.jit(
+        functools.partial(evaluate_locals, linear, mesh=make_mesh(2), lanes=lanes)
+    )(params, clients, x, y)
+    assert agreement is None  # without a teacher
+    for device in range(2):
+        for i in range(clients[device]):
+            own = evaluate(linear, params[device, i], x, y)
+            for all_, one in zip(got, own):
+                np.testing.assert_allclose(all_[device, i], one, rtol=1e-6)
+
+
+def test_lanes_are_as_many_as_memory_allows(cheap_runs, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    settings = {
+        'devices': '1', 'rounds': 1, 'partition': 'iid', 'model': 'mlp', 'clients_per_round': 3,
+        'local_epochs': 1,
+    }  # fmt: skip
+    whole = jaxfed.simulate(jaxfed.Config(**settings)).summary
+    assert whole['lanes'] == 3
+    have = 0.8 * whole['memory_bytes']
+    monkeypatch.setattr(prepare, 'memory', lambda mesh: have)
+    fewer = jaxfed.simulate(jaxfed.Config(**settings)).summary
+    assert 1 <= fewer['lanes'] < 3
+    assert fewer['memory_bytes'] <= have
+    advice = (
+        '--batch_size=50, or lower --lanes=3, or give --stream=on, or give --checkpoint_every=0 '
+        'where clients have a state, or lower --clients_per_round=3, or choose a smaller --model'
+    )
+    with pytest.raises(jaxfed.TooLarge, match=advice):
+        jaxfed.simulate(jaxfed.Config(**settings, lanes=3, workdir='again'))
+    assert not (tmp_path / 'again').exists()  # free for another try
+    monkeypatch.setattr(prepare, 'memory', lambda mesh: 1000.0)
+    with pytest.raises(jaxfed.TooLarge, match=r'about \d+ MiB of memory on each of 1 device'):
+        jaxfed.simulate(jaxfed.Config(**settings, lanes=fewer['lanes']))
+
+
+def test_exhausted_memory_is_told_in_words(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def exhausted(*arguments, **settings):
+        raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.')
+
+    monkeypatch.setattr(simulate, 'run_waves', exhausted)
+    settings = jaxfed.Config(
+        rounds=1, partition='iid', model='mlp', devices='2', clients_per_round=2
+    )
+    with pytest.raises(jaxfed.TooLarge, match=r'9 bytes.*lower --devices=2, because'):
+        jaxfed.simulate(settings)
+
+
+def test_more_client_states_than_memory_are_told_in_words(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def exhausted(*arguments):
+        raise MemoryError
+
+    monkeypatch.setattr(prepare.states_of, 'create', exhausted)
+    with pytest.raises(jaxfed.TooLarge, match=r'--num_clients=20 clients take .*=scaffold keeps'):
+        jaxfed.simulate(jaxfed.Config(method='scaffold', model='mlp'))

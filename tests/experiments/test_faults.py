@@ -1,0 +1,64 @@
+"""Interrupted runs, done to real processes: the records are those of a run left alone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from experiments.stress import faults
+from jaxfed.recording.run_files import METRICS, MODEL, SUMMARY
+
+JOB = (
+    '--method=scaffold+fedavgm',
+    '--model=mlp',
+    '--rounds=40',
+    '--num_clients=8',
+    '--clients_per_round=3',
+    '--local_epochs=1',
+    '--measure=forgetting,consistency',
+    '--dropout=0.2',
+    '--devices=1',
+    '--checkpoint_every=1',
+)
+
+
+def test_killed_locked_terminated_and_resumed(tmp_path):
+    alone, workdir = tmp_path / 'alone', tmp_path / 'run'
+    assert faults.start(alone, JOB).wait() == 0
+    # kill -9 while a checkpoint is written
+    where = faults.kill_one(workdir, JOB, 0.05, in_checkpoint=True)
+    assert where in ('checkpoint', 'training')
+    assert not (workdir / SUMMARY).exists()
+    held, saved = faults.recorded(workdir), faults.saved_round(workdir)
+    assert held and held == faults.recorded(alone)[: len(held)]
+    # goes on, and a second process finds it at work
+    process = faults.start(workdir, JOB)
+    while (rounds := len(faults.recorded(workdir))) < min(saved + 2, 38) or rounds == len(held):
+        assert process.poll() is None
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        second = subprocess.run(
+            [sys.executable, '-m', 'jaxfed.main', *JOB, f'--workdir={workdir}'],
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+    assert second.returncode == 2
+    assert 'another process is at work in it' in second.stderr
+    # SIGTERM ends it after a round, with a checkpoint
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait() == 143
+    rounds = len(faults.recorded(workdir))
+    assert faults.saved_round(workdir) == rounds < 40
+    log = (tmp_path / 'run.log').read_text()
+    assert f'stopped after round {rounds}; the same command goes on' in log
+    # and what is left at the end is as if nothing had happened
+    assert faults.start(workdir, JOB).wait() == 0
+    assert faults.recorded(workdir) == faults.recorded(alone)
+    assert (workdir / MODEL).read_bytes() == (alone / MODEL).read_bytes()
+    assert json.loads((workdir / SUMMARY).read_text())['resumed_after'] == rounds
+    assert len((workdir / METRICS).read_text().splitlines()) == 40

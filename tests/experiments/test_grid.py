@@ -1,0 +1,161 @@
+"""Cells of a grid that share a program: the same runs, locks, and what was interrupted."""
+
+import csv
+import json
+
+import pytest
+from filelock import FileLock
+
+from experiments import tables
+from experiments.grid import runner
+from experiments.grid.runner import Row
+from jaxfed.runs import feed, simulate
+from tests.sweeps.test_sweep import Stopped, assert_same, lines
+
+TINY = (
+    '--dataset=digits', '--model=mlp', '--augment=none', '--min_size=1', '--num_clients=6',
+    '--clients_per_round=2', '--local_epochs=1', '--measure=none', '--auxiliary_per_class=0',
+)  # fmt: skip
+ROWS = {
+    'FedAvg': Row('FedAvg', ('--method=fedavg',)),
+    'FedProx': Row('FedProx', ('--method=fedprox', '--mu=0.1')),
+    'more': Row('more', ('--method=fedprox', '--mu=1')),
+}
+
+
+def cells_of(output, names, seeds, *flags):
+    return [
+        runner.make_cell(
+            'fedlmd/cifar10_lda0.05', ROWS[name], seed, output=output, flags=[*TINY, *flags]
+        )
+        for name in names
+        for seed in range(seeds)
+    ]
+
+
+def test_a_table_by_sharing_is_that_of_one_after_another(cheap_runs, programs, tmp_path, capsys):
+    def rows(output, *flags):
+        given = ('--columns=cifar10_lda0.05,cifar10_lda0.5', '--methods=FedAvg,FedNTD', '--seeds=1')
+        place = f'--output={tmp_path / output}'
+        assert tables.main(['fedlmd/3', *given, place, '--rounds=2', *flags, '--', *TINY]) == 0
+        text = (tmp_path / output / 'fedlmd' / 'table3.csv').read_text()
+        return list(csv.DictReader(text.splitlines()))
+
+    shared = rows('shared')
+    shown = capsys.readouterr().out
+    assert programs == [2, 2]  # a program a method, for both columns
+    assert '1-2/4 2 columns FedAvg seed 0' in shown and '3-4/4 2 columns FedNTD' in shown
+    alone = rows('alone', '--together=1')
+    assert programs[2:] == [1] * 4
+    for one, other in zip(shared, alone, strict=True):
+        assert [one[k] for k in ('method', 'column', 'n')] == [
+            other[k] for k in ('method', 'column', 'n')
+        ]
+        assert float(one['mean']) == pytest.approx(float(other['mean']), abs=1e-4)
+    paths = sorted((tmp_path / 'shared').rglob('summary.json'))
+    assert len(paths) == 4
+    for path in paths:
+        other = tmp_path / 'alone' / path.parent.relative_to(tmp_path / 'shared')
+        assert_same(lines(path.parent), lines(other))
+    # What is done is skipped.
+    rows('shared')
+    assert len(programs) == 6
+    assert not list((tmp_path / 'shared').rglob('.together'))
+
+
+def test_cells_that_were_interrupted_together_go_on_together(
+    cheap_runs, programs, tmp_path, monkeypatch
+):
+    names, flags = ('FedProx', 'more'), ('--rounds=5', '--checkpoint_every=2')
+    whole = cells_of(tmp_path / 'whole', names, 2, *flags)
+    assert runner.run_cells(whole, quiet=True) == {}
+    assert programs == [4]
+    cut = cells_of(tmp_path / 'cut', names, 2, *flags)
+    inner, calls = simulate.play, []
+
+    def play(prepared, experiments, planned, *rest):
+        calls.append((len(experiments), planned.number))
+        if (len(experiments), planned.number) == (4, 4) and calls.count((4, 4)) == 1:
+            raise Stopped
+        return inner(prepared, experiments, planned, *rest)
+
+    monkeypatch.setattr(simulate, 'play', play)
+    with pytest.raises(Stopped):
+        runner.run_cells(cut, quiet=True)
+    done = calls.copy()
+    # Also where only some are asked for at once from now on, or with others besides.
+    assert runner.run_cells(cut, together=1, quiet=True) == {}
+    assert calls[len(done) :] == [(4, 3), (4, 4), (4, 5)]
+    for one, other in zip(cut, whole, strict=True):
+        assert_same(lines(one.folder), lines(other.folder), rtol=0)
+        assert (one.folder / 'model.safetensors').read_bytes() == (
+            other.folder / 'model.safetensors'
+        ).read_bytes()
+    assert not (tmp_path / 'cut' / '.together').exists()
+
+
+def test_a_group_one_of_whose_cells_was_moved_away_begins_anew(
+    cheap_runs, programs, tmp_path, monkeypatch
+):
+    cells = cells_of(tmp_path, ('FedProx', 'more'), 1, '--rounds=3', '--checkpoint_every=1')
+    inner = simulate.play
+
+    def play(prepared, experiments, planned, *rest):
+        if planned.number == 3:
+            raise Stopped
+        return inner(prepared, experiments, planned, *rest)
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(simulate, 'play', play)
+        runner.run_cells(cells, quiet=True)
+    cells[0].folder.rename(tmp_path / 'elsewhere')
+    assert runner.run_cells(cells, quiet=True) == {}
+    assert programs == [2] and all(len(lines(cell.folder)) == 3 for cell in cells)
+    assert json.loads((cells[1].folder / 'summary.json').read_text())['resumed_after'] is None
+
+
+def test_what_another_process_is_at_is_left_to_it(cheap_runs, programs, tmp_path, capsys):
+    cells = cells_of(tmp_path, ('FedProx', 'more'), 2, '--rounds=1')
+    cells[1].folder.parent.mkdir(parents=True)
+    with FileLock(cells[1].folder.with_name('.seed1.lock')):
+        failed = runner.run_cells(cells, quiet=True)
+    assert failed == {cells[1].name: 'another process is running it.'}
+    assert programs == [3]
+    assert [runner.is_done(cell) for cell in cells] == [True, False, True, True]
+    assert f'error: {cells[1].name}: another process' in capsys.readouterr().err
+    assert runner.run_cells(cells, quiet=True) == {}
+    assert programs == [3, 1]
+
+
+def test_a_cell_that_cannot_be_run_ends_no_other(cheap_runs, programs, tmp_path, monkeypatch):
+    cells = cells_of(tmp_path, ('FedProx', 'more'), 2, '--rounds=1')
+    inner = runner.set_up
+
+    def set_up(config):
+        experiment = inner(config)
+        if config == cells[2].config:
+            (experiment.workdir / 'partition.json').write_text('{"label_counts": [[1]]}')
+        return experiment
+
+    monkeypatch.setattr(runner, 'set_up', set_up)
+    failed = runner.run_cells(cells, quiet=True)
+    assert list(failed) == [cells[2].name] and 'tells of other data' in failed[cells[2].name]
+    assert programs == [3]
+
+    def refuse(experiments, *arguments, **keywords):
+        if len(experiments) > 1:
+            return [feed.TooLarge('too large'), *([()] * (len(experiments) - 1))]
+        raise OSError('disk full')
+
+    monkeypatch.setattr(runner, 'train_group', refuse)
+    others = cells_of(tmp_path, ('FedAvg',), 1, '--rounds=1')
+    others += cells_of(tmp_path / 'other', ('FedProx', 'more'), 1, '--rounds=1')
+    told = runner.run_cells([others[0]], quiet=True) | runner.run_cells(others[1:], quiet=True)
+    assert list(told.values()) == ['disk full', 'too large']
+
+
+def test_names_tell_what_cells_have_in_common(tmp_path):
+    cells = cells_of(tmp_path, ('FedAvg', 'more'), 2)
+    assert runner.name_of(cells) == 'fedlmd/cifar10_lda0.05 2 methods 2 seeds'
+    assert runner.name_of(cells[:2]) == 'fedlmd/cifar10_lda0.05 FedAvg 2 seeds'
+    assert runner.name_of(cells[:1]) == cells[0].name == 'fedlmd/cifar10_lda0.05 FedAvg seed 0'

@@ -1,0 +1,294 @@
+"""The search of hyper-parameters: what it runs, what it looks at, what it chooses."""
+
+import csv
+import json
+import re
+import shlex
+
+import numpy as np
+import pytest
+
+from experiments import search
+from experiments.grid import runner
+from experiments.grid.scores import Score
+from experiments.search import Ranked
+from jaxfed.runs import config_flags
+from tests.test_main import make_npz
+
+# Clients of one size have one program for all seeds.
+SMALL = (
+    '--dataset=npz', '--model=mlp', '--num_clients=4', '--clients_per_round=2', '--devices=1',
+    '--partition=iid', '--local_epochs=2', '--auxiliary_per_class=2', '--augment=none',
+)  # fmt: skip
+GRID = ('--method=fedcad', '--grid=beta:0,.3,.6', '--grid=gamma:.5', '--rounds=3')
+
+
+@pytest.fixture
+def command(cheap_runs, tmp_path, monkeypatch):
+    """Runs a search in a folder of its own; returns its exit status."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments, npz='tiny.npz'):
+        return search.main([*arguments, '--', *SMALL, f'--npz={npz}'])
+
+    return run
+
+
+def plain_npz(path, **changes):
+    """Images that can be learned: the class is the brightest row."""
+    rng = np.random.default_rng(0)
+    y = np.arange(120) % 3
+    x = rng.integers(0, 99, (120, 6, 6, 1)).astype(np.uint8)
+    x[np.arange(120), 2 * y] += 90
+    return make_npz(path, x_train=x, y_train=y, **changes)
+
+
+def stamps(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob('*') if path.is_file()}
+
+
+def test_search_chooses_by_held_out_training_data_alone(command, tmp_path, capsys):
+    rng = np.random.default_rng(1)
+    plain_npz(tmp_path / 'tiny.npz')
+    images = rng.integers(0, 256, (7, 6, 6, 1)).astype(np.uint8)
+    plain_npz(tmp_path / 'garbage.npz', x_test=images, y_test=rng.integers(0, 3, 7))
+    assert command(*GRID, '--validation=.25', '--output=a') == 0
+    shown = capsys.readouterr().out
+    assert 'test data was not looked at' in shown
+    assert 'skipped --beta=.6 --gamma=.5: --method=fedcad: beta, gamma=(0.6, 0.5)' in shown
+    assert command(*GRID, '--validation=.25', '--output=b', npz='garbage.npz') == 0
+    # Other test images and labels, and fewer: every number and the choice are the same.
+    a, b = (json.loads((tmp_path / name / 'search.json').read_text()) for name in 'ab')
+    assert a['command'].replace('tiny.npz', 'garbage.npz') == b.pop('command')
+    a.pop('command')
+    assert a == b
+    assert a['evaluated_on'] == 'validation'
+    assert len(a['ranking']) == 2
+    assert [each['flags'] for each in a['skipped']] == [['--beta=.6', '--gamma=.5']]
+    for path in (tmp_path / 'a').rglob('summary.json'):
+        summary = json.loads(path.read_text())
+        assert summary['evaluated_on'] == 'validation'
+        line = json.loads(path.with_name('metrics.jsonl').read_text().splitlines()[0])
+        # Of 30 held-out examples, ten a class; there are seven test images in the other file.
+        assert line['test_accuracy'] * 30 == pytest.approx(round(line['test_accuracy'] * 30))
+    best = max(each['mean'] for each in a['ranking'])
+    assert a['ranking'][0]['mean'] == best
+    assert a['chosen'] == a['ranking'][0]['flags']
+    assert best > 40  # something was learned
+
+    # The tables say the same.
+    lines = list(csv.DictReader((tmp_path / 'a' / 'search.csv').open()))
+    assert [float(line['accuracy']) for line in lines] == pytest.approx(
+        [each['mean'] for each in a['ranking']], abs=1e-3
+    )
+    assert {line['evaluated_on'] for line in lines} == {'validation'}
+    text = (tmp_path / 'a' / 'search.md').read_text()
+    block = re.findall(r'^\|.*$', text, re.MULTILINE)
+    assert len(block) == 4
+    assert len({line.count('|') for line in block}) == 1
+
+    # The command of the winner trains it on everything.
+    words = shlex.split(json.loads((tmp_path / 'a' / 'search.json').read_text())['command'])
+    assert words[:3] == ['python', '-m', 'jaxfed.main']
+    config = config_flags.parse(words[3:])
+    assert config.validation == 0
+    assert config.rounds == 3
+    chosen = dict(flag.lstrip('-').split('=') for flag in a['chosen'])
+    assert dict(config.hyperparameters) == {k: float(v) for k, v in chosen.items()}
+
+    # It goes on where it stopped, and nothing is run twice.
+    before = stamps(tmp_path / 'a' / 'flags')
+    stopped = next(iter((tmp_path / 'a').rglob('summary.json')))
+    stopped.unlink()
+    assert command(*GRID, '--validation=.25', '--output=a') == 0
+    assert stopped.exists()
+    after = stamps(tmp_path / 'a' / 'flags')
+    assert all(after[p] == t for p, t in before.items() if stopped.parent not in p.parents)
+    again = json.loads((tmp_path / 'a' / 'search.json').read_text())
+    assert again['ranking'] == a['ranking']
+
+    # A larger grid takes over what is done; other settings and another search are refused.
+    before = stamps(tmp_path / 'a')
+    capsys.readouterr()
+    wider = (*GRID[:2], '--grid=gamma:.5,1', '--rounds=3')
+    assert command(*wider, '--validation=.25', '--output=a', '--dry_run') == 0
+    shown = capsys.readouterr().out
+    assert (shown.count('done '), shown.count('to run ')) == (2, 3)
+    assert command(*GRID, '--output=a') == 2
+    assert '--validation=0.25, not 0.1' in capsys.readouterr().err
+    other = ('--method=kd', '--grid=beta:.5', '--rounds=3', '--output=a')
+    assert command(*other) == 2
+    assert (
+        '--output=a holds a search of fedcad on flags over beta, gamma' in capsys.readouterr().err
+    )
+    assert stamps(tmp_path / 'a') == before
+
+
+def test_a_flag_file_and_training_are_searched(command, tmp_path, capsys):
+    plain_npz(tmp_path / 'tiny.npz')
+    (tmp_path / 'mine.flags').write_text(
+        '--rounds=1\n--learning_rate=.5\n--num_clients=9\n--validation=.3\n'
+    )
+    given = ('--method=fedavg', '--grid=learning_rate:.1,.01', '--seeds=2', '--score=final')
+    assert command(*given, '--flagfile=mine.flags', '--output=a') == 0
+    told = json.loads((tmp_path / 'a' / 'search.json').read_text())
+    assert told['column'] == 'mine'
+    assert [len(each['accuracies']) for each in told['ranking']] == [2, 2]
+    assert '--flagfile=mine.flags --method=fedavg --learning_rate=' in told['command']
+    # The flag file holds data out; the winner is trained on everything all the same.
+    assert config_flags.parse(shlex.split(told['command'])[3:]).validation == 0
+    configs = [json.loads(path.read_text()) for path in (tmp_path / 'a').rglob('config.json')]
+    assert sorted((c['learning_rate'], c['seed']) for c in configs) == [
+        (0.01, 0), (0.01, 1), (0.1, 0), (0.1, 1),
+    ]  # fmt: skip
+    assert {c['validation'] for c in configs} == {0.1}
+
+
+def test_ranking_of_ties_failed_and_missing_runs(tmp_path, monkeypatch):
+    scored = {
+        '--beta=1': Score(2, (50.001, 49.999)),
+        '--beta=2': Score(2, (60.0,), 1),
+        '--beta=3': Score(2, (50.002,)),
+        '--beta=4': Score(2),
+        '--beta=5': Score(2, (49.0, 48.0)),
+    }
+    made = search.make_search(
+        method='kd', axes=['beta:1,2,3,4,5'], seeds=2, output=tmp_path, flags_=['--rounds=1']
+    )
+    monkeypatch.setattr(search, '_score', lambda cells, _: (scored[cells[0].variant[0]], 0))
+    ranking = search.rank(made)
+    assert [(ranked.flags[0], ranked.place) for ranked in ranking] == [
+        ('--beta=1', 1), ('--beta=3', 1), ('--beta=5', 3), ('--beta=2', 0), ('--beta=4', 0),
+    ]  # fmt: skip
+    words = search.settled(ranking)
+    assert words.startswith('Chosen: --beta=1; 2 combinations share the first place')
+    assert 'not all runs are done' in words
+    text = search.markdown(made, ranking)
+    assert '| 1 | 1 | 50.00 | 0.00 | 2 of 2 | 0 | - |' in text
+    assert '| - | 2 | 60.00 | - | 2 of 2 | 1 | - |' in text
+    assert '| - | 4 | - | - | 0 of 2 | 0 | - |' in text
+    assert search.settled([Ranked(('--beta=4',), Score(1), 0)]).startswith('Nothing is chosen')
+
+
+def test_what_was_given_up_is_chosen_only_if_nothing_else_is_there(tmp_path, monkeypatch):
+    scored = {
+        '--beta=1': (Score(2, (70.0, 70.0)), 2),
+        '--beta=2': (Score(2, (60.0, 60.0)), 0),
+        '--beta=3': (Score(2, (65.0, 66.0)), 4),
+        '--beta=4': (Score(2, (), 2), 0),
+        '--beta=5': (Score(2, (60.0, 60.0)), 4),
+    }
+    made = search.make_search(
+        method='kd', axes=['beta:1,2,3,4,5'], seeds=2, output=tmp_path, flags_=['--rounds=6'],
+        halving='4,2',
+    )  # fmt: skip
+    assert made.rungs == (2, 4)
+    monkeypatch.setattr(search, '_score', lambda cells, _: scored[cells[0].variant[0]])
+    ranking = search.rank(made)
+    assert [(ranked.flags[0], ranked.place) for ranked in ranking] == [
+        ('--beta=2', 1), ('--beta=3', 0), ('--beta=5', 0), ('--beta=1', 0), ('--beta=4', 0),
+    ]  # fmt: skip
+    told = 'Given up after round 2: --beta=1. Given up after round 4: --beta=3; --beta=5.'
+    assert search.given_up(ranking) == told
+    assert told in search.markdown(made, ranking)
+    assert '| - | 3 | 65.50 | 0.71 | 2 of 2 | 0 | 4 |' in search.markdown(made, ranking)
+    assert json.loads(search.as_json(made, ranking))['chosen'] == ['--beta=2']
+    lines = list(csv.DictReader(search.as_csv(made, ranking).splitlines()))
+    assert [line['given up'] for line in lines] == ['', '4', '4', '2', '']
+    # Who was to win has diverged.
+    scored['--beta=2'] = Score(2, (60.0,), 1), 0
+    ranking = search.rank(made)
+    assert [(ranked.flags[0], ranked.place) for ranked in ranking][:3] == [
+        ('--beta=3', 1), ('--beta=5', 2), ('--beta=1', 3),
+    ]  # fmt: skip
+    assert 'all others failed, and it was given up early itself' in search.settled(ranking)
+
+
+def test_halving_of_a_search(command, tmp_path, capsys):
+    plain_npz(tmp_path / 'tiny.npz')
+    given = ('--method=fedavg', '--grid=learning_rate:1e-6,.03,.01,.1', '--rounds=3', '--seeds=2')
+    assert command(*given, '--validation=.25', '--output=a', '--halving=1,2') == 0
+    shown = ' '.join(capsys.readouterr().out.split())
+    told = json.loads((tmp_path / 'a' / 'search.json').read_text())
+    after = {each['flags'][0]: each['given_up_after'] for each in told['ranking']}
+    assert told['halving'] == [1, 2] and sorted(map(str, after.values())) == ['1', '1', '2', 'None']
+    assert after['--learning_rate=1e-6'] == 1
+    assert after[told['chosen'][0]] is None and told['ranking'][0]['flags'] == told['chosen']
+    assert 'Given up after round 1: ' in shown
+    summaries = [json.loads(path.read_text()) for path in (tmp_path / 'a').rglob('summary.json')]
+    assert {each['experiments'] for each in summaries} == {8}
+    assert sorted(each['rounds'] for each in summaries) == [1] * 4 + [2] * 2 + [3] * 2
+    # What was given up will never have all rounds, which another search would take it to have.
+    before = stamps(tmp_path)
+    assert command(*given, '--validation=.25', '--output=a', '--halving=2') == 2
+    assert 'was given up after round 1 by a search with --halving' in capsys.readouterr().err
+    assert stamps(tmp_path) == before
+    assert {each['evaluated_on'] for each in summaries} == {'validation'}
+
+
+def test_a_run_that_was_evaluated_on_test_data_is_refused(tmp_path, monkeypatch):
+    made = search.make_search(method='kd', axes=['beta:1'], output=tmp_path)
+    summary = {'evaluated_on': 'test', 'failed': False}
+    monkeypatch.setattr(runner, 'is_done', lambda cell: True)
+    monkeypatch.setattr(runner, 'read', lambda cell: runner.Run({}, summary, []))
+    with pytest.raises(ValueError, match='was evaluated on test data'):
+        search.rank(made)
+
+
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (['--grid=beta:1'], '--method is missing'),
+        (['--method=fedlmb', '--grid=beta:1'], "unknown method 'fedlmb'"),
+        (['--method=kd'], 'no --grid given'),
+        (['--method=kd', '--grid=bta:1'], "'bta' is none of aggregation"),
+        (['--method=kd', '--grid=alpha:1'], "'alpha' is none of"),
+        (['--method=kd', '--grid=seed:1'], "'seed' is none of"),
+        (['--method=kd', '--grid=:1'], "'nothing' is none of"),
+        (['--method=kd', '--grid=beta'], '--grid=beta has no values'),
+        (['--method=kd', '--grid=beta:'], '--grid=beta: has no values'),
+        (['--method=kd', '--grid=beta:x'], '--grid=beta:x: x must be a number'),
+        (['--method=kd', '--grid=batch_size:1.5'], '1.5 must be an integer'),
+        (['--method=kd', '--grid=beta:.5,0.5'], 'has 0.5 twice'),
+        (['--method=kd', '--grid=beta:1', '--grid=beta:2'], 'beta is given twice'),
+        (['--method=kd', '--grid=beta:nan'], 'no combination can be run'),
+        (['--method=kd', '--grid=beta:-1'], 'beta=-1.0 must be at least 0'),
+        (['--method=moon', '--grid=projection:yes'], 'yes must be True or False'),
+        (['--method=fedavgm', '--grid=form:ema,foo'], 'foo must be one of heavy_ball, ema'),
+        (['--method=fedlmd+kd', '--grid=tau:1'], "'tau' is none of"),
+        (['--method=kd', '--grid=beta:1', '--validation=0'], '--validation=0.0 must be above 0'),
+        (['--method=kd', '--grid=beta:1', '--validation=1'], '--validation=1.0 must be above 0'),
+        (['--method=kd', '--grid=beta:1', '--seeds=0'], '--seeds=0 must be at least 1'),
+        (['--method=kd', '--grid=beta:1', '--column=a/b'], 'no flag file'),
+        (['--method=kd', '--grid=beta:1', '--flagfile=absent'], 'absent'),
+        (
+            ['--method=kd', '--grid=beta:1', '--flagfile=x', '--column=fedlmd/cifar10_lda0.1'],
+            'leave one of them out',
+        ),
+        (['--method=kd', '--grid=beta:1', '--', '--beta=2'], '--beta is searched'),
+        (['--method=kd', '--grid=beta:1', '--', '--kd.beta=2'], 'both beta of kd'),
+        (['--method=kd', '--grid=beta:1', '--', '--validation=0'], '--validation must stand'),
+        (['--method=kd', '--grid=beta:1', '--', '--flagfile=x'], '--flagfile must stand before'),
+        (['--method=kd', '--grid=beta:1', '--', '--seed=3'], '--seed=3 is set for each run'),
+        (['--method=kd', '--grid=beta:1', '--', '--dataset=no_such'], 'no_such'),
+        (['--method=kd', '--grid=beta:1', '--halving=0'], '--halving=0 must be rounds below'),
+        (['--method=kd', '--grid=beta:1', '--halving=x'], '--halving=x must be rounds below'),
+        (['--method=kd', '--grid=beta:1', '--together=-1'], '--together=-1'),
+        (['--method=kd', '--grid=beta:1', '--', '--halving=2'], '--halving=2 is a flag of a'),
+        (
+            ['--method=kd', '--grid=beta:1', '--halving=2', '--', '--eval_every=5'],
+            'nothing is evaluated by round 2 with --eval_every=5',
+        ),
+        (['--method=kd', '--grid=beta:1', 'stray'], 'unexpected arguments stray'),
+    ],
+    ids=lambda value: ' '.join(value) if isinstance(value, list) else '',
+)
+def test_bad_input_is_refused_before_the_first_run(
+    arguments, message, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert search.main(arguments) == 2
+    shown = capsys.readouterr()
+    assert re.fullmatch(r'error: .*\n', shown.err)
+    assert message in shown.err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,243 @@
+"""Methods that follow each other, heads, costs, divergence and the README's own method."""
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed
+from jaxfed import losses, methods
+from jaxfed.engine.cohorts import everyone
+from jaxfed.methods._steps import effective_steps
+from jaxfed.methods.costs import method_cost
+from jaxfed.methods.method import chain
+from jaxfed.methods.switch import switch
+from jaxfed.models import make_model
+from jaxfed.models.heads import with_projection, without_bias
+from jaxfed.types import Model
+from tests.engine import test_round
+from tests.rounds import run_round
+
+
+class ModelContrastive(chex.TestCase):
+    @chex.variants(with_jit=True, without_jit=True)
+    def test_by_hand(self):
+        # cos = 1 towards the global model and 0 away from the previous one: log(1 + e^(-1/tau)).
+        loss = self.variant(losses.model_contrastive)
+        f, other = jnp.array([[2.0, 0.0], [0.0, 3.0]]), jnp.array([[0.0, 5.0], [0.0, 1.0]])
+        got = loss(f, f, other, temperature=0.5)
+        np.testing.assert_allclose(got, [np.log1p(np.exp(-2.0)), np.log(2.0)], rtol=1e-6)
+
+    @chex.variants(with_jit=True, without_jit=True)
+    def test_gradient_by_hand(self):
+        # f = (1, 0), f_g = (1, 1) / sqrt 2, f_p = (0, 1): d cos / df = (0, 1 / sqrt 2) and (0, 1).
+        def loss(f, f_g, f_p):
+            return losses.model_contrastive(f, f_g, f_p, temperature=1.0).sum()
+
+        f, f_g, f_p = jnp.array([[1.0, 0.0]]), jnp.array([[1.0, 1.0]]), jnp.array([[0.0, 1.0]])
+        got = self.variant(jax.grad(loss, argnums=(0, 1, 2)))(f, f_g, f_p)
+        share = 1 / (1 + np.exp(0.5**0.5))
+        np.testing.assert_allclose(got[0], [[0, share * (1 - 0.5**0.5)]], atol=1e-6)
+        assert not np.any(got[1]) and not np.any(got[2])
+
+    def test_zeros_and_large_features_are_finite(self):
+        for scale in (0.0, 1e4):
+            f = jnp.full((2, 3), scale)
+            value, gradient = jax.value_and_grad(
+                lambda f: losses.model_contrastive(f, -f, f, temperature=0.1).sum()
+            )(f)
+            chex.assert_tree_all_finite((value, gradient))
+
+
+@pytest.mark.parametrize('momentum', [0.0, 0.5, 0.9])
+def test_effective_steps_are_the_weights_of_the_gradients(momentum):
+    for steps in (1, 2, 7):
+        moved, velocity = 0.0, 0.0
+        for _ in range(steps):  # every gradient is 1, the learning rate too
+            velocity = momentum * velocity + 1.0
+            moved += velocity
+        assert float(effective_steps(steps, momentum)) == pytest.approx(moved, rel=1e-5)
+
+
+def test_switch_is_the_first_method_and_then_the_second():
+    first, second = methods.METHODS['fedavg'](), test_round.drifting()
+    both = switch(first, second, rounds=2)
+    data = test_round.training_data()
+    cohorts = [[0, 1, 2], [3, 4, 5], [1, 3, 5], [0, 1, 4]]
+
+    def run(method, cohorts):
+        _, settings, server, states, programs = test_round.set_up(method)
+        return test_round.rounds(programs, settings, server, states, cohorts, 2, data)[0]
+
+    before = run(first, cohorts[:2])
+    chex.assert_trees_all_close(run(both, cohorts[:2]).params, before.params, rtol=1e-6)
+    # The second method's state begins to change when its turn comes.
+    assert float(run(both, cohorts[:2]).method[1]['rounds']) == 0
+    after = run(both, cohorts[:3])
+    assert float(after.method[1]['rounds']) == 1
+    _, settings, server, states, (programs, mesh) = test_round.set_up(second)
+    alone = run_round(
+        programs,
+        mesh,
+        server._replace(params=before.params, round=before.round),
+        states,
+        everyone(cohorts[2], settings.local_epochs),
+        test_round.plan(settings, cohorts[2], 2, 1),
+        0.03 * 0.9**2,
+        jax.random.key(5),
+        data,
+    )[0]
+    chex.assert_trees_all_close(after.params, alone.params, rtol=1e-5, atol=1e-6)
+    moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), after.params, before.params)
+    assert max(jax.tree.leaves(moved)) > 1e-3
+    assert float(run(both, cohorts).method[1]['rounds']) == 2
+
+
+def test_switch_on_the_command_line():
+    parts = methods.resolve('fedlmd_tf+fedprox,fedlmd+fedprox', {'mu': 0.2, 'fedlmd.beta': 2.0})
+    assert [(part.name, part.phase) for part in parts] == [
+        ('fedlmd_tf', 0),
+        ('fedprox', 0),
+        ('fedlmd', 1),
+        ('fedprox', 1),
+    ]
+    assert parts[1].hyperparameters == parts[3].hyperparameters == {'mu': 0.2}
+    assert parts[2].hyperparameters['beta'] == 2.0
+    methods.build(parts, switch_round=3)
+    with pytest.raises(ValueError, match='--switch_round=None: give the last round'):
+        methods.build(parts)
+    with pytest.raises(ValueError, match=r'--switch_round=3: .* leave it out'):
+        methods.build(methods.resolve('fedlmd', {}), switch_round=3)
+    with pytest.raises(ValueError, match='switch_round=0 must be at least 1'):
+        methods.build(parts, switch_round=0)
+    with pytest.raises(ValueError, match='at most two methods'):
+        methods.resolve('fedavg,fedlmd,fedntd', {})
+
+
+def test_without_bias():
+    model = make_model('mlp', input_shape=(4, 4, 1), num_classes=3)
+    bare = without_bias(model)
+    params = bare.init(jax.random.key(0))
+    assert set(params['classifier']) == {'kernel'}
+    outputs = bare.apply(params, jnp.ones((2, 4, 4, 1)))
+    want = outputs.features @ params['classifier']['kernel']
+    np.testing.assert_allclose(outputs.logits, want, rtol=1e-5)
+    assert without_bias(bare) is bare
+    nameless = Model(lambda key: {'last': jnp.zeros((2, 3))}, model.apply)
+    with pytest.raises(ValueError, match='last layer cannot be changed'):
+        without_bias(nameless)
+
+
+def test_with_projection():
+    model = make_model('mlp', input_shape=(4, 4, 1), num_classes=3)
+    wide = with_projection(model)
+    params, x = wide.init(jax.random.key(0)), jnp.ones((2, 4, 4, 1))
+    assert params['classifier']['kernel'].shape == (256, 3)
+    outputs = wide.apply(params, x)
+    body = {**params, 'classifier': model.init(jax.random.key(1))['classifier']}
+    hidden = model.apply({k: v for k, v in body.items() if 'project' not in k}, x).features
+    for name in ('project1', 'project2'):
+        given, layer = hidden, params[name]
+        hidden = given @ layer['kernel'] + layer['bias']
+        hidden = jax.nn.relu(hidden) if name == 'project1' else hidden
+    np.testing.assert_allclose(outputs.features, hidden, rtol=1e-5)
+    classifier = params['classifier']
+    logits = hidden @ classifier['kernel'] + classifier['bias']
+    np.testing.assert_allclose(outputs.logits, logits, rtol=1e-5)
+    bound = 1 / np.sqrt(256)
+    assert jnp.abs(classifier['kernel']).max() <= bound
+    for both in (with_projection(without_bias(model)), without_bias(with_projection(model))):
+        params = both.init(jax.random.key(0))
+        assert set(params['classifier']) == {'kernel'}
+        outputs = both.apply(params, x)
+        want = outputs.features @ params['classifier']['kernel']
+        np.testing.assert_allclose(outputs.logits, want, rtol=1e-5)
+
+
+def cost(name, **hyper):
+    method = methods.METHODS[name](**hyper) if isinstance(name, str) else name
+    model = method.adapt(make_model('mlp', input_shape=(8, 8, 1), num_classes=10))
+    return method_cost(method, model, input_shape=(8, 8, 1), num_classes=10)
+
+
+@pytest.mark.parametrize(
+    'name, upload, download, client, server, forward, passes',
+    [
+        ('fedavg', 1, 1, 0, 0, 0, 0),
+        ('scaffold', 2, 2, 1, 1, 0, 0),
+        ('fedcurv', 2, 3, 2, 2, 0, 1),
+        ('feddyn', 1, 1, 1, 1, 0, 0),
+        ('moon', 1, 1, 1, 0, 2, 0),
+        ('kd', 1, 1, 0, 0, 1, 0),
+        ('fedgkd', 1, 2, 0, 4, 1, 0),
+        ('fedlmd_tf', 1, 1, 0, 0, 0, 0),
+        ('fedavgm', 1, 1, 0, 1, 0, 0),
+        ('fedadam', 1, 1, 0, 2, 0, 0),
+    ],
+)
+def test_costs(name, upload, download, client, server, forward, passes):
+    got = cost(name)
+    size = got.parameter_bytes
+    assert size == 4 * (64 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10)
+    assert (got.upload, got.download) == (upload, download)
+    assert got.client_state_bytes == pytest.approx(client * size, abs=8)
+    assert got.server_state_bytes == pytest.approx(server * size, abs=8)
+    assert (got.forward_passes, got.data_passes) == (forward, passes)
+
+
+def test_costs_of_combinations_and_small_messages():
+    matrix = cost('fedssd')
+    assert matrix.download_bytes - matrix.parameter_bytes == 4 * 10 * 10
+    assert matrix.auxiliary == 64
+    # Two parts with one teacher evaluate it once.
+    both = chain(methods.METHODS['fedlmd'](), methods.METHODS['kd'](), methods.METHODS['moon']())
+    assert cost(both).forward_passes == 2
+    assert cost('fedcad', source='client').data_passes == 1
+
+
+def test_a_run_that_diverges_can_be_recorded(cheap_runs, tmp_path):
+    settings = jaxfed.Config(
+        learning_rate=1e12, rounds=3, model='mlp', devices='1', lanes=1, workdir=str(tmp_path / 'a')
+    )
+    with pytest.raises(jaxfed.Diverged, match='--on_divergence=record'):
+        jaxfed.simulate(settings)
+    recorded = {'workdir': str(tmp_path / 'b'), 'on_divergence': 'record'}
+    result = jaxfed.simulate(dataclasses.replace(settings, **recorded))
+    assert result.summary['failed']
+    last = json.loads((tmp_path / 'b' / 'metrics.jsonl').read_text().splitlines()[-1])
+    assert last['failed'] and last['train_loss'] is last['test_accuracy'] is None
+    assert result.summary['rounds'] == last['round']
+
+
+def test_the_method_of_the_readme_runs(tmp_path):
+    readme = (Path(__file__).parents[2] / 'README.md').read_text()
+    code = re.search(r'```python\n(# mine\.py.*?)```', readme, re.DOTALL)
+    assert code
+    assert len(code[1].splitlines()) <= 30
+    (tmp_path / 'mine.py').write_text(code[1])
+    flags = '--method=confidence+fedlmd --strength=0.1 --model=mlp --rounds=1 --lanes=1 '
+    flags += '--workdir=out'
+    done = subprocess.run(
+        [sys.executable, 'mine.py', *flags.split()],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            'JAXFED_CACHE_DIR': str(tmp_path),
+            'JAX_DISABLE_MOST_OPTIMIZATIONS': 'true',  # compiles in half the time
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    parts = json.loads((tmp_path / 'out' / 'config.json').read_text())['method_parts']
+    assert parts[0]['name'] == 'confidence'
+    assert parts[0]['hyperparameters'] == {'strength': 0.1}

@@ -1,0 +1,147 @@
+"""The registry of methods, and how methods combine."""
+
+import re
+
+import jax.numpy as jnp
+import pytest
+
+from jaxfed import methods
+from jaxfed.methods import Part, build, describe, hyperparameters, resolve
+from jaxfed.methods.method import LocalView, MergeView, Method, chain
+
+
+def test_resolve_fills_in_defaults():
+    assert resolve('fedlmd+fedprox', {'beta': 2.0}) == [
+        Part('fedlmd', {'beta': 2.0, 'tau': 1.0}),
+        Part('fedprox', {'mu': 0.1}),
+    ]
+
+
+def test_each_part_has_its_own_hyperparameters():
+    given = {'fedlmd.tau': 3.0, 'kd.tau': 5.0, 'kd.beta': 0.5}
+    assert resolve('fedlmd+kd', given) == [
+        Part('fedlmd', {'beta': 1.0, 'tau': 3.0}),
+        Part('kd', {'beta': 0.5, 'tau': 5.0}),
+    ]
+
+
+@pytest.mark.parametrize(
+    'specification, given, message',
+    [
+        ('fedlmb', {}, "unknown method 'fedlmb'; did you mean .*fedlmd"),
+        ('', {}, "unknown method ''"),
+        ('fedlmd+', {}, "unknown method ''"),
+        ('fedprox+fedprox', {}, 'named twice'),
+        ('fedavg', {'mu': 1.0}, '--mu=1.0: --method=fedavg takes no such .* takes none'),
+        ('fedlmd', {'mu': 1.0}, 'it takes --fedlmd.beta, --fedlmd.tau'),
+        ('fedlmd', {'fedprox.mu': 1.0}, '--fedprox.mu=1.0'),
+        ('fedlmd+kd', {'tau': 3.0}, '--fedlmd.tau or --kd.tau'),
+        ('fedlmd', {'fedlmd.beta': 1.0, 'beta': 2.0}, '--fedlmd.beta=1.0 and --beta=2.0 are both'),
+    ],
+)
+def test_resolve_refuses(specification, given, message):
+    with pytest.raises(ValueError, match=message):
+        resolve(specification, given)
+
+
+@pytest.mark.parametrize(
+    'name, given',
+    [
+        ('fedprox', {'mu': -1.0}),
+        ('kd', {'beta': -1.0}),
+        ('kd', {'tau': 0.0}),
+        ('mse', {'alpha': -0.1}),
+        ('label_smoothing', {'smoothing': 1.5}),
+        ('fedlsd', {'alpha': 1.1}),
+        ('fedlsd', {'tau': -1.0}),
+        ('fedntd', {'tau': 0.0}),
+        ('fedntd_tf', {'beta': float('nan')}),
+        ('fedcad', {'beta': 0.6, 'gamma': 0.5}),
+        ('fedcad', {'source': 'nobody'}),
+        ('fedcad', {'auxiliary': 0}),
+        ('fedssd', {'max_weight': -1.0}),
+        ('fedssd', {'auxiliary': 0}),
+        ('fedlmd', {'beta': -1.0}),
+        ('fedlmd_tf', {'tau': 0.0}),
+        ('kd', {'beta': float('inf')}),
+        ('fedssd', {'max_weight': float('inf')}),
+        ('mse', {'alpha': -float('inf')}),
+        ('fedprox', {'mu': True}),
+        ('fedprox', {'mu': 'much'}),
+        ('fedssd', {'auxiliary': 2.5}),
+        ('fedcurv', {'lam': -1.0}),
+        ('feddyn', {'alpha': -0.1}),
+        ('moon', {'mu': -1.0}),
+        ('moon', {'projection': 1}),
+        ('fedrs', {'alpha': 1.5}),
+        ('fedgkd', {'models': 0}),
+        ('fedavgm', {'beta': 1.0}),
+        ('fedavgm', {'form': 'polyak'}),
+        ('fedadam', {'b2': 1.0}),
+        ('fedyogi', {'eps': 0.0}),
+        ('fedadagrad', {'server_lr': 0.0}),
+    ],
+)
+def test_build_refuses_values_out_of_range(name, given):
+    key, value = next(iter(given.items()))
+    with pytest.raises(ValueError, match=rf'--method={name}: .*{key}.*{value}.* must be'):
+        build(resolve(name, given))
+
+
+@pytest.mark.parametrize('name', [n for n in methods.METHODS if 'tau' in hyperparameters(n)])
+@pytest.mark.parametrize('tau', ['inf', 'nan', '1e+200', '1e+30', '1e-30', '1e-320'])
+def test_build_refuses_temperatures_that_float32_cannot_square(name, tau):
+    with pytest.raises(ValueError, match=rf'--method={name}: tau={re.escape(tau)} must be'):
+        build(resolve(name, {'tau': float(tau)}))
+
+
+def test_two_supervised_losses_do_not_combine():
+    with pytest.raises(ValueError, match='2 of the combined methods replace the cross-entropy'):
+        build(resolve('fedcad+label_smoothing', {}))
+
+
+def test_chain_of_nothing():
+    with pytest.raises(ValueError, match='at least one'):
+        chain()
+
+
+@pytest.mark.parametrize('name', methods.METHODS)
+def test_every_method_documents_itself(name):
+    sentence, paper = describe(name)
+    assert sentence.endswith('.')
+    assert '20' in paper  # the year
+    document = methods.METHODS[name].__doc__
+    for key, parameter in hyperparameters(name).items():
+        assert f'{key}: ' in document
+        assert parameter.kind is parameter.KEYWORD_ONLY
+        assert parameter.default is not parameter.empty
+
+
+def test_chain_threads_the_update_and_keeps_states_apart():
+    def scale(factor):
+        return Method(
+            init=lambda params, stats: (jnp.float32(factor), ()),
+            merge=lambda m: (m.update * m.state + m.uploads, m.state + 1),
+        )
+
+    both = chain(scale(2), scale(3))
+    server, client = both.init(jnp.zeros(()), ())
+    assert client == ((), ())
+    uploads = jnp.float32(10), jnp.float32(20)
+    view = MergeView(jnp.float32(1), jnp.zeros(()), (), server, uploads, ())
+    update, state = both.merge(view)
+    assert float(update) == (1 * 2 + 10) * 3 + 20
+    assert [float(s) for s in state] == [3, 4]
+
+
+def test_chain_adds_penalties_and_keeps_the_one_supervised_loss():
+    first = Method(penalty=lambda view: view.static)
+    second = Method(penalty=lambda view: 10 * view.static, supervised=lambda view: view.static)
+    both = chain(first, second)
+    view = LocalView(*[None] * len(LocalView._fields))
+    view = view._replace(
+        static=(jnp.float32(1), jnp.float32(2)),
+        **{name: ((), ()) for name in ('state', 'shared', 'begun')},
+    )
+    assert float(both.penalty(view)) == 1 + 20
+    assert float(both.supervised(view)) == 2

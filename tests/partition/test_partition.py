@@ -1,0 +1,650 @@
+"""Partitions: nothing is lost or dealt twice, and each deals as it is defined."""
+
+import dataclasses
+import types
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from jaxfed import Config
+from jaxfed.partition import (
+    PARTITIONS,
+    client_dirichlet,
+    dirichlet,
+    extended_dirichlet,
+    hold_out,
+    iid,
+    label_counts,
+    label_noise,
+    label_quantity,
+    make_partition,
+    natural,
+    partition_settings,
+    proportions,
+    quantity,
+    sharding,
+)
+from jaxfed.recording.heatmap import draw_heatmap, print_heatmap
+from jaxfed.runs import checks, config_flags, deal, experiment
+from jaxfed.runs import partition_map as show
+from jaxfed.runs.partition_map import training_counts
+
+labels_of_classes = st.lists(st.integers(20, 60), min_size=2, max_size=6).map(
+    lambda sizes: np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
+)
+few = settings(max_examples=30, deadline=None)
+
+
+def check_exact(parts, labels, num_clients):
+    assert len(parts) == num_clients
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
+
+
+@few
+@given(labels_of_classes, st.integers(1, 10), st.integers(0, 2**32))
+def test_iid(labels, num_clients, seed):
+    parts = iid(labels, num_clients=num_clients, seed=seed)
+    check_exact(parts, labels, num_clients)
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@few
+@given(
+    labels_of_classes,
+    st.integers(1, 6),
+    st.floats(0.2, 100),
+    st.integers(1, 4),
+    st.booleans(),
+    st.integers(0, 2**32),
+)
+def test_dirichlet(labels, num_clients, alpha, min_size, balanced, seed):
+    parts = dirichlet(
+        labels, num_clients=num_clients, alpha=alpha, seed=seed, min_size=min_size,
+        balanced=balanced,
+    )  # fmt: skip
+    check_exact(parts, labels, num_clients)
+    assert min(len(part) for part in parts) >= min_size
+
+
+@few
+@given(labels_of_classes, st.integers(1, 6), st.integers(1, 4), st.integers(0, 2**32))
+def test_sharding(labels, num_clients, shards, seed):
+    if num_clients * shards < len(np.unique(labels)):
+        with pytest.raises(ValueError, match='raise --shards_per_client'):
+            sharding(labels, num_clients=num_clients, shards_per_client=shards, seed=seed)
+        return
+    parts = sharding(labels, num_clients=num_clients, shards_per_client=shards, seed=seed)
+    check_exact(parts, labels, num_clients)
+    assert max(len(np.unique(labels[part])) for part in parts) <= shards
+
+
+@few
+@given(labels_of_classes, st.integers(1, 10), st.integers(1, 6), st.integers(0, 2**32))
+def test_label_quantity(labels, num_clients, k, seed):
+    classes = len(np.unique(labels))
+    arguments = {'num_clients': num_clients, 'labels_per_client': k, 'seed': seed}
+    if k > classes or num_clients * k < classes:
+        with pytest.raises(ValueError, match='labels_per_client'):
+            label_quantity(labels, **arguments)
+        return
+    parts = label_quantity(labels, **arguments)
+    check_exact(parts, labels, num_clients)
+    assert {len(np.unique(labels[part])) for part in parts} == {k}
+
+
+@few
+@given(
+    labels_of_classes,
+    st.integers(1, 6),
+    st.floats(0.2, 100),
+    st.integers(1, 4),
+    st.integers(0, 2**32),
+)
+def test_quantity(labels, num_clients, size_alpha, min_size, seed):
+    parts = quantity(
+        labels, num_clients=num_clients, size_alpha=size_alpha, seed=seed, min_size=min_size
+    )
+    check_exact(parts, labels, num_clients)
+    assert min(len(part) for part in parts) >= min_size
+
+
+@few
+@given(
+    labels_of_classes,
+    st.integers(1, 8),
+    st.integers(1, 6),
+    st.floats(0.05, 100),
+    st.integers(1, 3),
+    st.integers(0, 2**32),
+)
+def test_extended_dirichlet(labels, num_clients, k, alpha, min_size, seed):
+    classes = len(np.unique(labels))
+    arguments = {'num_clients': num_clients, 'labels_per_client': k, 'alpha': alpha, 'seed': seed}
+    if k > classes or num_clients * k < classes:
+        with pytest.raises(ValueError, match='labels_per_client'):
+            extended_dirichlet(labels, **arguments)
+        return
+    parts = extended_dirichlet(labels, **arguments, min_size=min(min_size, k + 1))
+    check_exact(parts, labels, num_clients)
+    counts = label_counts(labels, parts, classes)
+    assert ((counts > 0).sum(axis=1) == k).all()
+    holders = (counts > 0).sum(axis=0)
+    assert holders.max() - holders.min() <= 1
+    assert counts.sum(axis=1).min() >= min(min_size, k + 1)
+
+
+@few
+@given(labels_of_classes, st.integers(1, 30), st.floats(0.001, 100), st.integers(0, 2**32))
+def test_client_dirichlet(labels, num_clients, alpha, seed):
+    parts = client_dirichlet(labels, num_clients=num_clients, alpha=alpha, seed=seed)
+    check_exact(parts, labels, num_clients)
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@few
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    st.integers(1, 12),
+    st.integers(0, 12),
+    st.integers(1, 9),
+    st.integers(0, 2**32),
+)
+def test_natural(user_sizes, num_clients, num_users, least, seed):
+    # Ids need not be consecutive: user 3 * i made user_sizes[i] examples.
+    users = np.random.default_rng(seed).permutation(
+        np.repeat(3 * np.arange(len(user_sizes)), user_sizes)
+    )
+    arguments = {'num_clients': num_clients, 'num_users': num_users, 'min_user_size': least}
+    able = [3 * i for i, size in enumerate(user_sizes) if size >= least]
+    if num_clients > (num_users or len(able)) or num_users > len(able):
+        with pytest.raises(ValueError, match=r'num_clients=|num_users='):
+            natural(np.zeros_like(users), users=users, seed=seed, **arguments)
+        return
+    parts = natural(np.zeros_like(users), users=users, seed=seed, **arguments)
+    held = [np.unique(users[part]) for part in parts]
+    together = np.concatenate(held)
+    assert len(np.unique(together)) == len(together) == (num_users or len(able))
+    assert set(together) <= set(able)
+    assert max(map(len, held)) - min(map(len, held)) <= 1
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.flatnonzero(np.isin(users, together)))
+    assert all((np.diff(part) > 0).all() for part in parts)
+
+
+@few
+@given(labels_of_classes, st.integers(1, 30), st.floats(0, 0.999), st.integers(0, 2**32))
+def test_hold_out(labels, num_clients, share, seed):
+    parts = client_dirichlet(labels, num_clients=num_clients, alpha=1.0, seed=seed)
+    train, test = hold_out(parts, labels, share=share, seed=seed)
+    for part, own, kept in zip(parts, train, test):
+        assert np.array_equal(np.sort(np.concatenate([own, kept])), part)
+        assert len(kept) == min(round(share * len(part)), len(part) - 1)
+        fair = np.bincount(labels[part]) * len(kept) / len(part)
+        stray = np.bincount(labels[kept], minlength=fair.size) - fair
+        assert np.abs(stray).max() < 1
+    # A client's choice does not depend on the others.
+    alone = hold_out(parts[:1], labels, share=share, seed=seed)
+    assert np.array_equal(alone[0][0], train[0])
+    assert np.array_equal(alone[1][0], test[0])
+
+
+@few
+@given(
+    labels_of_classes,
+    st.floats(0, 1),
+    st.sampled_from(['equal', 'uniform']),
+    st.integers(0, 2**32),
+)
+def test_label_noise(labels, rate, form, seed):
+    before = labels.copy()
+    classes = labels.max() + 1
+    parts = np.array_split(np.arange(5, labels.size), 3)
+
+    def noise(rate, parts=parts):
+        return label_noise(labels, parts, num_classes=classes, rate=rate, form=form, seed=seed)
+
+    noisy = noise(rate)
+    assert np.array_equal(labels, before)
+    assert np.array_equal(noisy, noise(rate))
+    assert np.array_equal(noisy[:5], labels[:5])  # nobody's
+    assert noisy.min() >= 0 and noisy.max() < classes
+    wrong = noisy != labels
+    more = noise((rate + 1) / 2)
+    assert np.array_equal(more[wrong], noisy[wrong])
+    assert np.array_equal(noise(rate, parts[:1])[parts[0]], noisy[parts[0]])
+
+
+def ten_classes(each=100):
+    return np.repeat(np.arange(10), each)
+
+
+def test_sharding_gives_equal_clients_where_it_can():
+    parts = sharding(ten_classes(), num_clients=20, shards_per_client=2, seed=0)
+    assert {len(part) for part in parts} == {50}
+
+
+def test_label_quantity_splits_a_class_evenly_among_its_holders():
+    labels = ten_classes()
+    parts = label_quantity(labels, num_clients=12, labels_per_client=3, seed=1)
+    counts = label_counts(labels, parts, 10)
+    assert counts.sum() == 1000
+    for column in counts.T:
+        held = column[column > 0]
+        assert held.max() - held.min() <= 1
+
+
+def test_balanced_dirichlet_gives_no_more_to_a_full_client():
+    labels = ten_classes()
+    for seed in range(5):
+        parts = dirichlet(labels, num_clients=10, alpha=0.1, seed=seed, min_size=1, balanced=True)
+        counts = label_counts(labels, parts, 10)
+        held = np.cumsum(counts, axis=1)
+        # A client that held n / N = 100 examples before a class got none of that class.
+        full_before = np.concatenate([np.zeros((10, 1), bool), held[:, :-1] >= 100], axis=1)
+        assert not counts[full_before].any()
+        assert full_before.any()
+
+
+def test_quantity_is_skewed_in_sizes_alone(monkeypatch):
+    monkeypatch.setattr(proportions, '_DRAWS_AT_ONCE', 100)
+    labels = ten_classes(1000)
+    parts = quantity(labels, num_clients=10, size_alpha=0.5, seed=0)
+    sizes = np.array([len(part) for part in parts])
+    assert sizes.max() > 5 * sizes.min()
+    counts = label_counts(labels, parts, 10)
+    large = counts[sizes > 500]
+    # A class's share has a standard deviation of at most sqrt(.09 / 500) = .0134.
+    assert np.abs(large / large.sum(axis=1, keepdims=True) - 0.1).max() < 5 * 0.0134
+    # A share is Beta(beta, (N - 1) beta): as in `test_dirichlet_marginal`.
+    share = [
+        len(part) / 1000
+        for seed in range(300)
+        for part in quantity(labels[:1000], num_clients=5, size_alpha=1.0, seed=seed, min_size=1)
+    ]
+    assert np.isclose(np.mean(share), 0.2)
+    assert np.isclose(np.var(share), 0.16 / 6, rtol=0.15)
+
+
+def test_extended_dirichlet_marginal(monkeypatch):
+    monkeypatch.setattr(proportions, '_DRAWS_AT_ONCE', 100)
+    # 4 clients hold 2 of 4 classes each, so 2 clients a class: but for its first example, a
+    # holder's share is Beta(alpha, alpha), of mean 1 / 2 and variance 1 / (4 (2 alpha + 1)).
+    labels = np.repeat(np.arange(4), 1000)
+    share = []
+    for seed in range(300):
+        parts = extended_dirichlet(
+            labels, num_clients=4, labels_per_client=2, alpha=1.0, seed=seed, min_size=1
+        )
+        counts = label_counts(labels, parts, 4)
+        share += [(count - 1) / 998 for count in counts[counts > 0]]
+    assert np.isclose(np.mean(share), 0.5)
+    assert np.isclose(np.var(share), 1 / 12, rtol=0.15)
+
+
+def test_extended_dirichlet_reaches_its_minimum(monkeypatch):
+    monkeypatch.setattr(proportions, '_DRAWS_AT_ONCE', 10_000)
+
+    def smallest(min_size):
+        arguments = {'num_clients': 10, 'labels_per_client': 2, 'alpha': 0.3, 'min_size': min_size}
+        return [
+            min(map(len, extended_dirichlet(ten_classes(), **arguments, seed=s))) for s in range(9)
+        ]
+
+    assert min(smallest(1)) == 2  # one example of each class in any case
+    assert min(smallest(12)) in (12, 13)
+
+
+def test_client_dirichlet_marginal():
+    # Where no class runs out a client's mix is its own draw from Dir(alpha): a class's share has
+    # mean 1 / C and variance (1 / C) (1 - 1 / C) / (C alpha + 1).
+    labels = np.repeat(np.arange(5), 2000)
+    counts = np.stack([
+        label_counts(labels, client_dirichlet(labels, num_clients=50, alpha=a, seed=0), 5)
+        for a in (0.01, 1.0, 100.0)
+    ])  # fmt: skip
+    share = counts / 200
+    assert np.isclose(share[1].var(), 0.16 / 6, rtol=0.25)
+    assert share[2].std() < 0.05
+    assert np.median(share[0].max(axis=1)) > 0.9
+
+
+def test_natural_by_hand():
+    users = np.array([0, 1, 0, 4, 1, 1])
+    labels = np.zeros(6, int)
+    parts = natural(labels, num_clients=3, users=users, seed=0)
+    assert sorted(map(list, parts)) == [[0, 2], [1, 4, 5], [3]]
+    parts = natural(labels, num_clients=2, users=users, seed=0, min_user_size=2)
+    assert sorted(map(list, parts)) == [[0, 2], [1, 4, 5]]
+    (part,) = natural(labels, num_clients=1, users=users, seed=0, min_user_size=3)
+    assert part.tolist() == [1, 4, 5]
+
+
+def test_label_noise_rates():
+    labels = np.repeat(np.arange(10), 3000)
+    parts = np.array_split(np.random.default_rng(0).permutation(30000), 30)
+    for form, mean, std in (('equal', 0.4, 0.0155), ('uniform', 0.2, 0.4 / np.sqrt(12))):
+        noisy = label_noise(labels, parts, num_classes=10, rate=0.4, form=form, seed=3)
+        rates = np.array([np.mean(noisy[part] != labels[part]) for part in parts])
+        assert abs(rates.mean() - mean) < 4 * std / np.sqrt(30)
+        assert 0.6 * std < rates.std() < 1.5 * std
+        # All other classes are equally likely: 1 / 9 of what is wrong, about 12000 or 6000.
+        shifts = np.bincount((noisy - labels) % 10, minlength=10)[1:]
+        assert np.abs(shifts / shifts.sum() - 1 / 9).max() < 5 * np.sqrt(0.099 / shifts.sum())
+    assert (label_noise(labels, parts, num_classes=10, rate=1.0, seed=0) != labels).all()
+    assert (label_noise(labels, parts, num_classes=10, rate=0.0, seed=0) == labels).all()
+
+
+def test_label_noise_leaves_a_read_only_array_alone():
+    labels = np.zeros(50, np.int32)
+    labels.flags.writeable = False
+    noisy = label_noise(labels, [np.arange(50)], num_classes=2, rate=1.0, seed=0)
+    assert noisy.dtype == np.int32
+    assert noisy.tolist() == [1] * 50
+
+
+def test_small_clients_keep_an_example_to_train_on():
+    labels = np.array([0, 0, 1])
+    train, test = hold_out([np.array([1]), np.array([0, 2])], labels, share=0.9, seed=0)
+    assert [len(part) for part in train] == [1, 1]
+    assert [len(part) for part in test] == [0, 1]
+    train, test = hold_out([np.array([], int), np.array([0, 2])], labels, share=0.0, seed=0)
+    assert [part.tolist() for part in train] == [[], [0, 2]]
+    assert [part.tolist() for part in test] == [[], []]
+
+
+def test_dirichlet_marginal(monkeypatch):
+    monkeypatch.setattr(proportions, '_DRAWS_AT_ONCE', 5)
+    # A client's share of a class is Beta(alpha, (N - 1) alpha): mean 1 / N, and variance
+    # (1 / N) (1 - 1 / N) / (N alpha + 1) = 0.16 / 6 for N = 5 and alpha = 1.
+    labels = np.repeat(np.arange(2), 1000)
+    share = [
+        len(part) / 1000
+        for seed in range(300)
+        for part in dirichlet(labels[:1000], num_clients=5, alpha=1.0, seed=seed, min_size=1)
+    ]
+    assert np.isclose(np.mean(share), 0.2)
+    assert np.isclose(np.var(share), 0.16 / 6, rtol=0.15)
+
+
+def test_small_alpha_is_more_skewed():
+    def classes_held(alpha):
+        parts = dirichlet(ten_classes(), num_clients=10, alpha=alpha, seed=0, min_size=5)
+        return np.mean([len(np.unique(ten_classes()[part])) for part in parts])
+
+    assert classes_held(0.05) < classes_held(0.5) < classes_held(10) == 10
+
+
+def test_the_most_skewed_setting_in_use_is_reached():
+    parts = dirichlet(ten_classes(5000), num_clients=100, alpha=0.05, seed=0, min_size=10)
+    assert min(len(part) for part in parts) >= 10
+
+
+@pytest.mark.parametrize('name', PARTITIONS)
+def test_seed_decides(name):
+    given = {'alpha': 0.5, 'min_size': 2, 'shards_per_client': 2, 'labels_per_client': 3}
+    own = {key: given[key] for key in partition_settings(name) if key in given}
+
+    def make(seed):
+        users = np.arange(1000) % 70
+        return make_partition(name, ten_classes(), num_clients=8, seed=seed, users=users, **own)
+
+    first, again, other = make(0), make(0), make(1)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    'function, arguments, message',
+    [
+        (iid, {'num_clients': 0}, 'num_clients=0'),
+        (iid, {'num_clients': 1001}, 'num_clients=1001 is more than the 1000'),
+        (iid, {'num_clients': 2, 'seed': -1}, 'seed=-1'),
+        (dirichlet, {'num_clients': 2, 'alpha': 0.0}, 'alpha=0.0'),
+        (dirichlet, {'num_clients': 2, 'alpha': float('nan')}, 'alpha=nan'),
+        (dirichlet, {'num_clients': 2, 'alpha': float('inf')}, 'alpha=inf'),
+        (dirichlet, {'num_clients': 10, 'alpha': 1.0, 'min_size': 101}, 'min_size=101'),
+        (sharding, {'num_clients': 10, 'shards_per_client': 0}, 'shards_per_client=0'),
+        (sharding, {'num_clients': 600, 'shards_per_client': 2}, '1200 shards for 1000'),
+        (label_quantity, {'num_clients': 5, 'labels_per_client': 11}, 'labels_per_client=11'),
+        (label_quantity, {'num_clients': 4, 'labels_per_client': 2}, 'cannot hold all 10'),
+        (label_quantity, {'num_clients': 900, 'labels_per_client': 10}, 'class 0 has 100'),
+        (quantity, {'num_clients': 10, 'size_alpha': 0.0}, 'size_alpha=0.0 .* --size_alpha'),
+        (quantity, {'num_clients': 10, 'min_size': 101}, 'min_size=101'),
+        (quantity, {'num_clients': 10, 'min_size': 0}, 'min_size=0'),
+        (client_dirichlet, {'num_clients': 2, 'alpha': -1.0}, 'alpha=-1.0'),
+        (client_dirichlet, {'num_clients': 1001, 'alpha': 1.0}, 'num_clients=1001'),
+        (
+            extended_dirichlet,
+            {'num_clients': 5, 'labels_per_client': 11, 'alpha': 1.0},
+            'labels_per_client=11',
+        ),
+        (
+            extended_dirichlet,
+            {'num_clients': 4, 'labels_per_client': 2, 'alpha': 1.0},
+            'cannot hold all 10',
+        ),
+        (
+            extended_dirichlet,
+            {'num_clients': 500, 'labels_per_client': 3, 'alpha': 1.0, 'min_size': 1},
+            'class 0 has 100 examples for the 150 .* labels_per_client=3',
+        ),
+        (natural, {'num_clients': 2, 'users': None}, 'does not tell: choose a --dataset'),
+        (natural, {'num_clients': 2, 'users': np.zeros(3, int)}, r'users has shape \(3,\)'),
+        (natural, {'num_clients': 2, 'users': np.zeros(1000)}, 'dtype float64'),
+        (natural, {'num_clients': 11, 'users': ten_classes()}, 'num_clients=11 .* 10 of 10 users'),
+        (
+            natural,
+            {'num_clients': 5, 'users': ten_classes(), 'num_users': 4},
+            'num_clients=5 is more than num_users=4',
+        ),
+        (natural, {'num_clients': 1, 'users': ten_classes(), 'num_users': 11}, 'num_users=11'),
+        (natural, {'num_clients': 1, 'users': ten_classes(), 'num_users': -1}, 'num_users=-1'),
+        (
+            natural,
+            {'num_clients': 1, 'users': ten_classes(), 'min_user_size': 101},
+            'the 0 of 10 users with at least min_user_size=101',
+        ),
+        (
+            natural,
+            {'num_clients': 1, 'users': ten_classes(), 'min_user_size': 0},
+            'min_user_size=0',
+        ),
+    ],
+)
+def test_refuses(function, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        function(ten_classes(), **{'seed': 0, **arguments})
+
+
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        ({'rate': 1.5}, r'label_noise=1\.5'),
+        ({'rate': float('nan')}, 'label_noise=nan'),
+        ({'rate': 0.1, 'form': 'pair'}, "label_noise_form='pair'"),
+        ({'rate': 0.1, 'num_classes': 1}, 'num_classes=1: there is no other class'),
+    ],
+)
+def test_label_noise_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        label_noise(np.zeros(9, int), [np.arange(9)], **{'num_classes': 2, 'seed': 0, **arguments})
+
+
+@pytest.mark.parametrize('share', [-0.1, 1.0, float('nan')])
+def test_hold_out_refuses(share):
+    with pytest.raises(ValueError, match=f'personal_test={share}'):
+        hold_out([np.arange(9)], np.zeros(9, int), share=share, seed=0)
+
+
+@pytest.mark.parametrize(
+    'name, given, message',
+    [
+        ('dirichle', {}, "partition='dirichle' is unknown: choose one of iid"),
+        ('iid', {'alpha': 1.0}, "partition='iid' was given alpha: it takes none"),
+        ('sharding', {}, "partition='sharding' was given no settings: it takes shards_per_client"),
+    ],
+)
+def test_settings_of_another_partition_are_refused(name, given, message):
+    with pytest.raises(ValueError, match=message):
+        make_partition(name, ten_classes(), num_clients=2, seed=0, **given)
+
+
+@pytest.mark.parametrize(
+    'settings, message',
+    [
+        ({'partition': 'quantity', 'size_alpha': 0.0}, r'--size_alpha=0\.0 must be above 0'),
+        ({'partition': 'sharding', 'shards_per_client': 0}, '--shards_per_client=0 must be at'),
+        ({'partition': 'natural', 'min_user_size': 0}, '--min_user_size=0 must be at least 1'),
+        ({'num_users': -1}, '--num_users=-1'),
+        ({'label_noise': -0.1}, r'--label_noise=-0\.1 must be from 0 to 1'),
+        ({'label_noise_form': 'pair'}, '--label_noise_form=pair must be one of equal, uniform'),
+        ({'personal_test': 1.0}, r'--personal_test=1\.0'),
+        ({'partition_settings': {'size': 3}}, '--partition=dirichlet takes no size there'),
+        ({'partition_settings': {'alpha': 0.3}}, 'takes no alpha there; it takes none'),
+    ],
+)
+def test_settings_are_checked_before_data_is_read(settings, message):
+    with pytest.raises(ValueError, match=message):
+        checks.check(Config(**settings))
+
+
+def test_a_partition_of_ones_own_is_an_entry_and_gets_its_flags(monkeypatch):
+    def halves(labels, *, num_clients, seed, alpha: float, first: int = 3):
+        return [np.arange(first), np.arange(first, labels.size)]
+
+    monkeypatch.setitem(PARTITIONS, 'halves', halves)
+
+    def parsed(*arguments):
+        return config_flags.parse(arguments)
+
+    mine = parsed('--partition=halves', '--first=7', '--alpha=2', '--num_clients=2')
+    assert mine.partition_settings == {'first': 7}
+    sizes = deal.deal(dataclasses.replace(mine, clients_per_round=2)).label_counts.sum(axis=1)
+    assert sizes[0] == 7
+    assert parsed('--partition=halves').partition_settings == {}
+    with pytest.raises(ValueError, match='--first=7 belongs to --partition=halves, but'):
+        parsed('--first=7')
+    with pytest.raises(ValueError, match=r'--alpha=1\.0 belongs to .*dirichlet or halves, but'):
+        parsed('--partition=iid', '--alpha=1')
+    with pytest.raises(ValueError, match="--first='x' must be an integer"):
+        checks.check(Config(partition='halves', partition_settings={'first': 'x'}))
+
+
+def test_what_is_dealt():
+    plain = Config(method='fedcad', num_clients=10, min_size=20)
+    noisy = dataclasses.replace(plain, label_noise=0.5, personal_test=0.25, local_eval_every=1)
+    dealt, other = (deal.deal(c, auxiliary_per_class=4) for c in (plain, noisy))
+    assert np.array_equal(dealt.auxiliary, other.auxiliary)
+    assert [len(part) for part in dealt.personal] == [0] * 10
+    true, seen = dealt.dataset.y_train, other.dataset.y_train
+    assert np.array_equal(true[other.auxiliary], seen[other.auxiliary])
+    for whole, own, kept in zip(dealt.partition, other.partition, other.personal):
+        assert np.array_equal(np.sort(np.concatenate([own, kept])), whole)
+        assert len(kept) == round(len(whole) / 4)
+        assert np.array_equal(true[kept], seen[kept])
+        fair = np.bincount(true[whole], minlength=10) * len(kept) / len(whole)
+        assert np.abs(np.bincount(true[kept], minlength=10) - fair).max() < 1
+    trained = np.concatenate(other.partition)
+    assert 0.4 < np.mean(true[trained] != seen[trained]) < 0.6
+    assert np.array_equal(other.label_counts, label_counts(seen, other.partition, 10))
+    with pytest.raises(ValueError, match='leaves no client an example to test with'):
+        deal.deal(dataclasses.replace(noisy, personal_test=1e-6))
+    with pytest.raises(ValueError, match='does not tell'):
+        deal.deal(Config(partition='natural'))
+
+
+def test_users_are_dealt_without_the_auxiliary_examples(monkeypatch):
+    dataset = experiment.load_dataset('digits')
+    users = np.arange(len(dataset.y_train)) % 50
+    monkeypatch.setattr(experiment, 'load_dataset', lambda *_, **__: dataset._replace(users=users))
+    settings = Config(partition='natural', num_clients=10, num_users=30, auxiliary_per_class=5)
+    dealt = deal.deal(settings)
+    held = [np.unique(users[part]) for part in dealt.partition]
+    assert [len(own) for own in held] == [3] * 10
+    used = np.flatnonzero(np.isin(users, np.concatenate(held)))
+    assert np.array_equal(
+        np.sort(np.concatenate(dealt.partition)), np.setdiff1d(used, dealt.auxiliary)
+    )
+
+
+def test_unreachable_minimum_is_told(monkeypatch):
+    monkeypatch.setattr(proportions, '_MAX_WORK', 10_000)
+    monkeypatch.setattr(proportions, '_DRAWS_AT_ONCE', 1_000)
+    with pytest.raises(ValueError, match=r'alpha=0.01 .* min_size=99'):
+        dirichlet(ten_classes(), num_clients=10, alpha=0.01, seed=0, min_size=99)
+    with pytest.raises(ValueError, match=r'size_alpha=0.01 .* min_size=99 .* raise --size_alpha'):
+        quantity(ten_classes(), num_clients=10, size_alpha=0.01, seed=0, min_size=99)
+
+
+def test_short_steps_count_as_work(monkeypatch):
+    # An attempt ends with its first or second client: the time goes into steps, not numbers.
+    def work(step_work):
+        monkeypatch.setattr(proportions, '_STEP_WORK', step_work)
+        rng = np.random.default_rng(0)
+        everyone, least = np.ones((5000, 10), bool), np.full(5000, 10)
+        return proportions.draw_in_turn(rng, np.full(10, 5000), everyone, 0.05, least, 20)[1]
+
+    assert work(0) <= 20 * 10 * 2
+    assert (work(300) - work(0)) / 300 in (1, 2, 3, 4)
+
+
+def test_counts_are_shown_as_they_are_trained(tmp_path):
+    settings = Config(method='fedcad', workdir=str(tmp_path / 'out'))
+    counts = training_counts(settings)
+    assert np.array_equal(counts, experiment.set_up(settings).dealt.label_counts)
+    assert counts.sum() < training_counts(Config()).sum()
+    assert len(training_counts(Config(num_clients=4, alpha=1.0))) == 4
+    with pytest.raises(ValueError, match="unknown method 'fedlmb'"):
+        training_counts(Config(method='fedlmb'))
+    with pytest.raises(ValueError, match=r'--mu=1\.0: --method=fedavg takes no such'):
+        training_counts(Config(hyperparameters={'mu': 1.0}))
+
+
+def test_a_map_that_cannot_be_written_names_the_flag(tmp_path, monkeypatch, capsys):
+    path = tmp_path / 'no' / 'such.png'
+    given = types.SimpleNamespace(method='fedavg', output=str(path))
+    monkeypatch.setattr(show, 'flags', types.SimpleNamespace(FLAGS=given))
+    monkeypatch.setattr(show.command_line, 'quiet_libraries', lambda: None)
+    monkeypatch.setattr(show.config_flags, 'from_flags', Config)
+    monkeypatch.setattr(show, 'training_counts', lambda settings: np.eye(2, dtype=int))
+    assert show.main(['partition']) == 2
+    shown = ' '.join(capsys.readouterr().err.split())
+    assert f'--output={path}' in shown.replace(' ', '')
+    assert 'cannot be written' in shown
+
+
+def test_label_counts_by_hand():
+    counts = label_counts(np.array([0, 1, 1, 2]), [np.array([0, 1]), np.array([2, 3])], 4)
+    assert counts.tolist() == [[1, 1, 0, 0], [0, 1, 1, 0]]
+    nobody = label_counts(np.array([0, 1]), [np.array([], int), np.array([1, 0])], 3)
+    assert nobody.tolist() == [[0, 0, 0], [1, 1, 0]]
+
+
+def test_many_clients_need_no_generator_each(monkeypatch):
+    labels = np.arange(20_000) % 10
+    parts = PARTITIONS['iid'](labels, num_clients=10_000, seed=0)
+    monkeypatch.setattr(np.random, 'default_rng', None)
+    train, test = hold_out(parts, labels, share=0.0, seed=0)
+    assert all(map(np.array_equal, train, parts)) and not any(map(len, test))
+    assert len(test) == 10_000
+    counts = label_counts(labels, train, 10)
+    assert (counts.sum(axis=1) == 2).all() and (counts.sum(axis=0) == 2000).all()
+    assert counts[1234].tolist() == np.bincount(labels[parts[1234]], minlength=10).tolist()
+
+
+@pytest.mark.parametrize('clients, classes, most', [(4, 3, 1), (30, 10, 499), (100, 62, 499)])
+def test_heatmaps(clients, classes, most, tmp_path):
+    counts = np.random.default_rng(0).integers(0, most, (clients, classes), endpoint=True)
+    path = tmp_path / 'map.png'
+    draw_heatmap(counts, path, title='title')
+    assert path.read_bytes().startswith(b'\x89PNG')
+    console = Console(width=80, record=True, file=open('/dev/null', 'w'))  # noqa: SIM115
+    print_heatmap(counts, console)
+    shown = console.export_text()
+    assert max(map(len, shown.splitlines())) <= 80
+    assert str(counts[3].sum()) in shown
+    assert ('more clients' in shown) == (clients > 20)

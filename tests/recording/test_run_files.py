@@ -1,0 +1,194 @@
+"""Records of a run that is interrupted, goes on, or finds no room."""
+
+import json
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+from jaxfed import Config
+from jaxfed.internal import files
+from jaxfed.internal.signals import ending, stopping
+from jaxfed.methods import Part
+from jaxfed.recording import log, run_files
+
+
+def started(workdir, **changes):
+    return run_files.make_workdir(Config(workdir=str(workdir), **changes), [])
+
+
+def write(workdir, entries):
+    with log.lines(workdir) as lines:
+        for entry in entries:
+            lines.record(entry)
+        lines.settle()
+
+
+ROUNDS = [{'round': r, 'value': r / 7} for r in range(1, 6)]
+
+
+def test_lines_are_appended_and_cut_off_after_a_round(tmp_path):
+    write(tmp_path, ROUNDS[:3])
+    write(tmp_path, ROUNDS[3:])
+    path = tmp_path / run_files.METRICS
+    assert [json.loads(line) for line in path.read_text().splitlines()] == ROUNDS
+    with path.open('a') as file:
+        file.write('{"round": 6, "val')  # torn
+    assert log.rewind(tmp_path, 4) == ROUNDS[:4]
+    write(tmp_path, ROUNDS[4:])
+    assert [json.loads(line) for line in path.read_text().splitlines()] == ROUNDS
+    assert log.rewind(tmp_path, 0) == []
+    assert path.read_text() == ''
+    assert [p.name for p in tmp_path.iterdir()] == [run_files.METRICS]
+
+
+@pytest.mark.parametrize(
+    'text',
+    [
+        '',
+        '{"round": 1}\n',
+        '{"round": 1}\n{"round": 3}\n',
+        '{"round": 1}\n{"roun\n',
+        '[]\n{"round": 2}\n',
+        '\xff\n\n',
+    ],
+)
+def test_lines_that_a_checkpoint_counts_must_be_there(tmp_path, text):
+    path = tmp_path / run_files.METRICS
+    path.write_bytes(text.encode('latin1'))
+    with pytest.raises(ValueError, match=r'metrics.jsonl lacks some of the first 2 rounds'):
+        log.rewind(tmp_path, 2)
+    assert path.read_bytes() == text.encode('latin1')
+
+
+def test_a_full_disk_leaves_no_torn_line(tmp_path):
+    import resource
+
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with log.lines(tmp_path) as lines:
+            lines.record(ROUNDS[0])
+            # The next line finds room for a part of it.
+            size = (tmp_path / run_files.METRICS).stat().st_size
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))
+            with pytest.raises(OSError, match=r'metrics.jsonl|File too large'):
+                lines.record(ROUNDS[1])
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            lines.record(ROUNDS[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    held = (tmp_path / run_files.METRICS).read_text().splitlines()
+    assert [json.loads(line) for line in held] == ROUNDS[:2]
+
+
+def test_a_run_is_resumed_with_the_same_settings_only(tmp_path):
+    workdir = tmp_path / 'run'
+    started(workdir, alpha=0.3)
+    before = (workdir / run_files.CONFIG).read_bytes()
+    # What makes no difference may change.
+    started(workdir, alpha=0.3, devices='2', lanes=1, checkpoint_every=1, data_dir='/else')
+    with pytest.raises(ValueError, match=r'\(--alpha=0.3 there, 0.5 here, --rounds=30 there, 31 h'):
+        started(workdir, alpha=0.5, rounds=31)
+    with pytest.raises(ValueError, match=r'already holds a run \(config.json\)'):
+        started(workdir, alpha=0.3, resume=False)
+    assert (workdir / run_files.CONFIG).read_bytes() == before
+    (workdir / run_files.SUMMARY).write_text('{}')
+    with pytest.raises(ValueError, match='already holds a finished run'):
+        started(workdir, alpha=0.3)
+    with pytest.raises(ValueError, match='holds no run'):
+        started(tmp_path / 'none', resume=True)
+    assert not (tmp_path / 'none').exists()
+
+
+@pytest.mark.parametrize('text', ['', '{', '[]', '\x00', '{"method": 1}', '[' * 100000])
+def test_a_damaged_config_is_told(tmp_path, text):
+    started(tmp_path)
+    (tmp_path / run_files.CONFIG).write_text(text)
+    with pytest.raises(ValueError, match=r'config.json|other settings'):
+        started(tmp_path)
+    assert (tmp_path / run_files.CONFIG).read_text() == text
+
+
+def test_one_process_a_work_directory(tmp_path):
+    with (
+        files.alone(tmp_path),
+        pytest.raises(ValueError, match='another process is at work'),
+        files.alone(tmp_path),
+    ):
+        pass
+    with files.alone(tmp_path):
+        pass
+
+
+def test_a_run_goes_on_with_the_same_data_only(tmp_path):
+    counts = np.array([[1, 2], [3, 0]])
+    run_files.check_unfinished(tmp_path, counts)
+    run_files.write_partition(tmp_path / run_files.PARTITION, counts)
+    run_files.check_unfinished(tmp_path, counts)
+    with pytest.raises(ValueError, match='other data'):
+        run_files.check_unfinished(tmp_path, counts[::-1])
+    (tmp_path / run_files.SUMMARY).write_text('{}')
+    with pytest.raises(ValueError, match='finished run'):
+        run_files.check_unfinished(tmp_path, counts)
+
+
+def test_a_method_of_ones_own_does_not_take_over_a_registered_ones_run(tmp_path):
+    given = Config(workdir=str(tmp_path / 'run'))
+    run_files.make_workdir(given, [Part('fedavg', {}, 0)])
+    with pytest.raises(ValueError, match='parts'):
+        run_files.make_workdir(given, [])
+
+
+def test_an_ignored_signal_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stopping(lambda text: None) as came:
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+            os.kill(os.getpid(), signal.SIGINT)
+            assert came() is None
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_noted_and_the_second_one_ends(number):
+    said, ended = [], []
+    before = signal.signal(number, lambda *_: ended.append(number))
+    try:
+        with stopping(said.append) as came:
+            assert came() is None
+            os.kill(os.getpid(), number)
+            assert came() == number and not ended
+            assert said == [f'{number.name}: stopping after this round; once more stops at once']
+            os.kill(os.getpid(), number)
+            assert ended == [number]
+        os.kill(os.getpid(), number)
+        assert len(ended) == 2
+    finally:
+        signal.signal(number, before)
+
+
+def test_an_ignored_signal_does_not_end():
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with ending(lambda word: pytest.fail(word)):
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_signals_are_left_alone_outside_the_main_thread():
+    seen = []
+
+    def work():
+        with ending(seen.append), stopping(seen.append) as came:
+            seen.append(came())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [None]

@@ -1,0 +1,510 @@
+"""The page that compares runs: what it tells, what it refuses, that it loads nothing."""
+
+import base64
+import csv
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxfed import Config, methods
+from jaxfed.internal import files
+from jaxfed.metrics.forgetting import forgetting as forgetting_of
+from jaxfed.recording import run_files
+from jaxfed.report import contents, grouping, pictures, reading
+from jaxfed.report.__main__ import main
+from jaxfed.report.reading import Run, read_run
+from jaxfed.report.render import render
+
+VOID = {'meta', 'img', 'br', 'hr', 'link', 'input'}
+LOADING = {'src', 'href', 'xlink:href', 'srcset', 'action', 'data', 'poster', 'formaction'}
+
+
+class Page(HTMLParser):
+    """A page's elements; fails on one that is not closed in its order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.open, self.text = [], [], []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ('script', 'style'):
+            self.text.append(data)
+
+    @property
+    def words(self):
+        return ' '.join(' '.join(self.text).split())
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def entry(round_, accuracy, classes=4, **fields):
+    each = None if accuracy is None else [accuracy] * classes
+    return {
+        'round': round_,
+        'test_accuracy': accuracy,
+        'test_loss': None if accuracy is None else 2 - accuracy,
+        'class_accuracy': each,
+        'local_accuracy': None,
+        'train_loss': 1 / round_,
+        'learning_rate': 0.01,
+        'seconds': 0.5,
+        **fields,
+    }
+
+
+COST = {
+    'parameter_bytes': 4000, 'upload_bytes': 4000, 'download_bytes': 8000, 'upload': 1.0,
+    'download': 2.0, 'client_state_bytes': 0, 'server_state_bytes': 0, 'forward_passes': 1,
+    'data_passes': 0, 'auxiliary': 0,
+}  # fmt: skip
+
+
+def make_run(folder, lines=None, *, ended=True, counts=True, **changes):
+    made = Config(**{'rounds': 3, 'workdir': str(folder), **changes})
+    known = made.method in methods.METHODS
+    run_files.make_workdir(made, methods.resolve(made.method, {}) if known else [])
+    lines = [entry(r, 0.2 * r) for r in (1, 2, 3)] if lines is None else lines
+    (folder / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
+    if counts:
+        rows = np.random.default_rng(made.seed).integers(0, 30, (20, 4))
+        run_files.write_partition(folder / 'partition.json', rows)
+    if ended:
+        summary = {'seconds_total': 9.5, 'client_steps_per_second': 123.0, 'cost': COST}
+        files.write_json(folder / 'summary.json', summary | {'memory_bytes': 2**20, 'devices': 4})
+    return folder
+
+
+@pytest.fixture(scope='module')
+def runs(tmp_path_factory):
+    """Two methods with two seeds each."""
+    folder = tmp_path_factory.mktemp('runs')
+    for method in ('fedavg', 'fedlmd'):
+        for seed, last in ((0, 0.5), (1, 0.7)):
+            lines = [entry(1, 0.4), entry(2, None), entry(3, last, update_norm=2.0)]
+            lines[-1]['confusion'] = (np.eye(4, dtype=int) * 9 + 1).tolist()
+            make_run(folder / f'{method}{seed}', lines, method=method, seed=seed)
+    return sorted(folder.iterdir())
+
+
+@pytest.fixture(scope='module')
+def page(runs, tmp_path_factory):
+    output = tmp_path_factory.mktemp('page') / 'page.html'
+    assert main([*map(str, runs), f'--output={output}', '--target_accuracy=0.6']) == 0
+    return output
+
+
+def test_page_loads_nothing(page):
+    text = page.read_text()
+    parsed = Page(text)
+    for _, attributes in parsed.elements:
+        for name, value in attributes.items():
+            assert not name.startswith('on')
+            if name in LOADING:
+                assert value.startswith(('#', 'data:image/png;base64,'))
+            assert 'url(' not in (value or '').replace('url(#', '')
+    assert not re.search(r'@import|url\((?!#)', text)
+    assert not re.search(r'https?://', text)
+    policy = next(m['content'] for m in parsed.all('meta') if 'http-equiv' in m)
+    assert policy.startswith("default-src 'none';")
+    (script,) = re.findall(r'<script>(.*?)</script>', text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in policy
+
+
+def test_page_is_accessible(page):
+    parsed = Page(page.read_text())
+    assert parsed.all('html') == [{'lang': 'en'}]
+    assert len(parsed.all('h1')) == 1
+    assert len(parsed.all('caption')) == len(parsed.all('table')) > 3
+    pictures = [a for a in parsed.all('svg') if 'aria-hidden' not in a]
+    assert len(pictures) > 8
+    assert all(a['role'] == 'img' and a['aria-label'] for a in pictures)
+    names = [a['id'] for _, a in parsed.elements if 'id' in a]
+    assert len(names) == len(set(names))
+    targets = {a['href'][1:] for a in parsed.all('a')}
+    assert targets == {a['id'] for a in parsed.all('section')} <= set(names)
+    assert all(a.get('tabindex') == '0' for a in parsed.all('div') if a.get('class') == 'scroll')
+
+
+def test_seeds_are_mean_and_deviation(page, runs):
+    words = Page(page.read_text()).words
+    assert words.startswith('4 runs on digits')
+    assert words.count('60.00 ± 14.14') == 4  # last and best of two methods
+    assert words.count('3 (1 of 2)') == 2  # rounds to 60 %
+    assert words.count('-20.00 ± 14.14') == 2  # forgetting
+    for title in ('Test accuracy', 'Norm of the clients', 'Forgetting', 'Confusion', 'Partition'):
+        assert title in words
+    assert 'forward passes +1' in words
+    groups = grouping.group([read_run(path) for path in runs])
+    assert [group.label for group in groups] == ['fedavg', 'fedlmd']
+    curve = grouping.curve(groups[0], lambda run: run.values('test_accuracy'))
+    assert curve.rounds.tolist() == [1, 3]
+    np.testing.assert_allclose(curve.mean, [0.4, 0.6])
+    np.testing.assert_allclose(curve.deviation, [0, np.std([0.5, 0.7], ddof=1)])
+
+
+def test_what_differs_is_told(tmp_path):
+    make_run(tmp_path / 'a', method='fedlmd', alpha=0.1)
+    make_run(tmp_path / 'b', method='fedlmd', alpha=0.5)
+    make_run(tmp_path / 'c', method='fedprox', alpha=0.5)
+    # The same again is no second sample, wherever it was recorded.
+    make_run(tmp_path / 'd', method='fedprox', alpha=0.5, csv=True, checkpoint_every=3, keep=1)
+    runs_ = [read_run(path) for path in sorted(tmp_path.iterdir())]
+    groups = grouping.group(runs_)
+    assert [len(group.runs) for group in groups] == [1] * 4
+    assert [group.label for group in groups[:2]] == ['fedlmd, alpha 0.1', 'fedlmd, alpha 0.5']
+    assert groups[2].label == f'fedprox ({tmp_path / "c"})'
+    table = contents.differing(groups)
+    assert table.columns == ['method', 'alpha', 'hyper-parameters']
+    assert [cell.text for cell in table.rows[0]] == [
+        'fedlmd', '0.1', 'fedlmd.beta=1.0, fedlmd.tau=1.0',
+    ]  # fmt: skip
+    assert 'alpha' not in grouping.equal(groups)
+    assert grouping.equal(groups)['batch_size'] == '50'
+
+
+def test_forgetting_follows_from_class_accuracies(tmp_path):
+    history = np.array([[0.1, 0.9], [0.4, 0.2], [0.3, 0.5]])
+    lines = [entry(r, 0.5, class_accuracy=row) for r, row in enumerate(history.tolist(), 1)]
+    run = read_run(make_run(tmp_path / 'a', lines))
+    found = run.forgetting
+    np.testing.assert_allclose(found[3], ((0.4 - 0.3) + (0.9 - 0.5)) / 2)
+    np.testing.assert_allclose(found[2], forgetting_of(history[:2]))
+    assert found[1] == 0
+    recorded = [entry(1, 0.5, forgetting=0.25)]
+    assert read_run(make_run(tmp_path / 'b', recorded)).forgetting == {1: 0.25}
+
+
+def test_forgetting_is_computed_once_a_run(runs, tmp_path, monkeypatch):
+    computed = []
+
+    def counted(run, computed_by=reading.forgetting):
+        computed.append(run.path)
+        return computed_by(run)
+
+    monkeypatch.setattr(reading, 'forgetting', counted)
+    files = [f'--output={tmp_path}/page.html', f'--csv={tmp_path}/table.csv']
+    assert main([*map(str, runs), *files]) == 0
+    assert computed == runs
+
+
+@given(st.integers(1, 8), st.integers(1, 4), st.integers(0, 99))
+@settings(max_examples=20, deadline=None)
+def test_forgetting_of_every_round_is_that_of_the_history_so_far(rounds, classes, seed):
+    history = np.random.default_rng(seed).random((rounds, classes))
+    lines = [entry(r, 0.5, class_accuracy=row) for r, row in enumerate(history.tolist(), 1)]
+    found = reading.forgetting(Run(Path(), {}, lines, None, None, None, None, {}))
+    expected = [forgetting_of(history[: t + 1]) for t in range(rounds)]
+    np.testing.assert_allclose(list(found.values()), expected, atol=1e-12)
+
+
+@pytest.fixture(scope='module')
+def partial(tmp_path_factory):
+    """Four seeds: two finished, one diverged in round 2, one on its way; and none finished."""
+    folder = tmp_path_factory.mktemp('partial')
+    failed = dict.fromkeys(('test_accuracy', 'test_loss', 'class_accuracy', 'train_loss'))
+    diverged = [entry(1, 0.1), {**entry(2, 0.1), **failed, 'failed': True}]
+    for seed, last in ((0, 0.6), (1, 0.8)):
+        make_run(folder / str(seed), [entry(1, 0.4), entry(2, 0.5), entry(3, last)], seed=seed)
+    make_run(folder / '2', diverged, seed=2)
+    make_run(folder / '3', [entry(1, 0.1), entry(2, 0.2)], seed=3, ended=False)
+    make_run(folder / '4', diverged, seed=0, alpha=2.0)
+    make_run(folder / '5', [entry(1, 0.3)], seed=1, alpha=2.0, ended=False)
+    return grouping.group([read_run(path) for path in sorted(folder.iterdir())])
+
+
+def test_means_are_of_finished_seeds(partial):
+    table = contents.results(partial, 0.7)
+    some, none = (
+        dict(zip(table.columns, (cell.text for cell in row), strict=True)) for row in table.rows
+    )
+    assert some['last accuracy (%)'] == '70.00 ± 14.14'
+    assert some['rounds to target'] == '3 (1 of 2)'
+    assert some['seeds'] == '2 of 4'
+    left_out = 'seed 2: diverged in round 2; seed 3: unfinished, 2 of 3 rounds'
+    assert some['state'] == f'mean of 2 of 4 seeds; {left_out}'
+    # Without a finished one there is what there is, and it is marked.
+    assert none['last accuracy (%)'] == '20.00 ± 14.14 *'
+    assert none['rounds to target'] == 'not reached *'
+    assert none['seeds'] == '2'
+    assert none['state'] == 'seed 0: diverged in round 2; seed 1: unfinished, 1 of 3 rounds'
+    _, classes, _ = contents.classes(partial)
+    assert [row[0].text for row in classes.rows] == ['70.0 ± 14.1', '20.0 ± 14.1']
+
+
+def test_curves_are_of_the_seeds_that_have_the_round(partial):
+    drawn = grouping.curve(partial[0], lambda run: run.values('test_accuracy'))
+    assert drawn.rounds.tolist() == [1, 2, 3]
+    np.testing.assert_allclose(drawn.mean, [0.25, 0.4, 0.7])
+    expected = [np.std(each, ddof=1) for each in ([0.4, 0.4, 0.1, 0.1], [0.5, 0.5, 0.2])]
+    np.testing.assert_allclose(drawn.deviation, [*expected, np.std([0.6, 0.8], ddof=1)])
+    rounds, accuracy = grouping.class_accuracy(partial[0])
+    assert rounds.tolist() == [1, 2, 3]
+    np.testing.assert_allclose(accuracy[:, 0], drawn.mean)
+    assert contents.seeds_by_round(partial[0]) == '4 seeds, 3 after round 1, 2 after round 2'
+    alone = partial[0]._replace(runs=(partial[0].runs[0], partial[0].runs[3]))
+    drawn = grouping.curve(alone, lambda run: run.values('test_accuracy'))
+    assert drawn.mean[-1] == 0.6 and np.isnan(drawn.deviation).tolist() == [False, False, True]
+    words = Page(render(partial)).words
+    assert '(4 seeds, 3 after round 1, 2 after round 2)' in words and '(2 of 4 seeds)' in words
+    assert 'left out of the means' in words and '* No seed is finished' in words
+
+
+def test_looks_that_repeat_are_told(page, partial, monkeypatch):
+    lines = [tuple(pictures.line(i).values()) for i in range(pictures.LINES + 1)]
+    assert len(set(lines)) == pictures.LINES and lines[-1] == lines[0]
+    dots = [pictures.marker(i) for i in range(pictures.DOTS + 1)]
+    assert len(set(dots)) == pictures.DOTS and dots[-1] == dots[0]
+    assert 'the looks repeat' not in page.read_text()
+    monkeypatch.setattr(pictures, 'LINES', 1)
+    words = Page(render(partial)).words
+    assert words.count('the looks repeat') == words.count('After 1 runs the looks repeat') == 1
+
+
+def test_unfinished_and_failed_runs_are_shown(tmp_path):
+    failed = dict.fromkeys(('test_accuracy', 'test_loss', 'class_accuracy', 'train_loss'))
+    lines = [entry(1, 0.3), {**entry(2, 0.1), **failed, 'failed': True}]
+    make_run(tmp_path / 'failed', lines, alpha=0.2)
+    make_run(tmp_path / 'stopped', lines[:1], ended=False, alpha=0.3)
+    make_run(tmp_path / 'begun', [], ended=False, counts=False, alpha=0.4)
+    (tmp_path / 'begun' / 'metrics.jsonl').unlink()
+    make_run(tmp_path / 'old', ended=False, alpha=0.5)
+    output = tmp_path / 'page.html'
+    names = ('failed', 'stopped', 'begun', 'old')
+    assert main([*(str(tmp_path / name) for name in names), f'--output={output}']) == 0
+    words = Page(output.read_text()).words
+    for told in ('diverged in round 2', 'unfinished, 1 of 3 rounds', 'unfinished, 0 of 3 rounds'):
+        assert words.count(told) == 2
+    assert 'all rounds, no summary' in words
+    # A run alone, and one without a round, have a page, too.
+    assert main([str(tmp_path / 'begun'), f'--output={output}']) == 0
+    assert 'Curves' not in Page(output.read_text()).words
+
+
+def test_a_run_that_was_given_up_is_no_finished_one(tmp_path):
+    make_run(tmp_path / 'whole', method='fedlmd')
+    for seed, last in ((0, 0.9), (1, 0.7)):
+        folder = make_run(tmp_path / f'early{seed}', [entry(1, last)], seed=seed, alpha=2.0)
+        summary = json.loads((folder / 'summary.json').read_text())
+        summary |= {'stopped_early': True, 'experiments': 8}
+        files.write_json(folder / 'summary.json', summary)
+    names = sorted(map(str, tmp_path.iterdir()))
+    table = tmp_path / 'table.csv'
+    assert main([*names, f'--output={tmp_path}/page.html', f'--csv={table}']) == 0
+    words = Page((tmp_path / 'page.html').read_text()).words
+    assert words.count('given up after 1 of 3 rounds') == 3  # in results, and each directory
+    assert '80.00 ± 14.14 *' in words and 'No seed is finished' in words
+    assert '1 MiB for 8 runs at once' in words
+    states = {row['label']: row['state'] for row in csv.DictReader(table.read_text().splitlines())}
+    assert states == {'fedavg': 'given up after 1 of 3 rounds', 'fedlmd': 'finished'}
+    # Beside a seed with all rounds it is in no mean.
+    make_run(tmp_path / 'other', seed=2, alpha=2.0)
+    groups = grouping.group([read_run(tmp_path / n) for n in ('early0', 'early1', 'other')])
+    assert [run.config['seed'] for run in groups[0].counted] == [2]
+    assert 'seed 0: given up after 1 of 3 rounds' in contents.state(groups[0])
+    summary['stopped_early'] = 1
+    files.write_json(tmp_path / 'early1' / 'summary.json', summary)
+    with pytest.raises(ValueError, match='"stopped_early" is neither true nor false'):
+        read_run(tmp_path / 'early1')
+
+
+def test_every_string_is_escaped(tmp_path):
+    bad = '<script>alert(1)</script>'
+    folder = tmp_path / bad.replace('/', '')
+    image = '"><img src=x onerror=alert(1)>'
+    line = {**entry(1, 0.5), bad: 1.0, image: 2}
+    make_run(folder, [line], method=bad, seed=0)
+    config = json.loads((folder / 'config.json').read_text())
+    config |= {'dataset': image, image: bad, 'versions': {bad: image}, 'model': "';alert(1)//"}
+    config['device'] = {'kind': bad, 'count': bad, 'cpu_cores': bad}
+    config['method_parts'] = [{'name': bad, 'hyperparameters': {bad: image}, 'phase': 0}]
+    (folder / 'config.json').write_text(json.dumps(config))
+    make_run(tmp_path / '{{ 7 * 7 }}', [line], method='{{ 7 * 7 }}')
+    output = tmp_path / 'page.html'
+    assert main([str(folder), str(tmp_path / '{{ 7 * 7 }}'), f'--output={output}']) == 0
+    parsed = Page(output.read_text())
+    assert len(parsed.all('script')) == 1
+    assert not parsed.all('img')
+    assert not [a for _, a in parsed.elements if any(name.startswith('on') for name in a)]
+    assert bad in parsed.words and image in parsed.words and '{{ 7 * 7 }}' in parsed.words
+
+
+def test_picture_of_a_partition_is_embedded_where_there_are_no_counts(tmp_path):
+    from PIL import Image
+
+    make_run(tmp_path / 'a', counts=False)
+    Image.new('RGB', (3, 2)).save(tmp_path / 'a' / 'partition.png')
+    output = tmp_path / 'page.html'
+    assert main([str(tmp_path / 'a'), f'--output={output}']) == 0
+    (image,) = Page(output.read_text()).all('img')
+    data = image['src'].removeprefix('data:image/png;base64,')
+    assert base64.b64decode(data) == (tmp_path / 'a' / 'partition.png').read_bytes()
+    assert image['alt']
+
+
+def test_results_as_csv(runs, tmp_path):
+    output, table = tmp_path / 'page.html', tmp_path / 'table.csv'
+    assert main([*map(str, runs), f'--output={output}', f'--csv={table}']) == 0
+    rows = list(csv.DictReader(table.open()))
+    assert [row['label'] for row in rows] == ['fedavg'] * 2 + ['fedlmd'] * 2
+    assert [float(row['last_accuracy']) for row in rows] == [0.5, 0.7] * 2
+    assert {row['best_round'] for row in rows} == {'3'}
+    assert {row['rounds_to_target'] for row in rows} == {''}
+
+
+def test_a_line_that_is_cut_off_is_left_out_with_a_warning(tmp_path, capsys):
+    folder = make_run(tmp_path / 'a', ended=False)
+    metrics = folder / 'metrics.jsonl'
+    metrics.write_text(metrics.read_text()[:-20])
+    output = tmp_path / 'page.html'
+    assert main([str(folder), f'--output={output}']) == 0
+    told = f'{metrics}: line 3 is not whole and is left out'
+    assert f'warning: {told}' in capsys.readouterr().err
+    words = Page(output.read_text()).words
+    assert told in words and 'unfinished, 2 of 3 rounds' in words
+    # Only the end of the line is missing, so nothing is.
+    metrics.write_text(''.join(json.dumps(entry(r, 0.5)) + '\n' for r in (1, 2))[:-1])
+    assert read_run(folder).rounds == 2
+
+
+def replace_line(number, text):
+    def change(folder):
+        path = folder / 'metrics.jsonl'
+        lines = path.read_text().splitlines()
+        lines[number - 1] = text
+        path.write_text('\n'.join(lines) + '\n')
+
+    return change
+
+
+def rewrite(name, text):
+    return lambda folder: (folder / name).write_bytes(text)
+
+
+@pytest.mark.parametrize(
+    'change, name, told',
+    [
+        (lambda folder: (folder / 'config.json').unlink(), '', 'holds no run'),
+        (rewrite('config.json', b'{"method": "fe'), 'config.json', 'line 1'),
+        (rewrite('config.json', b'[]'), 'config.json', 'no JSON object'),
+        (rewrite('config.json', b'{"method": 3}'), 'config.json', '"method" is no string'),
+        (rewrite('config.json', b'\xff\xfe'), 'config.json', 'utf-8'),
+        (rewrite('config.json', b'[' * 100_000), 'config.json', 'nested too deeply'),
+        (rewrite('config.json', b'{"method": "\\ud800"}'), 'config.json', 'surrogates'),
+        (rewrite('config.json', b'{"seed": ' + b'9' * 5000 + b'}'), 'config.json', 'too large'),
+        (rewrite('summary.json', b'{"cost": 3}'), 'summary.json', '"cost"'),
+        (rewrite('summary.json', b''), 'summary.json', 'cannot be read'),
+        (rewrite('partition.json', b'{"label_counts": [[1], [1, 2]]}'), 'partition.json', 'matrix'),
+        (rewrite('partition.json', b'{"label_counts": [[-1]]}'), 'partition.json', 'matrix'),
+        (replace_line(2, 'nonsense'), 'metrics.jsonl', 'line 2'),
+        (replace_line(2, '3'), 'metrics.jsonl', 'line 2: it is no JSON object'),
+        (replace_line(2, '{"round": 1}'), 'metrics.jsonl', 'line 2: "round" is 1'),
+        (replace_line(2, '{"round": true}'), 'metrics.jsonl', 'line 2: "round"'),
+        (replace_line(2, '{"round": 2, "x": NaN}'), 'metrics.jsonl', 'NaN is no finite'),
+        (replace_line(2, '{"round": 2, "x": 1e999}'), 'metrics.jsonl', '1e999 is no finite'),
+        (replace_line(2, '{"round": 2, "test_accuracy": 1.5}'), 'metrics.jsonl', 'not from 0 to 1'),
+        (replace_line(2, '{"round": 2, "class_accuracy": [1]}'), 'metrics.jsonl', '1 classes'),
+        (replace_line(2, '{"round": 2, "confusion": [[1, 2]]}'), 'metrics.jsonl', 'square'),
+        (replace_line(3, '{"round": 3'), 'metrics.jsonl', 'line 3'),
+    ],
+)  # fmt: skip
+def test_damaged_records_are_refused(change, name, told, tmp_path, capsys):
+    folder = make_run(tmp_path / 'a')
+    change(folder)
+    output = tmp_path / 'page.html'
+    output.write_text('kept')
+    assert main([str(folder), f'--output={output}']) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith('error: ') and shown.count('\n') == 1
+    assert str(folder / name) in shown and told in shown
+    assert output.read_text() == 'kept'
+    assert {path.name for path in tmp_path.iterdir()} == {'a', 'page.html'}
+
+
+def test_bad_arguments_are_refused(runs, tmp_path, capsys, monkeypatch):
+    run, page = str(runs[0]), str(tmp_path / 'page.html')
+    (tmp_path / 'folder.html').mkdir()
+    (tmp_path / 'file').write_text('')
+    for arguments, told in [
+        ([run], '--output'),
+        ([f'--output={page}'], 'WORKDIR'),
+        ([run, f'--output={page}', '--colour=red'], '--colour=red'),
+        ([str(tmp_path / 'absent'), f'--output={page}'], 'absent is no directory'),
+        ([str(tmp_path / 'file'), f'--output={page}'], 'file is no directory'),
+        ([run, f'{run}/../{runs[0].name}', f'--output={page}'], 'the same directory'),
+        ([run, f'--output={tmp_path}/config.json'], 'must end in .html'),
+        ([run, f'--output={tmp_path}/folder.html'], 'folder.html is a directory'),
+        ([run, f'--output={tmp_path}/absent/page.html'], 'no directory'),
+        ([run, '--output=/proc/page.html'], '--output=/proc/page.html'),
+        ([run, f'--output={page}', f'--csv={run}/metrics.csv'], '--csv='),
+        ([run, f'--output={page}', '--target_accuracy=60'], '--target_accuracy=60'),
+    ]:
+        assert main(arguments) == 2
+        shown = capsys.readouterr().err
+        assert shown.startswith('error: ') and shown.count('\n') == 1
+        assert told in shown
+
+    def full(*_):
+        raise OSError('no space left')
+
+    (tmp_path / 'page.html').write_text('kept')
+    with monkeypatch.context() as patch:
+        patch.setattr(run_files.os, 'replace', full)
+        assert main([run, f'--output={page}']) == 2
+    assert f'{page} cannot be written: no space left' in capsys.readouterr().err
+    assert (tmp_path / 'page.html').read_text() == 'kept'
+    assert not list(tmp_path.glob('.*'))
+
+
+@pytest.mark.filterwarnings('error')
+def test_unusual_numbers_are_drawn(tmp_path):
+    huge = {'train_loss': 1e200, 'update_norm': -1e200, 'other': 2**64, 'test_loss': 1e-320}
+    lines = [entry(1, 0.0, 1, **huge), entry(10**15, 1.0, 1, other=0, train_loss=-1e200)]
+    folders = [make_run(tmp_path / str(seed), lines, seed=seed) for seed in (0, 2**62)]
+    folders.append(make_run(tmp_path / 'none', [entry(1, None, train_loss=None)], alpha=1.0))
+    folders.append(make_run(tmp_path / 'one', [entry(7, 0.5, 200)], alpha=2.0))
+    run_files.write_partition(tmp_path / 'one' / 'partition.json', np.zeros((300, 150), int))
+    words = Page(render(grouping.group([read_run(folder) for folder in folders]))).words
+    assert '50.00' in words and 'other' in words
+
+
+@pytest.mark.skipif(shutil.which('chromium') is None, reason='there is no chromium')
+def test_a_browser_renders_it_without_the_network(page, tmp_path):
+    done = subprocess.run(
+        [
+            'chromium', '--headless', '--no-sandbox', '--disable-gpu', '--dump-dom',
+            '--host-resolver-rules=MAP * ~NOTFOUND', '--proxy-server=127.0.0.1:9',
+            '--proxy-bypass-list=<-loopback>', f'--user-data-dir={tmp_path}', page.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    shown = done.stdout
+    # The script ran, so the policy let it: it puts a button into each head of a sortable table.
+    assert '<th scope="col"><button>' in shown
+    assert shown.count('<svg') == page.read_text().count('<svg')
+    assert 'role="button"' in shown and '60.00 ± 14.14' in shown
+    assert 'Refused' not in done.stderr and 'Content Security Policy' not in done.stderr

@@ -1,0 +1,68 @@
+"""Settings parsed beside the program's own flags, and validation data."""
+
+import numpy as np
+import pytest
+from absl import flags
+
+from jaxfed import Config
+from jaxfed.runs import config_flags
+from jaxfed.runs.deal import deal
+
+
+def test_parse_reads_flags_and_leaves_the_program_s_own_alone(tmp_path):
+    file = tmp_path / 'some.flags'
+    file.write_text('# a comment\n--alpha=0.5\n--method=fedlmd\n')
+    before = set(flags.FLAGS)
+    got = config_flags.parse([f'--flagfile={file}', '--fedlmd.beta=2', '--rounds=7', '--alpha=0.3'])
+    want = Config(method='fedlmd', alpha=0.3, rounds=7, hyperparameters={'fedlmd.beta': 2.0})
+    assert got == want
+    assert config_flags.parse([]) == Config()
+    assert set(flags.FLAGS) == before
+
+
+@pytest.mark.parametrize(
+    'given, told',
+    [
+        (['--nonsense=1'], 'nonsense'),
+        (['--rounds=many'], 'rounds'),
+        (['fedlmd'], 'unexpected arguments fedlmd'),
+        (['--flagfile=/not/there.flags'], '/not/there.flags'),
+        (['--partition=iid', '--alpha=1'], '--alpha=1.0 belongs to'),
+    ],
+)
+def test_parse_refuses(given, told):
+    with pytest.raises(ValueError, match=told):
+        config_flags.parse(given)
+
+
+def test_validation_takes_the_place_of_test_data():
+    plain = deal(Config())
+    dealt = deal(Config(validation=0.2), auxiliary_per_class=5)
+    images, labels = plain.dataset.x_train, plain.dataset.y_train
+    held = dealt.dataset.x_test
+    assert len(held) == round(0.2 * len(images))
+    used = np.concatenate([*dealt.partition, dealt.auxiliary])
+    assert len(used) == len(set(used)) == len(images) - len(held)
+    # Exactly those that nobody trains on, with their labels.
+    rest = np.setdiff1d(np.arange(len(images)), used)
+
+    def in_order(x, y):
+        rows = np.column_stack([x.reshape(len(x), -1), y])
+        return rows[np.lexsort(rows.T)]
+
+    np.testing.assert_array_equal(
+        in_order(held, dealt.dataset.y_test), in_order(images[rest], labels[rest])
+    )
+    shares = np.bincount(dealt.dataset.y_test) / np.bincount(labels)
+    assert np.abs(shares - 0.2).max() < 0.01
+
+
+def test_validation_depends_on_the_seed_and_needs_an_example():
+    first, again = deal(Config(validation=0.1)), deal(Config(validation=0.1))
+    np.testing.assert_array_equal(first.dataset.x_test, again.dataset.x_test)
+    other = deal(Config(validation=0.1, seed=1))
+    assert not np.array_equal(first.dataset.x_test, other.dataset.x_test)
+    with pytest.raises(ValueError, match=r'--validation=1e-05 is no example'):
+        deal(Config(validation=1e-5))
+    with pytest.raises(ValueError, match=r'--validation=1.0 must be'):
+        deal(Config(validation=1.0))

@@ -1,0 +1,574 @@
+"""Many experiments in one program: each is what it would be alone."""
+
+import csv
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfed
+from jaxfed import methods
+from jaxfed.config import Config
+from jaxfed.internal import files
+from jaxfed.methods.method import Method
+from jaxfed.recording import run_files
+from jaxfed.report.reading import read_run
+from jaxfed.runs import feed, simulate
+from jaxfed.sweeps import sweep, training
+from jaxfed.sweeps.halving import halving, parse_halving
+
+SMALL = {
+    'model': 'mlp',
+    'rounds': 3,
+    'num_clients': 8,
+    'clients_per_round': 3,
+    'local_epochs': 1,
+    'alpha': 0.5,
+}
+TIMES = ('seconds', 'evaluation_seconds', 'local_evaluation_seconds')
+
+
+def small(**changes):
+    return Config(**{**SMALL, **changes})
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / 'metrics.jsonl').open()]
+
+
+def assert_same(ours, alone, rtol=1e-4):
+    """Lines of metrics.jsonl are the same but for times and rounding."""
+    assert len(ours) == len(alone)
+    for one, other in zip(ours, alone):
+        assert one.keys() == other.keys()
+        for name in one.keys() - set(TIMES):
+            if one[name] is None or other[name] is None:
+                assert one[name] is other[name], name
+            else:
+                np.testing.assert_allclose(one[name], other[name], rtol, 2e-6, err_msg=name)
+
+
+def run(config, text, seeds, folder, **keywords):
+    members = sweep.expand(config, sweep.parse(text, config), seeds, folder)
+    return members, sweep.run(members, folder, **keywords)
+
+
+EQUAL = {
+    # a stateless method, and all that the host alone looks at
+    'fedlmd': ('beta=0.3,2 learning_rate=0.02,0.1', {'dropout': 0.3, 'label_noise': 0.1}),
+    # a state of the clients, and the optimizer's own numbers
+    'scaffold': ('momentum=0,0.9 weight_decay=0,0.01', {}),
+    # an optimizer on the server, the server's own examples, everything measured
+    'fedcad+fedadam': (
+        'server_lr=0.01,0.1 fedcad.tau=0.5,3',
+        {
+            'measure': 'all',
+            'local_eval_every': 2,
+            'personal_test': 0.2,
+            'validation': 0.2,
+            'auxiliary_per_class': 4,
+        },
+    ),
+    'fedcurv+fedavgm': ('lam=0.1,10 fedavgm.beta=0.1,0.9', {'stragglers': 0.5, 'alpha': 2.0}),
+}
+
+
+@pytest.mark.parametrize('method', EQUAL)
+def test_each_experiment_is_what_it_would_be_alone(method, cheap_runs, programs, tmp_path):
+    text, changes = EQUAL[method]
+    config = small(method=method, **changes)
+    members, outcomes = run(config, text, 2, tmp_path / 'sweep')
+    assert programs == [8] == [len(members)] and not any(o.failed for o in outcomes)
+    for i in (1, 6):  # every value and both seeds
+        member, folder = members[i], tmp_path / str(i)
+        alone = jaxfed.simulate(
+            jaxfed.config.dataclasses.replace(member.config, workdir=str(folder))
+        )
+        ours = tmp_path / 'sweep' / os.path.basename(member.config.workdir)
+        assert_same(lines(ours), alone.metrics)
+        of_alone, of_ours = (jaxfed.load(path) for path in (folder, ours))
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-5),
+            of_alone.params,
+            of_ours.params,
+        )
+        there, here = (
+            {path.name for path in each.iterdir() if path.name != '.lock'}
+            for each in (folder, ours)
+        )
+        assert there == here
+        one, other = (json.loads((path / 'summary.json').read_text()) for path in (folder, ours))
+        assert one.keys() == other.keys() and other['experiments'] == 8
+        for name in ('final_accuracy', 'best_round', 'rounds', 'cost', 'evaluated_on', 'failed'):
+            assert one[name] == other[name]
+    assert not (tmp_path / 'sweep' / training.SHARED).exists()
+    # The settings make a difference.
+    accuracies = {
+        json.dumps([e['test_loss'] for e in lines(p)]) for p in folders(tmp_path / 'sweep')
+    }
+    assert len(accuracies) == 8
+
+
+def folders(path):
+    return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith('.'))
+
+
+@pytest.mark.parametrize('name', methods.METHODS)
+def test_every_number_of_every_method_can_be_an_argument(name):
+    """Hyper-parameters may be traced, as they are where experiments share a program."""
+    free = {
+        key: parameter.default
+        for key, parameter in methods.hyperparameters(name).items()
+        if parameter.annotation is float
+    }
+    (part,) = methods.resolve(name, {})
+
+    @jax.jit
+    def server(values):
+        method = methods.build([part._replace(hyperparameters={**part.hyperparameters, **values})])
+        assert isinstance(method, Method)
+        return method.init({'w': jnp.ones(3)}, ())[0]
+
+    server({key: jnp.float32(value) for key, value in free.items()})
+
+
+def test_partition_settings_and_epochs_and_what_shares_a_program(cheap_runs, programs, tmp_path):
+    members, outcomes = run(small(rounds=1), 'alpha=0.5,50 local_epochs=1,2', 1, tmp_path, rungs=())
+    assert sorted(programs) == [2, 2]  # epochs shape the program, who holds what does not
+    assert [dict(o.setting) for o in outcomes] == [
+        {'alpha': a, 'local_epochs': e} for a in (0.5, 50) for e in (1, 2)
+    ]
+    rows = list(csv.DictReader((tmp_path / 'sweep.csv').open()))
+    assert [row['alpha'] for row in rows] == ['0.5', '0.5', '50', '50']
+    for row, member in zip(rows, members):
+        summary = json.loads((tmp_path / member.config.workdir / 'summary.json').read_text())
+        assert float(row['final_accuracy']) == pytest.approx(summary['final_accuracy'], abs=1e-6)
+        assert (tmp_path / member.config.workdir / 'config.json').exists()
+
+
+def test_only_what_is_not_done_is_trained(cheap_runs, programs, tmp_path):
+    config = small(method='fedprox', rounds=1)
+    run(config, 'mu=0.1,1', 1, tmp_path)
+    before = {p: (p / 'metrics.jsonl').read_bytes() for p in folders(tmp_path)}
+    _, outcomes = run(config, 'mu=0.1,1,10', 2, tmp_path)
+    assert programs == [2, 4] and all(len(o.final) == 2 for o in outcomes)
+    assert all((p / 'metrics.jsonl').read_bytes() == content for p, content in before.items())
+    with pytest.raises(ValueError, match=r'holds a run with other settings \(--rounds=1, not 2'):
+        run(small(method='fedprox', rounds=2), 'mu=0.1', 1, tmp_path)
+
+
+class Stopped(BaseException):
+    pass
+
+
+def test_an_interrupted_sweep_goes_on(cheap_runs, programs, tmp_path, monkeypatch):
+    config = small(method='scaffold', rounds=5, checkpoint_every=2)
+    run(config, 'learning_rate=0.02,0.1', 2, tmp_path / 'whole')
+    inner, calls = simulate.play, []
+
+    def play(prepared, experiments, planned, *rest):
+        calls.append(planned.number)
+        if planned.number == 4 and len(calls) <= 4:
+            raise Stopped
+        return inner(prepared, experiments, planned, *rest)
+
+    monkeypatch.setattr(simulate, 'play', play)
+    with pytest.raises(Stopped):
+        run(config, 'learning_rate=0.02,0.1', 2, tmp_path / 'cut')
+    assert all(len(lines(p)) == 3 for p in folders(tmp_path / 'cut'))
+    run(config, 'learning_rate=0.02,0.1', 2, tmp_path / 'cut')
+    assert calls == [1, 2, 3, 4, 3, 4, 5]  # after the checkpoint of round 2
+    assert programs == [4, 4]
+    for whole, cut in zip(folders(tmp_path / 'whole'), folders(tmp_path / 'cut')):
+        assert_same(lines(cut), lines(whole), rtol=0)  # to the bit
+        assert (whole / 'model.safetensors').read_bytes() == (
+            cut / 'model.safetensors'
+        ).read_bytes()
+    assert not (tmp_path / 'cut' / training.SHARED).exists()
+
+
+def test_what_was_begun_alone_goes_on_alone(cheap_runs, programs, tmp_path, monkeypatch):
+    config = small(rounds=4, checkpoint_every=1)
+    members = sweep.expand(config, sweep.parse('learning_rate=0.02,0.1', config), 1, tmp_path)
+    inner = simulate.play
+
+    def play(prepared, experiments, planned, *rest):
+        if planned.number == 3:
+            raise Stopped
+        return inner(prepared, experiments, planned, *rest)
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(simulate, 'play', play)
+        jaxfed.simulate(members[0].config)
+    run(config, 'learning_rate=0.02,0.1,0.2', 1, tmp_path)
+    assert sorted(programs) == [1, 2]
+    monkeypatch.setattr(simulate, 'play', inner)
+    # Interrupted together, and then one of them begun anew and interrupted alone.
+    config = small(rounds=3, checkpoint_every=1)
+    other = sweep.expand(config, sweep.parse('momentum=0,0.5', config), 1, tmp_path / 'other')
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(simulate, 'play', play)
+        sweep.run(other, tmp_path / 'other')
+    assert (tmp_path / 'other' / training.SHARED).exists()
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(simulate, 'play', play)
+        jaxfed.simulate(other[0].config)
+    assert not any(o.failed for o in sweep.run(other, tmp_path / 'other'))
+    assert programs[2:] == [1, 1]
+    summary = json.loads((tmp_path / 'learning_rate0.02_seed0' / 'summary.json').read_text())
+    assert summary['resumed_after'] == 2 and summary['experiments'] == 1
+
+
+def test_one_that_diverges_ends_no_other(cheap_runs, programs, tmp_path, capsys):
+    config = small(rounds=4)
+    members, outcomes = run(config, 'learning_rate=0.02,1e30', 1, tmp_path, quiet=True)
+    assert programs == [2]
+    assert [o.failed for o in outcomes] == [0, 1]
+    assert 'is not finite; training diverged' in capsys.readouterr().err
+    sweep.show(outcomes, tmp_path, config)
+    assert ' 1e+30 │     - │     - │      - │ 1 failed │' in capsys.readouterr().out
+    good, bad = (tmp_path / m.config.workdir for m in members)
+    assert len(lines(good)) == 4 and not (bad / 'summary.json').exists()
+    alone = jaxfed.simulate(
+        jaxfed.config.dataclasses.replace(members[0].config, workdir=str(tmp_path / 'a'))
+    )
+    assert_same(lines(good), alone.metrics)
+    # As a record it is finished.
+    again = small(rounds=4, on_divergence='record')
+    _, outcomes = run(again, 'learning_rate=0.02,1e30', 1, tmp_path / 'record')
+    summary = json.loads(
+        (tmp_path / 'record' / 'learning_rate1e+30_seed0' / 'summary.json').read_text()
+    )
+    assert summary['failed'] and not summary['stopped_early'] and outcomes[1].failed == 1
+
+
+def test_halving_keeps_the_better_half(cheap_runs, programs, tmp_path):
+    config = small(rounds=4, validation=0.2)
+    text = 'learning_rate=1e-6,1e-5,0.05,0.1'
+    members, outcomes = run(config, text, 2, tmp_path, rungs=[1, 2])
+    assert programs == [8]
+    trained = {dict(o.setting)['learning_rate']: o.rounds for o in outcomes}
+    assert trained[1e-6] == trained[1e-5] == [1, 1]
+    assert sorted([trained[0.05], trained[0.1]]) == [[2, 2], [4, 4]]
+    for member in members:
+        summary = json.loads((tmp_path / member.config.workdir / 'summary.json').read_text())
+        rounds = trained[member.config.learning_rate][0]
+        assert summary['rounds'] == rounds and summary['stopped_early'] is (rounds < 4)
+        assert summary['evaluated_on'] == 'validation'
+        state = read_run(tmp_path / member.config.workdir).state
+        assert state == (f'given up after {rounds} of 4 rounds' if rounds < 4 else 'finished')
+    rows = list(csv.DictReader((tmp_path / sweep.TABLE).open()))
+    assert [(int(row['given_up']), int(row['rounds'])) for row in rows] == [
+        (2 * (o.rounds[0] < 4), o.rounds[0]) for o in outcomes
+    ]
+    whole, _ = run(config, text, 2, tmp_path / 'whole')
+    for member, other in zip(members, whole):
+        ours = lines(tmp_path / member.config.workdir)
+        assert_same(ours, lines(tmp_path / other.config.workdir)[: len(ours)])
+
+
+def test_halving_by_hand():
+    settings = [(('beta', b),) for b in (1.0, 1.0, 2.0, 2.0, 3.0, 3.0)]
+    stop = halving([2], settings)
+    metrics = [
+        [{'test_accuracy': a}, {'test_accuracy': None}] for a in (0.1, 0.9, 0.4, 0.4, 0.3, 0.3)
+    ]
+    assert stop(1, metrics, range(6)) == []
+    assert stop(2, metrics, range(6)) == [4, 5]  # means .5, .4, .3
+    assert stop(2, metrics, [0, 2, 3, 4, 5]) == [0]  # one of the first has diverged
+    assert stop(2, metrics, [2, 3]) == []
+
+
+def test_no_more_than_asked_for_are_trained_at_once(cheap_runs, programs, tmp_path):
+    config = small(rounds=1)
+    run(config, 'learning_rate=0.1,0.2,0.3,0.4,0.5', 1, tmp_path, most=2)
+    assert programs == [1, 2, 2]
+    places = [f'learning_rate=0.0{i}' for i in range(1, 10)]
+    members = sweep.expand(config, [((k.split('=')[0], float(k.split('=')[1])),) for k in places],
+                           1, tmp_path / 'more')  # fmt: skip
+    groups = training.group([m.config for m in members], tmp_path / 'more')
+    assert sorted(map(len, groups)) == [4, 5]  # 8 on a CPU, and of nearly one size
+    waves = [jaxfed.config.dataclasses.replace(m.config, stream='on') for m in members]
+    assert training.group(waves, tmp_path / 'more') == [[i] for i in range(9)]
+
+
+def test_folders_tell_every_value_apart(tmp_path):
+    config = small(method='fedprox')
+    text = 'mu=0,1e+30,0.12345678,0.12345679,1e-12,3'
+    names = [os.path.basename(m.config.workdir)
+             for m in sweep.expand(config, sweep.parse(text, config), 1, tmp_path)]  # fmt: skip
+    assert names == [
+        'mu0_seed0', 'mu1e+30_seed0', 'mu0.12345678_seed0', 'mu0.12345679_seed0', 'mu1e-12_seed0',
+        'mu3_seed0',
+    ]  # fmt: skip
+    assert sweep.shown(-1.0) == '-1' and sweep.shown(-2.5e-9) == '-2.5e-09'
+
+
+def test_folders_that_do_not_do_are_refused(cheap_runs, tmp_path):
+    config = small(rounds=1)
+    (tmp_path / 'run').mkdir()
+    (tmp_path / 'run' / 'config.json').write_text('{}')
+    with pytest.raises(ValueError, match='holds a run; name another directory for a sweep'):
+        sweep.expand(config, [()], 1, tmp_path / 'run')
+    with pytest.raises(ValueError, match='--resume=False: a sweep goes on with what is not done'):
+        sweep.expand(small(resume=False), [()], 1, tmp_path)
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(ValueError, match='is a file'):
+        sweep.expand(config, [()], 1, tmp_path / 'file')
+    members = sweep.expand(config, [()], 1, tmp_path / 'busy')
+    (tmp_path / 'busy').mkdir()
+    with (
+        files.alone(tmp_path / 'busy'),
+        pytest.raises(ValueError, match='another process is at work in it'),
+    ):
+        sweep.run(members, tmp_path / 'busy')
+
+
+def test_a_plan_trains_nothing(cheap_runs, tmp_path, capsys, monkeypatch):
+    config = small(method='fedprox', rounds=1)
+    members = sweep.expand(config, sweep.parse('mu=0,1 local_epochs=1,2', config), 2, tmp_path)
+    sweep.show_plan(members, tmp_path)
+    shown = capsys.readouterr().out
+    assert shown.count('4 experiment(s) at once, 4 rounds in all, about') == 2
+    assert '0 of 8 experiments are done, 8 would be trained in 2 group(s)' in shown
+    assert not list(tmp_path.iterdir())
+
+    def prepare(experiments):
+        raise feed.TooLarge('too large')
+
+    monkeypatch.setattr(sweep, 'prepare', prepare)
+    sweep.show_plan(members, tmp_path)
+    assert 'it would be trained in smaller groups' in capsys.readouterr().out
+
+
+def test_all_from_python(cheap_runs, programs, tmp_path):
+    configs = {
+        'low': small(rounds=1, learning_rate=0.02), 'high': small(rounds=1, learning_rate=0.2),
+        'wild': small(rounds=1, learning_rate=1e30),
+    }  # fmt: skip
+    first = jaxfed.simulate_all(configs, tmp_path)
+    assert programs == [3] and list(first) == list(configs)
+    assert isinstance(first['wild'], jaxfed.Diverged)
+    again = jaxfed.simulate_all({**configs, 'more': small(rounds=1)}, tmp_path)
+    assert programs == [3, 2]  # the one that diverged has not ended
+    for name in ('low', 'high'):
+        one, other = first[name], again[name]
+        assert (one.summary, one.metrics, one.workdir) == (
+            other.summary,
+            other.metrics,
+            other.workdir,
+        )
+        jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
+    for name in ('a/b', '..', '.x', ''):
+        with pytest.raises(ValueError, match='must be the name of a folder'):
+            jaxfed.simulate_all({name: small()}, tmp_path)
+
+
+def test_a_group_that_cannot_be_recorded_ends_no_other(
+    cheap_runs, programs, tmp_path, monkeypatch, capsys
+):
+    inner = training.train_together
+
+    def train(experiments, *arguments, **keywords):
+        if experiments[0].config.local_epochs == 1:
+            raise OSError('no space left')
+        return inner(experiments, *arguments, **keywords)
+
+    monkeypatch.setattr(training, 'train_together', train)
+    _, outcomes = run(small(rounds=1), 'local_epochs=1,2', 2, tmp_path)
+    assert [o.failed for o in outcomes] == [2, 0] and programs == [2]
+    assert 'error: fedavg: local_epochs 1, 2 seeds: no space left' in capsys.readouterr().err
+
+
+def test_groups_that_do_not_fit_are_split(cheap_runs, programs, tmp_path, monkeypatch):
+    inner = simulate.prepare
+
+    def prepare(experiments):
+        if len(experiments) > 2:
+            raise feed.TooLarge('too large')
+        return inner(experiments)
+
+    monkeypatch.setattr(simulate, 'prepare', prepare)
+    config = small(rounds=1)
+    run(config, 'learning_rate=0.1,0.2,0.3,0.4,0.5', 1, tmp_path)
+    assert programs == [2, 1, 2]
+    assert all((p / 'summary.json').exists() for p in folders(tmp_path))
+
+
+def test_a_method_that_takes_python_numbers_has_a_program_for_each(
+    cheap_runs, programs, tmp_path, monkeypatch
+):
+    def pinned(*, strength: float = 0.1) -> Method:
+        """A penalty."""
+        if strength < 0:
+            raise ValueError('strength')
+        return Method(penalty=lambda view: strength * view.mean(view.outputs.logits.sum(-1) ** 2))
+
+    monkeypatch.setitem(methods.METHODS, 'pinned', pinned)
+    config = small(method='pinned', rounds=1)
+    _, outcomes = run(config, 'strength=0.1,1', 2, tmp_path)
+    assert programs == [2, 2]  # seeds still share
+    assert len({tuple(o.final) for o in outcomes}) == 2
+
+
+@pytest.mark.parametrize(
+    'text, message',
+    [
+        ('betta=1,2', r'have no betta; did you mean .*beta'),
+        ('beta', r"'beta' must be a parameter and its values"),
+        ('=1', r"'=1' must be a parameter"),
+        ('beta=', r"beta='' must be a number"),
+        ('beta=1,x', r"beta='x' must be a number"),
+        ('rounds=1.5', r"rounds='1\.5' must be an integer"),
+        ('beta=1,1.0', r'beta has a value twice'),
+        ('beta=1 beta=2', r'beta is named twice'),
+        ('method=fedavg,fedlmd', r'method is no number to sweep over'),
+        ('dataset=digits', r'dataset is no number'),
+        ('seed=1,2', r'seeds are told by --seeds'),
+        ('lanes=1,2', r'lanes is no number to sweep over'),
+        ('beta=-1,1', r'beta=-1\.0 must be at least 0'),
+        ('beta=nan,1', r'beta=nan must be a finite number'),
+        ('mu=1', r'--method=fedlmd and the settings have no mu'),
+        ('shards_per_client=2', None),
+    ],
+)
+def test_bad_grids_are_told(text, message, tmp_path):
+    config = small(method='fedlmd')
+    if message is None:  # a setting of another partition is no error of the grid's form
+        assert sweep.parse(text, config)
+        return
+    with pytest.raises(ValueError, match=message):
+        sweep.expand(config, sweep.parse(text, config), 1, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_halving_needs_held_out_data():
+    with pytest.raises(ValueError, match=r'--halving=2 judges by training data held out'):
+        parse_halving('2', small())
+    for text in ('0', '3', 'x', '1,,2'):
+        with pytest.raises(ValueError, match=r'must be rounds below --rounds=3'):
+            parse_halving(text, small(validation=0.1))
+    assert parse_halving('2,1,2', small(validation=0.1)) == [1, 2]
+    assert parse_halving(None, small()) == []
+    with pytest.raises(ValueError, match='nothing is evaluated by round 1 with --eval_every=2'):
+        parse_halving('1', small(validation=0.1, eval_every=2))
+
+
+def test_two_parts_name_the_same_parameter():
+    config = small(method='fedlmd+kd', hyperparameters={'fedlmd.tau': 2.0})
+    assert 'tau' not in sweep.numeric(config) and 'kd.tau' in sweep.numeric(config)
+    members = sweep.expand(
+        config,
+        sweep.parse('fedlmd.tau=1,3', config),
+        1,
+        Path('x'),
+    )
+    assert [m.config.hyperparameters for m in members] == [{'fedlmd.tau': 1.0}, {'fedlmd.tau': 3.0}]
+
+
+def test_each_is_evaluated_on_what_its_own_seed_holds_out(cheap_runs, programs, tmp_path):
+    config = small(validation=0.1, measure='forgetting', rounds=2)
+    members, _ = run(config, 'partition_seed=0,1', 1, tmp_path / 'sweep')
+    assert programs == [2]
+    for member in members:
+        own = dataclasses.replace(member.config, workdir=str(tmp_path / member.config.workdir[-9:]))
+        ours = Path(member.config.workdir)
+        assert_same(lines(ours), jaxfed.simulate(own).metrics)
+    first, second = (lines(Path(m.config.workdir))[0]['test_loss'] for m in members)
+    assert first != second
+
+
+def test_halving_where_a_program_was_split_in_two(cheap_runs, programs, tmp_path, monkeypatch):
+    inner = simulate.prepare
+
+    def prepare(experiments):
+        if len(experiments) > 3:
+            raise feed.TooLarge('too large')
+        return inner(experiments)
+
+    monkeypatch.setattr(simulate, 'prepare', prepare)
+    config = small(rounds=3, validation=0.2)
+    _, outcomes = run(config, 'learning_rate=1e-6,0.1,1e-5', 2, tmp_path, rungs=[1])
+    assert programs == [3, 3]
+    # In each half are two seeds of a bad setting, and one of the good one.
+    trained = {dict(o.setting)['learning_rate']: o.rounds for o in outcomes}
+    assert trained == {1e-6: [1, 1], 0.1: [3, 3], 1e-5: [1, 1]}
+
+
+def test_what_was_begun_together_is_not_begun_anew_in_part(
+    cheap_runs, programs, tmp_path, monkeypatch
+):
+    config = small(rounds=4, checkpoint_every=1)
+    inner = simulate.play
+
+    def play(prepared, experiments, planned, *rest):
+        if planned.number == 3:
+            raise Stopped
+        return inner(prepared, experiments, planned, *rest)
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(simulate, 'play', play)
+        run(config, '', 3, tmp_path)
+    with pytest.raises(ValueError, match=r'3 experiments were interrupted together, of which 1'):
+        run(config, '', 2, tmp_path)
+    assert all(len(lines(p)) == 2 for p in folders(tmp_path))
+    _, outcomes = run(config, '', 4, tmp_path)  # more is no harm
+    assert programs == [3, 1] and outcomes[0].rounds == [4] * 4
+    resumed = json.loads((tmp_path / 'seed0' / 'summary.json').read_text())['resumed_after']
+    assert resumed == 2
+
+
+def test_summaries_are_written_all_or_none(cheap_runs, tmp_path, monkeypatch, capsys):
+    config = small(rounds=3, checkpoint_every=1)
+    inner, calls = files._stage, []
+
+    def stage(path, content):
+        if path.name == run_files.SUMMARY:
+            calls.append(path)
+            if len(calls) == 2:
+                raise OSError('the disk is full')
+        return inner(path, content)
+
+    monkeypatch.setattr(run_files, '_stage', stage)
+    run(config, '', 3, tmp_path)
+    assert 'the disk is full' in capsys.readouterr().err
+    assert not list(tmp_path.glob('*/summary.json')) and not list(tmp_path.glob('*/.*.tmp'))
+    run(config, '', 3, tmp_path)
+    summaries = [json.loads(p.read_text()) for p in tmp_path.glob('*/summary.json')]
+    assert [s['resumed_after'] for s in summaries] == [2] * 3
+
+
+def test_a_method_that_calls_numpy_has_a_program_for_each(
+    cheap_runs, programs, tmp_path, monkeypatch
+):
+    def logarithmic(*, strength: float = 0.1) -> Method:
+        """A penalty."""
+        weight = np.log1p(strength)
+        return Method(penalty=lambda view: weight * view.mean(view.outputs.logits.sum(-1) ** 2))
+
+    monkeypatch.setitem(methods.METHODS, 'logarithmic', logarithmic)
+    _, outcomes = run(small(method='logarithmic', rounds=1), 'strength=0.1,1', 1, tmp_path)
+    assert programs == [1, 1] and len({tuple(o.final) for o in outcomes}) == 2
+
+
+def test_one_alone_that_diverges_goes_on_before_it(cheap_runs, tmp_path, monkeypatch):
+    config = small(rounds=4, checkpoint_every=1, workdir=str(tmp_path / 'run'))
+    calls, inner = [], simulate.play
+
+    def play(prepared, experiments, planned, *rest):
+        state, servers, entries = inner(prepared, experiments, planned, *rest)
+        calls.append(planned.number)
+        if planned.number == 3:
+            entries[0]['train_loss'] = float('nan')
+        return state, servers, entries
+
+    monkeypatch.setattr(simulate, 'play', play)
+    for _ in range(2):
+        with pytest.raises(simulate.Diverged, match='round 3: train_loss is not finite'):
+            jaxfed.simulate(config)
+    assert calls == [1, 2, 3, 3] and len(lines(tmp_path / 'run')) == 2
