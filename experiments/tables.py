@@ -35,7 +35,6 @@ from experiments.grid.command import (
 )
 from experiments.grid.published import BASELINE, Column, Table, read_numbers
 from experiments.grid.runner import Cell, Row, Run
-from jaxfed.recording import run_files
 from jaxfed.runs import config_flags
 
 TABLES = {table.name: table for table in (*FEDCAD, *FEDSSD, *FEDLMD)}
@@ -170,13 +169,8 @@ def make_plan(
         cells=cells,
         baselines={c.name: cells_of(baseline[0], c) for c in some} if baseline else {},
         rounds=rounds,
-        changed=shlex.join(flag for flag in flags_ if not _neutral(flag)),
+        changed=shlex.join(runner.flags_with_effect(flags_)),
     )
-
-
-def _neutral(flag: str) -> bool:
-    name = flag.lstrip('-').partition('=')[0]
-    return name in (*run_files.NEUTRAL, 'rounds', 'measure')
 
 
 def fill(plan: Plan, command: str) -> Filled:

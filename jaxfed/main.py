@@ -113,7 +113,11 @@ def train() -> tuple[int, str]:
         keep_compiled_programs()
     try:
         distributed.agree(
-            {f'--{name}': flags.FLAGS[name].value for name in config_flags.OF_COMMANDS}
+            {
+                f'--{name}': flags.FLAGS[name].value
+                for name, flag in config_flags.COMMAND_FLAGS.items()
+                if flag.agreed
+            }
         )
         settings = config_flags.from_flags()
         of_many = flags.FLAGS.sweep, flags.FLAGS.halving, flags.FLAGS.together
@@ -159,13 +163,13 @@ def train_sweep(settings: config.Config) -> tuple[int, str]:
       OSError: if data cannot be read.
     """
     checks.check(settings)
-    grid = sweep.parse(flags.FLAGS.sweep or '', settings)
+    grid = sweep.parse_grid(flags.FLAGS.sweep or '', settings)
     rungs = parse_halving(flags.FLAGS.halving, settings)
     folder = run_files.new_folder(settings, '-sweep')
     members = sweep.expand(settings, grid, flags.FLAGS.seeds, folder)
     most = sweep.check_together(flags.FLAGS.together)
     if flags.FLAGS.dry_run:
-        sweep.show_plan(members, folder, rungs=rungs, most=most)
+        sweep.show_dry_run(members, folder, rungs=rungs, most=most)
         return 0, ''
     for member in members:
         parse_halving(flags.FLAGS.halving, member.config)
@@ -177,7 +181,7 @@ def train_sweep(settings: config.Config) -> tuple[int, str]:
         return 128 + error.signal, told
     except KeyboardInterrupt:
         return 130, f'interrupted; what is done is kept, with --workdir={folder}.'
-    sweep.show(outcomes, folder, settings)
+    sweep.show_outcomes(outcomes, folder, settings)
     return int(any(outcome.failed for outcome in outcomes)), ''
 
 

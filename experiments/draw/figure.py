@@ -10,9 +10,8 @@ import numpy as np
 
 from experiments.draw.shapes import Missing, Shape
 from experiments.grid.published import Table
-from experiments.grid.runner import Cell, Row, Run, make_cell
+from experiments.grid.runner import Cell, Row, Run, flags_with_effect, make_cell
 from jaxfed.metrics.measures import parse_clients
-from jaxfed.recording.run_files import NEUTRAL
 from jaxfed.runs.seeds import sample_cohort
 
 
@@ -209,8 +208,7 @@ def changed(flags: Sequence[str]) -> str:
     Returns:
       A line, '' for none.
     """
-    same = (*NEUTRAL, 'rounds', 'measure')
-    return shlex.join(f for f in flags if f.lstrip('-').partition('=')[0] not in same)
+    return shlex.join(flags_with_effect(flags))
 
 
 def narrowed(

@@ -7,19 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxfed.config import SEEDS
+from jaxfed.config import SEEDS, settings_that_affect
 from jaxfed.metrics import rounds_to_target
-from jaxfed.recording import run_files
 from jaxfed.report.reading import Run, with_defaults
 
-# Settings that change neither what is trained nor the accuracy that is recorded of it.
-NEUTRAL = (
-    *run_files.NEUTRAL,
-    'confusion_clients',
-    'measure',
-    'on_divergence',
-    'target_accuracy',
-)
 _LONGEST = 3  # settings that a label may tell
 
 
@@ -67,7 +58,7 @@ def settings(run: Run) -> dict[str, str]:
     parts = config.pop('method_parts')
     given = config.pop('hyperparameters')
     own = config.pop('partition_settings')
-    for name in (*SEEDS, 'versions', 'device', *NEUTRAL):
+    for name in (*SEEDS, 'versions', 'device', *settings_that_affect('machine', 'records')):
         config.pop(name, None)
     for part in parts:
         config |= {f'{part["name"]}.{name}': v for name, v in part['hyperparameters'].items()}

@@ -13,6 +13,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from jaxfed.config import SETTINGS
 from jaxfed.data.statistics import channel_statistics
 from jaxfed.internal import files
 from jaxfed.recording import run_files
@@ -22,7 +23,7 @@ from jaxfed.types import PyTree
 
 ENTRY = 'jaxfed'  # of the file's metadata
 STATS = 'batch_stats.'  # what the names of batch statistics begin with
-OPTIONS = ('model', 'norm', 'stem', 'width', 'remat', 'conv', 'precision')  # of `Config`
+OPTIONS = tuple(name for name, setting in SETTINGS.items() if setting.describes_network)
 
 
 class Described(NamedTuple):
