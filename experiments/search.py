@@ -35,7 +35,7 @@ from experiments.grid.command import (
     use_machine,
     write_all,
 )
-from experiments.grid.runner import Cell, Row
+from experiments.grid.runner import Cell, GridRow
 from experiments.grid.scores import Score, score_of
 from jaxfed import methods
 from jaxfed.config import SETTINGS, Config
@@ -213,7 +213,7 @@ def make_search(
     base = [f'--flagfile={file}'] if file else []
     config_flags.parse(base)  # told once instead of for each combination
     place = column or (Path(flagfile).stem if flagfile else 'flags')
-    row = Row(method, (f'--method={method}',))
+    row = GridRow(method, (f'--method={method}',))
     cells: dict[tuple[str, ...], tuple[Cell, ...]] = {}
     skipped: dict[tuple[str, ...], str] = {}
     for values in itertools.product(*read.values()):

@@ -75,8 +75,8 @@ def test_help_of_a_program_has_its_own_flags(monkeypatch, capsys):
 
 def test_groups_without_flags_and_long_texts():
     rows = [
-        command_line.Row('a', 'b; c [what]', None, ('x', 'y')),
-        command_line.Row('long', 'word ' * 40, 3),
+        command_line.HelpRow('a', 'b; c [what]', None, ('x', 'y')),
+        command_line.HelpRow('long', 'word ' * 40, 3),
     ]
     lines = command_line.short_help({'one': rows, 'none': []}, 'Title.\n\nMore.').splitlines()
     assert lines[:3] == ['Title.', 'one:', '  --a    x|y: b [what]']

@@ -20,7 +20,7 @@ from jaxfed.sweeps.training import group
 RESERVED = ('method', 'on_divergence', 'seed', 'workdir')
 
 
-class Row(NamedTuple):
+class GridRow(NamedTuple):
     """A line of a table or a curve of a figure: a method as the paper writes it, and its flags."""
 
     name: str
@@ -45,7 +45,7 @@ class Cell(NamedTuple):
         return ' '.join([self.column, self.row, *self.variant, f'seed {self.seed}'])
 
 
-class Run(NamedTuple):
+class RecordedCell(NamedTuple):
     """What a finished cell recorded."""
 
     config: dict[str, Any]
@@ -73,7 +73,7 @@ def flag_file(column: str) -> Path:
 
 def make_cell(
     column: str,
-    row: Row,
+    row: GridRow,
     seed: int,
     *,
     output: Path,
@@ -269,7 +269,7 @@ def _as_begun(cell: Cell) -> Config:
     return dataclasses.replace(cell.config, measure=there)
 
 
-def read(cell: Cell) -> Run:
+def read(cell: Cell) -> RecordedCell:
     """Read what a finished cell recorded.
 
     Args:
@@ -282,7 +282,7 @@ def read(cell: Cell) -> Run:
       ValueError: if a file cannot be read.
     """
     try:
-        return Run(
+        return RecordedCell(
             json.loads((cell.folder / run_files.CONFIG).read_text()),
             json.loads((cell.folder / run_files.SUMMARY).read_text()),
             [json.loads(line) for line in (cell.folder / run_files.METRICS).open()],

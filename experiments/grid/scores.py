@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.grid.published import BASELINE
-from experiments.grid.runner import Run
+from experiments.grid.runner import RecordedCell
 
 
 class Score(NamedTuple):
@@ -40,7 +40,7 @@ class Score(NamedTuple):
         return statistics.fmean(reached) if reached else None
 
 
-class Cost(NamedTuple):
+class RowCost(NamedTuple):
     """What the runs of a row cost."""
 
     runs: int
@@ -53,7 +53,7 @@ class Cost(NamedTuple):
     set_aside: int  # examples that were set aside, the most of all runs
 
 
-def accuracy(run: Run, score: str) -> float:
+def accuracy(run: RecordedCell, score: str) -> float:
     """Best or final accuracy of a run, in percent.
 
     Args:
@@ -66,7 +66,7 @@ def accuracy(run: Run, score: str) -> float:
     return 100 * float(run.summary[f'{score}_accuracy'])
 
 
-def rounds_to(run: Run, target: float) -> int | None:
+def rounds_to(run: RecordedCell, target: float) -> int | None:
     """The first round with at least an accuracy.
 
     Args:
@@ -82,7 +82,9 @@ def rounds_to(run: Run, target: float) -> int | None:
     return None
 
 
-def target_of(run: Run, baseline: Run | None, *, target: str, score: str) -> float | None:
+def target_of(
+    run: RecordedCell, baseline: RecordedCell | None, *, target: str, score: str
+) -> float | None:
     """The accuracy that a run is to reach.
 
     Args:
@@ -102,7 +104,9 @@ def target_of(run: Run, baseline: Run | None, *, target: str, score: str) -> flo
     return accuracy(baseline, score)
 
 
-def speed_of(run: Run, baseline: Run | None, wanted: float, *, kind: str) -> float | None:
+def speed_of(
+    run: RecordedCell, baseline: RecordedCell | None, wanted: float, *, kind: str
+) -> float | None:
     """Rounds to an accuracy, or the baseline's rounds over them.
 
     Args:
@@ -122,8 +126,8 @@ def speed_of(run: Run, baseline: Run | None, wanted: float, *, kind: str) -> flo
 
 
 def score_of(
-    runs: Mapping[int, Run],
-    baselines: Mapping[int, Run],
+    runs: Mapping[int, RecordedCell],
+    baselines: Mapping[int, RecordedCell],
     *,
     asked: int,
     score: str,
@@ -223,7 +227,7 @@ def within(
     return abs(score.mean - accuracy_) <= allowed + 1e-9
 
 
-def cost_of(runs: Iterable[Run]) -> Cost | None:
+def cost_of(runs: Iterable[RecordedCell]) -> RowCost | None:
     """Add up what runs cost.
 
     Args:
@@ -239,19 +243,19 @@ def cost_of(runs: Iterable[Run]) -> Cost | None:
     def most(*keys: str) -> Any:
         return max(_dig(run.summary, keys) for run in runs)
 
-    def steps(run: Run) -> float:
+    def steps(run: RecordedCell) -> float:
         if 'client_steps' in run.summary:
             return run.summary['client_steps']
         # Older records tell a rounded rate.
         about = run.summary['client_steps_per_second'] * sum(e['seconds'] for e in run.metrics)
         return float(f'{about:.3g}')
 
-    def auxiliary(run: Run) -> int:
+    def auxiliary(run: RecordedCell) -> int:
         needed = run.summary['cost']['auxiliary']
         given = run.config.get('auxiliary_per_class')
         return given if needed and given is not None else needed
 
-    return Cost(
+    return RowCost(
         runs=len(runs),
         hours=sum(run.summary['seconds_total'] for run in runs) / 3600,
         client_steps=sum(map(steps, runs)),

@@ -14,7 +14,7 @@ from absl import logging as absl_logging
 _WIDTH = 80
 
 
-class Row(NamedTuple):
+class HelpRow(NamedTuple):
     """A flag as --help shows it."""
 
     name: str
@@ -38,7 +38,7 @@ class _HelpFlag(flags.BooleanFlag):
             sys.exit(0)
 
 
-def define_help(groups: Mapping[str, Sequence[Row]], known: Sequence[str]) -> None:
+def define_help(groups: Mapping[str, Sequence[HelpRow]], known: Sequence[str]) -> None:
     """Define --help, -?, --helpshort and --helpfull in the place of absl's.
 
     Args:
@@ -50,7 +50,7 @@ def define_help(groups: Mapping[str, Sequence[Row]], known: Sequence[str]) -> No
 
     def brief() -> None:
         of_program = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
-        own = [Row(f.name, f.help or '', f.default) for f in of_program if f.name not in known]
+        own = [HelpRow(f.name, f.help or '', f.default) for f in of_program if f.name not in known]
         print(short_help({**groups, 'this program': own}, sys.modules['__main__'].__doc__))
 
     def full() -> None:
@@ -64,7 +64,7 @@ def define_help(groups: Mapping[str, Sequence[Row]], known: Sequence[str]) -> No
         flags.DEFINE_flag(flag)
 
 
-def short_help(groups: Mapping[str, Sequence[Row]], title: str | None) -> str:
+def short_help(groups: Mapping[str, Sequence[HelpRow]], title: str | None) -> str:
     """The text of --help.
 
     Args:
@@ -88,7 +88,7 @@ def short_help(groups: Mapping[str, Sequence[Row]], title: str | None) -> str:
     return '\n'.join(lines)
 
 
-def _lines(row: Row, column: int) -> list[str]:
+def _lines(row: HelpRow, column: int) -> list[str]:
     """A flag and what it does, in as few lines of 80 characters as it takes."""
     text, told = row.text.split(';')[0], re.search(r'\[.*\]', row.text)
     if '[' not in text and (told or row.default is not None):

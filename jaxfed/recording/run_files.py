@@ -175,7 +175,7 @@ def _flat(described: dict[str, Any], path: str | Path = CONFIG) -> dict[str, Any
 
 
 def check_unfinished(workdir: Path, counts: np.ndarray) -> None:
-    """Raise a ValueError if the run is finished, or was begun with other data than counts [N, C]."""
+    """Raise a ValueError if the run is finished or has other data than counts [N, C]."""
     if (workdir / SUMMARY).exists():
         raise ValueError(f'--workdir={workdir} already holds a finished run; name another one.')
     path = workdir / PARTITION

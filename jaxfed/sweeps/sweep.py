@@ -96,6 +96,11 @@ def _kind(name: str, config: Config, text: str) -> type[float] | type[int]:
         return kinds[name]
     if name == 'seed':
         raise ValueError(f'--sweep={text}: --seeds=3 sets the seeds, from --seed on.')
+    if owners := [other for other in PARTITIONS if name in partition_settings(other)]:
+        raise ValueError(
+            f'--sweep={text}: {name} belongs to --partition={" or ".join(owners)}, but '
+            f'--partition={config.partition}; leave one of them out.'
+        )
     if name in FIELDS:
         raise ValueError(
             f'--sweep={text}: {name} is no number to sweep over; run it once for each value, or '
