@@ -15,6 +15,7 @@ from jaxfed.config import Config
 from jaxfed.internal import console
 from jaxfed.metrics.measures import parse_measures
 from jaxfed.recording import run_files
+from jaxfed.recording.progress import grid_progress
 from jaxfed.runs import checks, config_flags
 from jaxfed.runs.experiment import Experiment, set_up
 from jaxfed.sweeps.halving import halving_of
@@ -238,7 +239,7 @@ def run_cells(
     groups = group([_as_begun(cell) for cell in left], left[0].output, most=most)
     failed: dict[str, str] = {}
     rounds = sum(cell.config.rounds for cell in left)
-    with console.grid_progress(len(left), rounds, quiet=quiet) as (begin, report):
+    with grid_progress(len(left), rounds, quiet=quiet) as (begin, report):
         for places in groups:
             own = [left[i] for i in places]
             begin(name_of(own), sum(cell.config.rounds for cell in own), len(own))

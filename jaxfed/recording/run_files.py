@@ -15,7 +15,14 @@ import jax
 import numpy as np
 
 from jaxfed.config import Config
-from jaxfed.internal.files import _json, alone, check_writable, read_json, versions, write_whole
+from jaxfed.internal.files import (
+    check_writable,
+    exclusive_lock,
+    json_text,
+    read_json,
+    versions,
+    write_atomic,
+)
 from jaxfed.methods import Part
 
 CONFIG, METRICS, SUMMARY = 'config.json', 'metrics.jsonl', 'summary.json'
@@ -90,7 +97,7 @@ def make_workdir(config: Config, parts: list[Part]) -> Path:
     workdir = new_folder(config)
     if check_workdir(workdir, config, parts):
         return workdir
-    text = _json(describe_config(config, parts))  # before anything is written
+    text = json_text(describe_config(config, parts))  # before anything is written
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         _claim(workdir, text, config, parts)
@@ -141,10 +148,10 @@ def discard_workdir(workdir: Path) -> None:
 def _claim(workdir: Path, text: str, config: Config, parts: list[Part]) -> None:
     """Write config.json, whole or not at all, if no other run has."""
     # The lock lets only one of several runs that start at once go on.
-    with alone(workdir):
+    with exclusive_lock(workdir):
         if check_workdir(workdir, config, parts):
             raise ValueError(f'--workdir={workdir} already holds a run, begun just now.')
-        write_whole(workdir / CONFIG, text.encode())
+        write_atomic(workdir / CONFIG, text)
 
 
 def write_partition(path: Path, counts: np.ndarray) -> None:
@@ -155,7 +162,7 @@ def write_partition(path: Path, counts: np.ndarray) -> None:
       counts: [N, C] integers, examples of class c that client i trains on.
     """
     rows = ',\n  '.join(map(json.dumps, counts.tolist()))
-    write_whole(path, f'{{"label_counts": [\n  {rows}\n]}}\n'.encode())
+    write_atomic(path, f'{{"label_counts": [\n  {rows}\n]}}\n')
 
 
 def describe_config(config: Config, parts: list[Part]) -> dict[str, Any]:
@@ -198,9 +205,9 @@ def differing(workdir: Path, config: Config, parts: list[Part]) -> dict[str, tup
       ValueError: if its config.json cannot be read.
     """
     held = _flat(read_json(workdir / CONFIG), workdir / CONFIG)
-    wanted = _flat(json.loads(_json(describe_config(config, parts))))
+    wanted = _flat(json.loads(json_text(describe_config(config, parts))))
     # A run recorded before there was a setting had what is now its default.
-    held = _flat(json.loads(_json(describe_config(Config(), [])))) | held
+    held = _flat(json.loads(json_text(describe_config(Config(), [])))) | held
     skipped = {'versions', 'device', *NEUTRAL}
     return {
         name: (held.get(name), wanted.get(name))

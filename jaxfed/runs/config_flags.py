@@ -112,9 +112,9 @@ def define_flags(into: flags.FlagValues = flags.FLAGS, *, groups: Sequence[str] 
         command_line.define_help({group: shown[group] for group in groups}, [*set(into) - before])
 
 
-def help_rows() -> dict[str, list[command_line.Row]]:
+def help_rows() -> dict[str, list[command_line.FlagHelp]]:
     """What --help tells of each setting, by purpose."""
-    rows: dict[str, list[command_line.Row]] = {group: [] for group in GROUPS}
+    rows: dict[str, list[command_line.FlagHelp]] = {group: [] for group in GROUPS}
     types = typing.get_type_hints(Config)
     group = GROUPS[0]
     for field in dataclasses.fields(Config):
@@ -125,11 +125,13 @@ def help_rows() -> dict[str, list[command_line.Row]]:
         named = {**_REGISTRIES, 'model': MODELS}.get(field.name)
         choices = tuple(named) if named else typing.get_args(literal)
         rows[group].append(
-            command_line.Row(field.name, field.metadata['help'], field.default, choices)
+            command_line.FlagHelp(field.name, field.metadata['help'], field.default, choices)
         )
-    rows['sweep'] = [command_line.Row(name, text, given) for name, (given, text) in _SWEEP.items()]
+    rows['sweep'] = [
+        command_line.FlagHelp(name, text, given) for name, (given, text) in _SWEEP.items()
+    ]
     rows['machine'] += [
-        command_line.Row(name, text, given) for name, (given, text) in _COMMAND.items()
+        command_line.FlagHelp(name, text, given) for name, (given, text) in _COMMAND.items()
     ]
     return rows
 

@@ -73,7 +73,7 @@ def save_model(workdir: Path, experiment: Experiment, params: PyTree, stats: PyT
     told['digest'] = _digest(told, arrays)
     # One entry, because several come in any order, and the same run has to give the same file.
     text = json.dumps(told, sort_keys=True)
-    files.write_whole(workdir / run_files.MODEL, save(arrays, metadata={ENTRY: text}))
+    files.write_atomic(workdir / run_files.MODEL, save(arrays, metadata={ENTRY: text}))
 
 
 def read_model(path: Path) -> tuple[Described, dict[str, np.ndarray]]:

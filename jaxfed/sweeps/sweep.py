@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jaxfed import methods
 from jaxfed.config import Config
 from jaxfed.internal import console, files
+from jaxfed.metrics import mean_and_deviation
 from jaxfed.partition import partition_settings
 from jaxfed.recording import display, run_files
+from jaxfed.recording.progress import grid_progress
 from jaxfed.runs import checks
 from jaxfed.runs.experiment import look
 from jaxfed.runs.feed import TooLarge
@@ -268,8 +268,8 @@ def run(
         quiet=quiet,
     )
     rounds = sum(member.config.rounds for member in left)
-    progress = console.grid_progress(len(left), rounds, quiet=quiet)
-    with files.alone(folder), progress as (begin, report):
+    progress = grid_progress(len(left), rounds, quiet=quiet)
+    with files.exclusive_lock(folder), progress as (begin, report):
         for places in groups:
             own = [left[i] for i in places]
             begin(name_of(own), sum(member.config.rounds for member in own), len(own))
@@ -395,20 +395,6 @@ def summarise(members: Sequence[Member]) -> list[Outcome]:
     return outcomes
 
 
-def mean_and_deviation(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Mean of what there is, and its deviation as of a sample.
-
-    Args:
-      values: one a seed.
-
-    Returns:
-      (mean, standard deviation), None where there are too few values.
-    """
-    there = [value for value in values if value is not None]
-    deviation = float(np.std(there, ddof=1)) if len(there) > 1 else None
-    return (float(np.mean(there)) if there else None), deviation
-
-
 def write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
     """Writes a row for each setting, whole or not at all.
 
@@ -427,7 +413,7 @@ def write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
         values = [shown(value) for _, value in setting]
         counts = [len(final), failed, given_up, max(rounds, default=0)]
         table.writerow([*values, *counts, *accuracies])
-    files.write_whole(path, text.getvalue().encode())
+    files.write_atomic(path, text.getvalue())
 
 
 def show(outcomes: Sequence[Outcome], folder: Path, config: Config) -> None:

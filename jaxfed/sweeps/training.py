@@ -18,6 +18,7 @@ from jaxfed.config import Config
 from jaxfed.internal import console, files
 from jaxfed.recording import run_files
 from jaxfed.recording.checkpoints import FOLDER
+from jaxfed.recording.progress import grid_progress
 from jaxfed.runs.experiment import Experiment, look
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.load import load
@@ -195,11 +196,11 @@ def simulate_all(
     left = [name for name, config in own.items() if not is_done(config)]
     place.mkdir(parents=True, exist_ok=True)
     trained: dict[str, Result | Diverged | TooLarge] = {}
-    with files.alone(place):
+    with files.exclusive_lock(place):
         groups = group([own[name] for name in left], place)
         experiments = set_up_all(own[name] for name in left)
         rounds = sum(own[name].rounds for name in left)
-        with console.grid_progress(len(left), rounds, quiet=quiet) as (begin, report):
+        with grid_progress(len(left), rounds, quiet=quiet) as (begin, report):
             for places in groups:
                 names = [left[i] for i in places]
                 begin(', '.join(names), sum(own[name].rounds for name in names), len(names))
