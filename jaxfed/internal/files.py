@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 
 def check_writable(path: Path, flag: str) -> None:
-    """Raise a ValueError that names the flag if a directory, which need not exist, is not writable."""
+    """Raise a ValueError that names the flag unless a directory is writable or can be created."""
     if path.exists() and not path.is_dir():
         raise ValueError(f'{flag}={path} is a file; name a directory.')
     # A missing directory is created later, in the nearest one that exists.
@@ -98,7 +98,7 @@ def exclusive_lock(workdir: Path) -> Iterator[None]:
 
 
 def data_folder(data_dir: str | os.PathLike[str] | None) -> Path:
-    """Return the folder of prepared datasets, by default $TFDS_DATA_DIR or ~/tensorflow_datasets."""
+    """Return the folder of prepared datasets: data_dir, $TFDS_DATA_DIR or ~/tensorflow_datasets."""
     folder = data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
     return Path(folder).expanduser()
 
