@@ -48,8 +48,10 @@ def line(i: int) -> dict[str, Any]:
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
     """Write a figure to PATH.png and PATH.svg atomically, and return both files."""
-    files = [Path(f'{path}.png'), Path(f'{path}.svg')]
-    for file, keywords in zip(files, ({'dpi': 150}, {'metadata': {'Date': None}}), strict=True):
-        with atomic_path(file) as temporary:
-            figure.savefig(temporary, format=file.suffix[1:], **keywords)
+    keywords: dict[str, dict[str, Any]] = {'png': {'dpi': 150}, 'svg': {'metadata': {'Date': None}}}
+    files = []
+    for suffix, settings in keywords.items():
+        files.append(Path(f'{path}.{suffix}'))
+        with atomic_path(files[-1]) as temporary:
+            figure.savefig(temporary, format=suffix, **settings)
     return files
