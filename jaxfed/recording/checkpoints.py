@@ -198,7 +198,7 @@ def _first_line(error: BaseException) -> str:
 
 @contextmanager
 def _quiet_orbax() -> Iterator[None]:
-    """Silence orbax's own logging; our exceptions report the failures."""
+    """Silence orbax's logging; our exceptions report the failures."""
 
     def is_not_orbax(record: logging.LogRecord) -> bool:
         return 'orbax' not in record.pathname and 'orbax' not in str(record.msg)

@@ -35,7 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         '--target_accuracy',
         metavar='A',
-        help="test accuracy in 0..1 for the number of rounds to it [each run's own]",
+        help='test accuracy in 0..1 for the number of rounds to it [that of each run]',
     )
     return parser
 

@@ -131,7 +131,7 @@ class RecordedRun(NamedTuple):
         return next(reversed(self.forgetting.values()), None)
 
     def rounds_to(self, target: float | None) -> int | None:
-        """Return the first round with the target accuracy, by default the run's own target."""
+        """Return the first round with the target accuracy, by default that of --target_accuracy."""
         target = self.config.get('target_accuracy') if target is None else target
         accuracy = self.values('test_accuracy')
         curve = list(accuracy), list(accuracy.values())
