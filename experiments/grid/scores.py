@@ -1,11 +1,11 @@
 """The numbers of a grid's cells: accuracy over the seeds, rounds to a target, cost."""
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.grid.published import BASELINE
 from experiments.grid.runner import RecordedCell
+from jaxfed.metrics import mean_and_deviation, rounds_to_target
 
 
 class Score(NamedTuple):
@@ -26,18 +26,17 @@ class Score(NamedTuple):
     @property
     def mean(self) -> float | None:
         """Mean accuracy in percent."""
-        return statistics.fmean(self.accuracies) if self.accuracies else None
+        return mean_and_deviation(self.accuracies)[0]
 
     @property
     def sd(self) -> float | None:
         """Sample standard deviation; None of less than two runs."""
-        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
+        return mean_and_deviation(self.accuracies)[1]
 
     @property
     def speed(self) -> float | None:
         """Mean over the runs that reached the target."""
-        reached = [speed for speed in self.speeds if speed is not None]
-        return statistics.fmean(reached) if reached else None
+        return mean_and_deviation(self.speeds)[0]
 
 
 class RowCost(NamedTuple):
@@ -67,19 +66,14 @@ def accuracy(run: RecordedCell, score: str) -> float:
 
 
 def rounds_to(run: RecordedCell, target: float) -> int | None:
-    """The first round with at least an accuracy.
+    """The first round with at least an accuracy in percent, None if there is none."""
+    curve = [entry['round'] for entry in run.metrics], [_percent(e) for e in run.metrics]
+    return rounds_to_target(curve, target)
 
-    Args:
-      run: a run.
-      target: in percent.
 
-    Returns:
-      The round; None if there is none.
-    """
-    for entry in run.metrics:
-        if entry['test_accuracy'] is not None and 100 * entry['test_accuracy'] >= target:
-            return int(entry['round'])
-    return None
+def _percent(entry: Mapping[str, Any]) -> float | None:
+    accuracy = entry['test_accuracy']
+    return None if accuracy is None else 100 * accuracy
 
 
 def target_of(

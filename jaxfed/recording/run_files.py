@@ -15,7 +15,14 @@ import jax
 import numpy as np
 
 from jaxfed.config import Config, settings_that_affect
-from jaxfed.internal.files import _json, alone, check_writable, read_json, versions, write_whole
+from jaxfed.internal.files import (
+    check_writable,
+    exclusive_lock,
+    json_text,
+    read_json,
+    versions,
+    write_atomic,
+)
 from jaxfed.methods import Part
 from jaxfed.metrics.measures import parse_measures
 
@@ -60,14 +67,14 @@ def make_workdir(config: Config, parts: list[Part]) -> Path:
     workdir = new_folder(config)
     if check_workdir(workdir, config, parts):
         return workdir
-    text = _json(describe_config(config, parts))  # before anything is written
+    text = json_text(describe_config(config, parts))  # before anything is written
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         # The lock lets only one of several runs that start at once go on.
-        with alone(workdir):
+        with exclusive_lock(workdir):
             if check_workdir(workdir, config, parts):
                 raise ValueError(f'--workdir={workdir} already holds a run, begun just now.')
-            write_whole(workdir / CONFIG, text.encode())
+            write_atomic(workdir / CONFIG, text.encode())
     except OSError as error:
         raise ValueError(f'--workdir={workdir} cannot be written to: {error}.') from error
     return workdir
@@ -102,7 +109,7 @@ def discard_workdir(workdir: Path) -> None:
 def write_partition(path: Path, counts: np.ndarray) -> None:
     """Write partition.json; counts [N, C] are the examples of class c that client i trains on."""
     rows = ',\n  '.join(map(json.dumps, counts.tolist()))
-    write_whole(path, f'{{"label_counts": [\n  {rows}\n]}}\n'.encode())
+    write_atomic(path, f'{{"label_counts": [\n  {rows}\n]}}\n'.encode())
 
 
 def describe_config(config: Config, parts: list[Part]) -> dict[str, Any]:
@@ -141,9 +148,9 @@ def differing(
       ValueError: if its config.json cannot be read.
     """
     there = _flat(read_json(workdir / CONFIG), workdir / CONFIG)
-    now = _flat(json.loads(_json(describe_config(config, parts))))
+    now = _flat(json.loads(json_text(describe_config(config, parts))))
     # A run that was recorded before there was a setting had the setting's default.
-    there = _flat(json.loads(_json(describe_config(Config(), [])))) | there
+    there = _flat(json.loads(json_text(describe_config(Config(), [])))) | there
     skipped = {'versions', 'device', *settings_that_affect('machine')}
     if measures == 'any' or (
         measures == 'included'

@@ -123,16 +123,18 @@ def define_flags(into: flags.FlagValues = flags.FLAGS, *, groups: Sequence[str] 
         command_line.define_help({group: rows[group] for group in groups}, [*set(into) - before])
 
 
-def help_rows() -> dict[str, list[command_line.HelpRow]]:
+def help_rows() -> dict[str, list[command_line.FlagHelp]]:
     """The rows of --help, by group."""
-    rows: dict[str, list[command_line.HelpRow]] = {group: [] for group in GROUPS}
+    rows: dict[str, list[command_line.FlagHelp]] = {group: [] for group in GROUPS}
     types = typing.get_type_hints(Config)
     for name, setting in SETTINGS.items():
         values = tuple(choices(name) or typing.get_args(_literal(types[name])))
-        rows[setting.group].append(command_line.HelpRow(name, setting.help, DEFAULTS[name], values))
+        rows[setting.group].append(
+            command_line.FlagHelp(name, setting.help, DEFAULTS[name], values)
+        )
     for name, flag in COMMAND_FLAGS.items():
         if flag.group:
-            rows[flag.group].append(command_line.HelpRow(name, flag.help, flag.default))
+            rows[flag.group].append(command_line.FlagHelp(name, flag.help, flag.default))
     return rows
 
 

@@ -47,7 +47,7 @@ def show_plan(experiment: Experiment) -> None:
     errors = memory_errors(experiment, prepared.mesh, prepared.lanes)
     with console.status('one round', quiet=False), errors:
         timed = time_round(experiment, prepared)
-    display.show_plan(describe_plan(experiment, prepared, timed), experiment.dealt.label_counts)
+    display.show_dry_run(describe_plan(experiment, prepared, timed), experiment.dealt.label_counts)
     console.say('nothing was trained and no work directory was made.', quiet=False)
 
 

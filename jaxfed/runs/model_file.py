@@ -63,7 +63,7 @@ def save_model(workdir: Path, experiment: Experiment, params: PyTree, stats: PyT
     metadata['digest'] = _digest(metadata, arrays)
     # safetensors writes entries in any order; with one entry the same run gives the same file.
     text = json.dumps(metadata, sort_keys=True)
-    files.write_whole(workdir / run_files.MODEL, save(arrays, metadata={ENTRY: text}))
+    files.write_atomic(workdir / run_files.MODEL, save(arrays, metadata={ENTRY: text}))
 
 
 def read_model(path: Path) -> tuple[ModelMetadata, dict[str, np.ndarray]]:

@@ -14,6 +14,7 @@ from jaxfed import methods
 from jaxfed.config import Config
 from jaxfed.internal import console, files
 from jaxfed.recording import run_files
+from jaxfed.recording.progress import grid_progress
 from jaxfed.runs.experiment import Experiment, look
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.load import load
@@ -111,7 +112,7 @@ def run_groups(
     def stop_of(numbers: Sequence[int]) -> Stop:
         return halving(rungs, [points[i] for i in numbers]) if rungs else never
 
-    with console.grid_progress(len(configs), sum(rounds), quiet=quiet) as (begin, report):
+    with grid_progress(len(configs), sum(rounds), quiet=quiet) as (begin, report):
         for places in groups:
             begin(describe(places), sum(rounds[i] for i in places), len(places))
             found = _train_claimed(configs, folder, places, set_up, stop_of, report, quiet)
@@ -230,7 +231,7 @@ def simulate_all(
     left = {name: config for name, config in runs.items() if not is_done(config)}
     names, unfinished = list(left), list(left.values())
     place.mkdir(parents=True, exist_ok=True)
-    with files.alone(place):
+    with files.exclusive_lock(place):
         groups = group(unfinished, place)
         experiments = set_up_all(unfinished)
         results = run_groups(

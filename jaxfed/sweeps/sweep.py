@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jaxfed import methods
 from jaxfed.config import FIELDS, SETTINGS, Config, settings_that_affect
 from jaxfed.internal import console, files
+from jaxfed.metrics import mean_and_deviation
 from jaxfed.partition import PARTITIONS, partition_settings
 from jaxfed.recording import display, run_files
 from jaxfed.runs import checks
@@ -245,7 +244,7 @@ def run(
         f'{len(left)} are to be trained in {len(groups)} group(s).',
         quiet=quiet,
     )
-    with files.alone(folder):
+    with files.exclusive_lock(folder):
         run_groups(
             [member.config for member in left],
             folder,
@@ -336,20 +335,6 @@ def summarise(members: Sequence[Member]) -> list[Outcome]:
     return outcomes
 
 
-def mean_and_deviation(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Mean of what there is, and its deviation as of a sample.
-
-    Args:
-      values: one a seed.
-
-    Returns:
-      (mean, standard deviation), None where there are too few values.
-    """
-    there = [value for value in values if value is not None]
-    deviation = float(np.std(there, ddof=1)) if len(there) > 1 else None
-    return (float(np.mean(there)) if there else None), deviation
-
-
 def write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
     """Writes a CSV file with a row for each point, whole or not at all."""
     text = io.StringIO()
@@ -363,7 +348,7 @@ def write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
         values = [shortest(value) for _, value in point]
         counts = [len(final), failed, given_up, max(rounds, default=0)]
         table.writerow([*values, *counts, *accuracies])
-    files.write_whole(path, text.getvalue().encode())
+    files.write_atomic(path, text.getvalue().encode())
 
 
 def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> None:

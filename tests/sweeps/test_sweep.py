@@ -323,7 +323,7 @@ def test_folders_that_do_not_do_are_refused(cheap_runs, tmp_path):
     members = sweep.expand(config, [()], 1, tmp_path / 'busy')
     (tmp_path / 'busy').mkdir()
     with (
-        files.alone(tmp_path / 'busy'),
+        files.exclusive_lock(tmp_path / 'busy'),
         pytest.raises(ValueError, match='another process is at work in it'),
     ):
         sweep.run(members, tmp_path / 'busy')
@@ -522,16 +522,16 @@ def test_what_was_begun_together_is_not_begun_anew_in_part(
 
 def test_summaries_are_written_all_or_none(cheap_runs, tmp_path, monkeypatch, capsys):
     config = small(rounds=3, checkpoint_every=1)
-    inner, calls = files._stage, []
+    inner, calls = files.atomic_path, []
 
-    def stage(path, content):
+    def atomic_path(path):
         if path.name == run_files.SUMMARY:
             calls.append(path)
             if len(calls) == 2:
                 raise OSError('the disk is full')
-        return inner(path, content)
+        return inner(path)
 
-    monkeypatch.setattr(files, '_stage', stage)
+    monkeypatch.setattr(files, 'atomic_path', atomic_path)
     run(config, '', 3, tmp_path)
     assert 'the disk is full' in capsys.readouterr().err
     assert not list(tmp_path.glob('*/summary.json')) and not list(tmp_path.glob('*/.*.tmp'))
