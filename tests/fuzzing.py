@@ -331,14 +331,13 @@ def content_of(made: Made) -> bytes:
 
 def make_archive(folder: Path):
     """An archive for `jaxfed.data.prepare`; HDF5 files are not damaged, see BUILD_NOTES."""
-    path, scratch = folder / 'given.archive', folder / 'scratch'
-    scratch.mkdir()
+    path = folder / 'given.archive'
 
     def check(made):
         path.write_bytes(content_of(made))
         before = set(folder.rglob('*'))
         with told(str(path)):
-            found = RECIPES[made.recipe].read(path, Official(), scratch, lambda items, *_: items)
+            found = RECIPES[made.recipe].read(path, Official(), lambda items, *_: items)
             for examples in found.splits.values():
                 assert all(0 <= e.label < len(found.classes) and e.image for e in examples)
         assert set(folder.rglob('*')) == before  # nothing is unpacked, least of all elsewhere
