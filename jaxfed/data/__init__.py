@@ -37,8 +37,8 @@ def load_dataset(
       The dataset; its images are in the units of the source and may be read-only.
 
     Raises:
-      ValueError: if the dataset is unknown, missing or malformed, or a file or folder is given for
-        a name that does not read it.
+      ValueError: if the dataset is unknown, missing or malformed, or its name does not go
+        together with the file or folder.
     """
     check_source(name, npz=npz, path=path)
     if npz is not None:

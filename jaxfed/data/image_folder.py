@@ -79,7 +79,7 @@ def load_image_folder(path: str | os.PathLike[str]) -> Dataset:
 
 
 def _visible(folder: Path) -> list[Path]:
-    """Returns what is in a folder, sorted by name, without hidden files and macOS' own."""
+    """Returns the entries of a folder, sorted by name, without hidden ones and __MACOSX."""
     entries = sorted(e for e in folder.iterdir() if not e.name.startswith('.'))
     for entry in entries:
         if not entry.exists():

@@ -145,7 +145,8 @@ def _decode(name: str, directory: Path, store: cache.Store) -> Dataset:
     test = 'test' if 'test' in splits else 'validation'
     if 'train' not in splits or test not in splits:
         raise ValueError(
-            f'dataset={name!r} has only the splits {", ".join(splits)}: train and test are needed.'
+            f'dataset={name!r} has the splits {", ".join(splits)}, but train and test (or '
+            'validation) are needed: choose another one.'
         )
     x_train, y_train, users = _decode_split(name, directory, builder, 'train', store)
     x_test, y_test, _ = _decode_split(name, directory, builder, test, store)
@@ -248,5 +249,5 @@ def _check_shapes(name: str, shapes: set[tuple[int, ...]]) -> None:
     """Raises a ValueError if images have several shapes."""
     if len(shapes) > 1:
         raise ValueError(
-            f'dataset={name!r} has images of the shapes {sorted(shapes)[:2]}: use --dataset=npz.'
+            f'dataset={name!r} has unequal images {sorted(shapes)[:2]}: use --dataset=npz.'
         )

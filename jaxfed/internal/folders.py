@@ -20,7 +20,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yields an empty folder, which replaces `path` if the block ends without an exception.
 
     If the block or the replacement fails, `path` stays as it was, and so does its parent. Several
-    processes may replace the same path at once: each fills its own folder, and the last one stays.
+    processes may replace the same path at once: each fills another folder, and the last one stays.
     If a process is killed, the next one restores `path` and removes the abandoned folders.
 
     Raises:

@@ -106,7 +106,7 @@ def check_one_copy(archive: Path, what: str, places: Iterable[str]) -> None:
 def read_files(
     archive: Path, names: Collection[str], *, most: int = LARGEST
 ) -> Iterator[tuple[str, bytes]]:
-    """Yields the names and contents of files from `list_files`, in the archive's own order.
+    """Yields the names and contents of files from `list_files`, in the order of the archive.
 
     Raises:
       ValueError: if the archive is damaged or was cut short, or a file has more than `most` bytes.
