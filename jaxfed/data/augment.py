@@ -19,13 +19,11 @@ def parse_augment(text: str) -> tuple[str, ...]:
     """Parses names of AUGMENTATIONS joined by commas, or 'none'; a name may occur once."""
     names = () if text == 'none' else tuple(name.strip() for name in text.split(','))
     for name in names:
-        if name not in AUGMENTATIONS:
+        if name not in AUGMENTATIONS or names.count(name) > 1:
             raise ValueError(
-                f'augment={text!r} names {name!r}: choose from {", ".join(AUGMENTATIONS)} with '
-                "commas between, or 'none'."
+                f'augment={text!r} has {name!r}: name each of {", ".join(AUGMENTATIONS)} at most '
+                "once, with commas between, or 'none'."
             )
-        if names.count(name) > 1:
-            raise ValueError(f'augment={text!r} names {name!r} twice: name it once.')
     return names
 
 

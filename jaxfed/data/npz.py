@@ -1,7 +1,6 @@
 """A dataset from one .npz file of arrays."""
 
 import os
-import tokenize
 import zipfile
 
 import numpy as np
@@ -71,11 +70,10 @@ def _read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
             f'npz={path} is not an .npz archive, or was cut short: write it again with '
             f'np.savez(path, {", ".join(f"{key}=..." for key in _KEYS)}).'
         )
-    unreadable = f'npz={path} cannot be read', 'check its permissions or write it again'
-    with explain_errors(*unreadable):
+    with explain_errors(f'npz={path} cannot be read', 'check its permissions or write it again'):
         archive = np.load(path, allow_pickle=False)
     if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise ValueError(f'npz={path} is one array, not an archive: write it with np.savez.')
+        raise ValueError(f'npz={path} is one array and no archive: write it with np.savez.')
     arrays = {}
     with archive:
         missing = [key for key in _KEYS if key not in archive.files]
@@ -85,18 +83,10 @@ def _read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
                 f'{printable(", ".join(archive.files)) or "nothing"}: it needs {", ".join(_KEYS)}.'
             )
         for key in _KEYS:
-            with (
-                explain_errors(*unreadable, keep=ValueError),
-                explain_errors(
-                    f'npz={path} has in {key} more than fits into memory',
-                    'make it smaller, or write it again if it is damaged',
-                    catch=MemoryError,
-                ),
-                explain_errors(
-                    f'npz={path} has in {key} no plain array',
-                    'save numbers, not objects (images of unequal size make an array of objects)',
-                    catch=(ValueError, tokenize.TokenError),  # objects, or a damaged header
-                ),
+            with explain_errors(
+                f'npz={path} has in {key} no plain array that can be read',
+                'save numbers that fit into memory, not objects (images of unequal size make an '
+                'array of objects), or write it again if it is damaged',
             ):
                 arrays[key] = archive[key]
             if not isinstance(arrays[key], np.ndarray):

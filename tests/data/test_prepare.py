@@ -87,7 +87,7 @@ def fill_disk(*_):
 @pytest.mark.parametrize(
     'module, name, action, error, message',
     [
-        (prepare_lib.write, '_read_again', stop, KeyboardInterrupt, ''),
+        (prepare_lib.write, '_read_again', stop, KeyboardInterrupt, None),
         (
             tfds.core.SequentialWriter, 'close_all', fill_disk,
             OSError, r'cinic10.*No space left on device',

@@ -109,13 +109,12 @@ def _parse_shard(where: str, data: bytes) -> Iterator[tuple[str, list[Example]]]
         twice = [user for user, times in Counter(users).items() if times > 1]
         if twice:
             raise ValueError(f'the writer {twice[0]!r} is twice in users')
-        missing = [f'{user!r} is missing in one of them' for user in {*users} ^ {*user_data}]
+        missing = [f'; {user!r} is missing' for user in {*users} ^ {*user_data}]
         if missing or len(counts) != len(users):
-            numbers = (
-                f'{len(users)} writers in users, {len(counts)} in num_samples and '
-                f'{len(user_data)} in user_data, not the same'
+            raise ValueError(
+                f'{len(users)} writers in users, {len(counts)} in num_samples, '
+                f'{len(user_data)} in user_data{"".join(missing[:1])}'
             )
-            raise ValueError('; '.join([numbers, *missing[:1]]))
     for user, count in zip(users, counts, strict=True):
         with _as_written(f'{where}: the writer {user!r}', 'LEAF'):
             x, y = user_data[user]['x'], user_data[user]['y']
