@@ -41,7 +41,7 @@ from jaxfed.report import grouping, tables
 from jaxfed.report.reading import read_run
 from jaxfed.runs import checks, config_flags, load, model_file
 from jaxfed.runs.experiment import make_network
-from tests.data import test_prepare
+from tests.data import archives
 from tests.recording import test_checkpoints
 from tests.report import test_report
 
@@ -219,11 +219,11 @@ def make_npz(folder: Path):
     return of_whole | st.binary(max_size=200), check
 
 
-PICTURES = [test_prepare.encoded(test_prepare.plain(32, 7), kind) for kind in ('png', 'jpeg')]
+PICTURES = [archives.encoded(archives.plain(32, 7), kind) for kind in ('png', 'jpeg')]
 OFFICIAL = {
-    'cinic10': test_prepare.cinic_files(each=1),
-    'tiny_imagenet': test_prepare.tiny_files(),
-    'femnist': test_prepare.in_json(test_prepare.leaf_files()),
+    'cinic10': archives.cinic_files(each=1),
+    'tiny_imagenet': archives.tiny_files(),
+    'femnist': archives.in_json(archives.leaf_files()),
 }
 KINDS = [
     tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE,
@@ -276,7 +276,7 @@ def members_of(folder: Path):
         st.tuples(st.sampled_from(['train', 'valid', 'test', 'val']), st.text(
             st.characters(exclude_categories=['Cs']), max_size=4)).map('/cat/'.join),
     )  # fmt: skip
-    shard = test_prepare.leaf_with()
+    shard = archives.leaf_with()
     content = st.one_of(
         st.sampled_from(PICTURES),
         st.builds(damaged, st.sampled_from(PICTURES), DAMAGE),
@@ -331,14 +331,13 @@ def content_of(made: Made) -> bytes:
 
 def make_archive(folder: Path):
     """An archive for `jaxfed.data.prepare`; HDF5 files are not damaged, see BUILD_NOTES."""
-    path, scratch = folder / 'given.archive', folder / 'scratch'
-    scratch.mkdir()
+    path = folder / 'given.archive'
 
     def check(made):
         path.write_bytes(content_of(made))
         before = set(folder.rglob('*'))
         with told(str(path)):
-            found = RECIPES[made.recipe].read(path, Official(), scratch, lambda items, *_: items)
+            found = RECIPES[made.recipe].read(path, Official(), lambda items, *_: items)
             for examples in found.splits.values():
                 assert all(0 <= e.label < len(found.classes) and e.image for e in examples)
         assert set(folder.rglob('*')) == before  # nothing is unpacked, least of all elsewhere

@@ -1,4 +1,10 @@
-"""Datasets, their statistics and splits, and augmentation on the device."""
+"""Datasets, their statistics and splits, and augmentation on the device.
+
+To add a dataset that TensorFlow Datasets has: nothing, `--dataset=NAME` reads it. One with an
+official archive: write `prepare/NAME.py` with a `Recipe`, which says how its examples are read, and
+list it in `prepare.RECIPES`; `python -m jaxfed.data.prepare NAME` then stores it. Any other source:
+write a module with a function that returns a `Dataset`, and call it in `load_dataset`.
+"""
 
 import os
 
@@ -11,39 +17,30 @@ from jaxfed.data.statistics import channel_statistics
 from jaxfed.data.tfds import load_tfds
 from jaxfed.types import Dataset
 
+Path = str | os.PathLike[str]
+
 
 def load_dataset(
-    name: str,
-    *,
-    data_dir: str | os.PathLike[str] | None = None,
-    npz: str | os.PathLike[str] | None = None,
-    path: str | os.PathLike[str] | None = None,
+    name: str, *, data_dir: Path | None = None, npz: Path | None = None, path: Path | None = None
 ) -> Dataset:
     """Loads a labelled image dataset by name.
 
     Args:
       name: 'digits' (comes with scikit-learn), 'npz' (a file of arrays), 'image_folder' (folders
-        of image files), or the name of any image classification set of TensorFlow Datasets, such
+        of image files), the name of an image classification dataset of TensorFlow Datasets, such
         as 'cifar10' or 'emnist/letters', or of one that `jaxfed.data.prepare` has prepared.
       data_dir: folder of the TFDS datasets; None for $TFDS_DATA_DIR or ~/tensorflow_datasets.
       npz: the file, for the name 'npz'.
       path: the folder, for the name 'image_folder'.
 
     Returns:
-      The dataset, images in the file's own units and perhaps read-only.
+      The dataset; its images are in the units of the source and may be read-only.
 
     Raises:
-      ValueError: if the dataset is unknown, missing or malformed, or a file or folder is given for
-        a name that does not read it.
+      ValueError: if the dataset is unknown, missing or malformed, or its name does not go
+        together with the file or folder.
     """
-    if (name == 'npz') != (npz is not None):
-        raise ValueError(
-            f'dataset={name!r} with npz={npz}: --dataset=npz and --npz=FILE go together.'
-        )
-    if (name == 'image_folder') != (path is not None):
-        raise ValueError(
-            f'dataset={name!r} with path={path}: --dataset=image_folder and --path=DIR go together.'
-        )
+    check_source(name, npz=npz, path=path)
     if npz is not None:
         return load_npz(npz)
     if path is not None:
@@ -53,10 +50,21 @@ def load_dataset(
     return load_tfds(name, data_dir)
 
 
+def check_source(name: str, *, npz: Path | None, path: Path | None) -> None:
+    """Raises a ValueError if a dataset's name and its file or folder do not go together."""
+    for reader, flag, value in ('npz', '--npz', npz), ('image_folder', '--path', path):
+        if (name == reader) != (value is not None):
+            raise ValueError(
+                f'--dataset={name} and {flag}={value}: give both --dataset={reader} and '
+                f'{flag}={"FILE" if reader == "npz" else "DIR"}, or neither.'
+            )
+
+
 __all__ = [
     'AUGMENTATIONS',
     'Augment',
     'channel_statistics',
+    'check_source',
     'load_dataset',
     'make_augment',
     'normalise',

@@ -16,57 +16,31 @@ _HOLE = 16
 
 
 def parse_augment(text: str) -> tuple[str, ...]:
-    """Parses a comma list of augmentations.
-
-    Args:
-      text: names out of AUGMENTATIONS joined by commas, or 'none'.
-
-    Returns:
-      The names.
-
-    Raises:
-      ValueError: if a name is unknown or given twice.
-    """
+    """Parses names of AUGMENTATIONS joined by commas, or 'none'; a name may occur once."""
     names = () if text == 'none' else tuple(name.strip() for name in text.split(','))
     for name in names:
-        if name not in AUGMENTATIONS:
+        if name not in AUGMENTATIONS or names.count(name) > 1:
             raise ValueError(
-                f'augment={text!r} names {name!r}: choose from {", ".join(AUGMENTATIONS)} with '
-                "commas between, or 'none'."
+                f'augment={text!r} has {name!r}: name each of {", ".join(AUGMENTATIONS)} at most '
+                "once, with commas between, or 'none'."
             )
-        if names.count(name) > 1:
-            raise ValueError(f'augment={text!r} names {name!r} twice: name it once.')
     return names
 
 
 def check_augment(names: tuple[str, ...], image_shape: tuple[int, ...]) -> None:
-    """Checks that augmentations leave something of images of this size.
-
-    Args:
-      names: out of AUGMENTATIONS.
-      image_shape: (H, W, ch) of the dataset's images.
-
-    Raises:
-      ValueError: if the hole of cutout is as large as the image.
-    """
+    """Raises a ValueError if cutout blanks whole images of `image_shape` (H, W, ch)."""
     height, width = image_shape[:2]
     if 'cutout' in names and min(height, width) <= _HOLE:
         raise ValueError(
             f'--augment={",".join(names)}: cutout blanks a square of {_HOLE} x {_HOLE} pixels, but '
-            f'the images have {height} x {width}; leave cutout out, or take larger images.'
+            f'the images have {height} x {width}; remove cutout, or use larger images.'
         )
 
 
 def normalise(x: Array, mean: np.ndarray | Array, std: np.ndarray | Array) -> Array:
-    """Normalises images, `(x - mean) / std`.
+    """Normalises images [..., ch] of any dtype, `(x - mean) / std`, to float32.
 
-    Args:
-      x: [..., ch] pixels in the dataset's units, of any dtype.
-      mean: [ch] in the same units.
-      std: [ch] in the same units.
-
-    Returns:
-      [..., ch] float32.
+    `mean` and `std`, [ch], are in the units of the images.
     """
     mean, std = jnp.asarray(mean, jnp.float32), jnp.asarray(std, jnp.float32)
     return (x.astype(jnp.float32) - mean) / std
@@ -75,7 +49,7 @@ def normalise(x: Array, mean: np.ndarray | Array, std: np.ndarray | Array) -> Ar
 def make_augment(names: tuple[str, ...], *, mean: np.ndarray, std: np.ndarray) -> Augment:
     """Builds the function that augments and normalises a training batch.
 
-    Always in the order crop, flip, normalise, cutout, and for each example on its own:
+    The order is always crop, flip, normalise, cutout. Each example draws independently:
 
     - crop: as large as the image, at a random place of the image padded by 4 raw zeros.
     - flip: left to right with probability one half.
@@ -83,7 +57,7 @@ def make_augment(names: tuple[str, ...], *, mean: np.ndarray, std: np.ndarray) -
       becomes 0 after normalisation, the mean colour.
 
     Args:
-      names: out of AUGMENTATIONS; none for normalisation alone.
+      names: of AUGMENTATIONS; none for normalisation alone.
       mean: [ch] in the dataset's units.
       std: [ch] in the dataset's units.
 
@@ -91,7 +65,7 @@ def make_augment(names: tuple[str, ...], *, mean: np.ndarray, std: np.ndarray) -
       A pure function from a random key and raw images [B, H, W, ch] to [B, H, W, ch] float32.
 
     Raises:
-      ValueError: if a name is unknown or given twice.
+      ValueError: if a name is unknown or occurs twice.
 
     Reference:
       The released training code of FedNTD (Lee et al., NeurIPS 2022) and FedLMD; cutout from
@@ -102,8 +76,8 @@ def make_augment(names: tuple[str, ...], *, mean: np.ndarray, std: np.ndarray) -
 
     def augment(key: Array, raw: Array) -> Array:
         batch, height, width, _ = raw.shape
-        # One draw for all choices: every call is a loop of its own on the CPU. What taking the
-        # remainder prefers, it prefers by less than height / 2^32.
+        # One draw for all choices, because every call is a separate loop on the CPU. The remainder
+        # favours some places, by less than height / 2^32.
         bits = jax.random.bits(key, (5, batch))
         if 'crop' in names:
             row, column = (bits[:2] % (2 * _PADDING + 1)).astype(jnp.int32)
@@ -120,15 +94,9 @@ def make_augment(names: tuple[str, ...], *, mean: np.ndarray, std: np.ndarray) -
 
 
 def crop(raw: Array, row: Array, column: Array) -> Array:
-    """Cuts images out of themselves padded by 4 zeros on each side.
+    """Pads images [B, H, W, ch] by 4 zeros on each side and cuts them out at (row, column).
 
-    Args:
-      raw: [B, H, W, ch].
-      row: [B] int32 in 0..8, where the cut begins in the padded image; 4 leaves it in place.
-      column: [B] int32 in 0..8.
-
-    Returns:
-      [B, H, W, ch].
+    `row` and `column`, [B] int32 in 0..8, are where the cut begins; 4 leaves it in place.
     """
     pad = ((_PADDING, _PADDING), (_PADDING, _PADDING), (0, 0))
 
@@ -139,28 +107,14 @@ def crop(raw: Array, row: Array, column: Array) -> Array:
 
 
 def flip(raw: Array, chosen: Array) -> Array:
-    """Mirrors the chosen images left to right.
-
-    Args:
-      raw: [B, H, W, ch].
-      chosen: [B] bool.
-
-    Returns:
-      [B, H, W, ch].
-    """
+    """Mirrors the `chosen` images, [B] bool of [B, H, W, ch], left to right."""
     return jnp.where(chosen[:, None, None, None], raw[:, :, ::-1], raw)
 
 
 def cutout(x: Array, row: Array, column: Array) -> Array:
-    """Sets a square of 16 pixels to zero, cut off at the border.
+    """Sets a square of 16 x 16 pixels of each image [B, H, W, ch] to zero, cut off at the border.
 
-    Args:
-      x: [B, H, W, ch].
-      row: [B] int32, the square spans rows row - 8 to row + 7.
-      column: [B] int32, likewise.
-
-    Returns:
-      [B, H, W, ch].
+    It spans `row` - 8 to `row` + 7, [B] int32, and likewise for `column`.
     """
 
     def inside(centre: Array, length: int) -> Array:

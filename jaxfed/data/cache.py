@@ -1,14 +1,15 @@
-"""Decoded datasets kept as plain arrays, so that images are decoded once.
+"""Decoded datasets as plain arrays on disk, so that images are decoded once.
 
-A dataset is a folder of .npy files, whose images are memory-mapped: they take memory where they are
-read, and all processes of a machine share it.
+A dataset is a folder of .npy files. Its images are memory-mapped: they take memory only where they
+are read, and all processes of a machine share it.
 """
 
+import hashlib
 import json
 import logging
-import pathlib
-from collections.abc import Callable, Iterator
-from typing import Any
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -21,23 +22,19 @@ _DESCRIPTION = 'dataset.json'
 _IMAGES = ('x_train', 'x_test')
 _LABELS = ('y_train', 'y_test')
 
-# (name of the array, [b, H, W, channels] blocks of it, how many images in all) -> the whole array
+# (array name, blocks [b, H, W, channels], number of images) -> all images
 Store = Callable[[str, Iterator[np.ndarray], int], np.ndarray]
 
 
 def decoded(key: str, decode: Callable[[Store], Dataset]) -> Dataset:
-    """Reads a dataset from the cache, decoding it into the cache first where it is not there.
+    """Reads a dataset from the cache, or decodes it into the cache first; images are read-only.
 
-    A folder that cannot be written to is no reason not to train: that is logged, and the dataset
-    is decoded into memory.
+    If the cache cannot be written to, a warning is logged and the dataset is decoded into memory.
 
     Args:
-      key: names the dataset and changes when it does.
-      decode: makes the dataset; it hands its images to the function it is given, block by block,
-        so that they are never in memory as a whole.
-
-    Returns:
-      The dataset, its images read-only.
+      key: file name of the dataset, which changes with its content.
+      decode: makes the dataset, passing its images block by block to a `Store`, so that they are
+        never in memory as a whole.
     """
     path = cache_folder() / key
     dataset = read(path)
@@ -52,27 +49,31 @@ def decoded(key: str, decode: Callable[[Store], Dataset]) -> Dataset:
     return decode(_to_memory) if dataset is None else dataset
 
 
-def read(path: pathlib.Path) -> Dataset | None:
-    """Reads a dataset that `decoded` wrote.
+def fingerprint(version: int, root: Path, files: Iterable[Path], extra: bytes = b'') -> str:
+    """Returns a digest of a version, a folder's path and the name, size and time of its files."""
+    digest = hashlib.sha256(f'{version} '.encode() + os.fsencode(root.resolve()) + extra)
+    for file in files:
+        stat = file.stat()  # with the time: array_record pads files to whole blocks
+        # `root` may be spelled in several ways, and names need not be UTF-8.
+        digest.update(os.fsencode(file.relative_to(root)))
+        digest.update(f' {stat.st_size} {stat.st_mtime_ns}\n'.encode())
+    return digest.hexdigest()[:16]
 
-    Args:
-      path: of its folder.
 
-    Returns:
-      The dataset, or None if there is none or it is damaged.
-    """
+def read(path: Path) -> Dataset | None:
+    """Reads a dataset that `decoded` wrote; None if there is none, or it is damaged."""
     try:
+        if not path.exists():
+            return None
         description = json.loads((path / _DESCRIPTION).read_text())
-        arrays = {
-            name: _read_array(path / f'{name}.npy', expected, mapped=name in _IMAGES)
-            for name, expected in description['arrays'].items()
-        }
+        arrays = {}
+        for name, expected in description['arrays'].items():
+            array = _map(path / f'{name}.npy')
+            if list(array.shape) != expected['shape'] or str(array.dtype) != expected['dtype']:
+                raise ValueError(f'{name} has shape {array.shape} and dtype {array.dtype}')
+            arrays[name] = array if name in _IMAGES else array.copy()
         dataset = Dataset(description['name'], num_classes=description['num_classes'], **arrays)
         _check(dataset)
-    except FileNotFoundError as error:
-        if path.exists():
-            _log.warning('%s is damaged and made again: %s', path, error)
-        return None
     except (OSError, EOFError, KeyError, TypeError, AttributeError, ValueError) as error:
         _log.warning('%s is damaged and made again: %s', path, error)
         return None
@@ -85,33 +86,25 @@ def _to_memory(name: str, blocks: Iterator[np.ndarray], count: int) -> np.ndarra
     return np.concatenate(list(blocks))
 
 
-def _to_files(folder: pathlib.Path) -> Store:
+def _to_files(folder: Path) -> Store:
     """Returns a `Store` that writes .npy files to a folder."""
 
     def store(name: str, blocks: Iterator[np.ndarray], count: int) -> np.ndarray:
         path = folder / f'{name}.npy'
-        # Written, not mapped: a full disk is then an error that can be told, and no signal.
+        # Written, not mapped: a full disk then raises an OSError instead of ending the process.
         with open(path, 'wb') as file:
             for number, block in enumerate(blocks):
                 if number == 0:
-                    _write_header(file, (count, *block.shape[1:]), block.dtype)
+                    shape, descr = (count, *block.shape[1:]), block.dtype.str
+                    header = {'descr': descr, 'fortran_order': False, 'shape': shape}
+                    np.lib.format.write_array_header_2_0(file, header)
                 file.write(np.ascontiguousarray(block).data)
         return _map(path)
 
     return store
 
 
-def _write_header(file: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Writes what precedes the elements of an array in an .npy file."""
-    header = {
-        'descr': np.lib.format.dtype_to_descr(dtype),
-        'fortran_order': False,
-        'shape': shape,
-    }
-    np.lib.format.write_array_header_2_0(file, header)
-
-
-def _describe(folder: pathlib.Path, dataset: Dataset) -> None:
+def _describe(folder: Path, dataset: Dataset) -> None:
     """Writes labels, users and the description next to the images."""
     arrays = {name: getattr(dataset, name) for name in (*_IMAGES, *_LABELS)}
     if dataset.users is not None:
@@ -121,30 +114,19 @@ def _describe(folder: pathlib.Path, dataset: Dataset) -> None:
     description = {
         'name': dataset.name,
         'num_classes': dataset.num_classes,
-        'arrays': {
-            name: {'shape': array.shape, 'dtype': str(array.dtype)}
-            for name, array in arrays.items()
-        },
+        'arrays': {n: {'shape': a.shape, 'dtype': str(a.dtype)} for n, a in arrays.items()},
     }
     (folder / _DESCRIPTION).write_text(json.dumps(description, indent=1))
 
 
-def _read_array(path: pathlib.Path, expected: dict[str, Any], *, mapped: bool) -> np.ndarray:
-    """Returns an array of the folder, if it is as the description says."""
-    array = _map(path) if mapped else np.load(path, allow_pickle=False)
-    if list(array.shape) != expected['shape'] or str(array.dtype) != expected['dtype']:
-        raise ValueError(f'{path.name} has shape {array.shape} and dtype {array.dtype}')
-    return array
-
-
-def _map(path: pathlib.Path) -> np.ndarray:
+def _map(path: Path) -> np.ndarray:
     """Returns the array of an .npy file, whose elements are read when they are used."""
-    # A plain array on top of the mapping: what takes arrays need not know of mappings.
+    # As a plain array, so that users of arrays need not know of mappings.
     return np.asarray(np.load(path, mmap_mode='r', allow_pickle=False))
 
 
 def _check(dataset: Dataset) -> None:
-    """Raises a ValueError if the arrays of a dataset do not belong together."""
+    """Raises a ValueError if the arrays of a dataset do not match."""
     for x, y in (dataset.x_train, dataset.y_train), (dataset.x_test, dataset.y_test):
         if x.ndim != 4 or y.shape != x.shape[:1] or not y.size:
             raise ValueError(f'images {x.shape} with labels {y.shape}')

@@ -5,11 +5,11 @@ import numpy as np
 from jaxfed.types import Dataset
 
 _SPLIT_SEED = 0  # part of the dataset's definition, not of an experiment
-_TEST_SHARE = 5  # one of so many examples of each class
+_TEST_SHARE = 5  # one in five examples of each class is for testing
 
 
 def load_digits() -> Dataset:
-    """Loads 1797 digits of 8 x 8 pixels, values 0 to 16, four fifths of each class to train on.
+    """Loads 1797 digits of 8 x 8 pixels, values 0 to 16, four fifths of each class for training.
 
     Returns:
       The dataset; its split never changes.

@@ -8,39 +8,27 @@ from collections.abc import Iterator
 import numpy as np
 from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
+from jaxfed.data.errors import explain_errors
+
 
 @contextlib.contextmanager
 def reading_image(where: str) -> Iterator[None]:
-    """Turns whatever Pillow raises while it reads an image into one ValueError.
-
-    Args:
-      where: names the flag and the file.
-
-    Yields:
-      Nothing.
-
-    Raises:
-      ValueError: if the block raises anything, so that the file is named.
-    """
-    try:
-        yield
-    except Exception as error:  # OSError, SyntaxError, struct.error and more, by what is damaged
-        # What Pillow says of these names a Python object.
-        reason = 'of no known kind' if isinstance(error, UnidentifiedImageError) else error
-        raise ValueError(
-            f'{where} cannot be read as an image ({reason}): it is damaged or cut short, replace '
-            'it.'
-        ) from error
+    """Raises whatever Pillow raises in the block as a ValueError that names the file."""
+    # By the kind of damage: OSError, SyntaxError, struct.error and more.
+    with explain_errors(
+        f'{where} cannot be read as an image', 'it is damaged or cut short, replace it'
+    ):
+        try:
+            yield
+        except UnidentifiedImageError as error:  # its text names a Python object
+            raise ValueError('of no known kind') from error
 
 
 def is_wide(image: ImageFile.ImageFile) -> bool:
-    """Tells whether an image file has more than 8 bits a channel, which Pillow may cut to 8.
+    """Returns whether an image, not loaded yet, has more than 8 bits a channel.
 
-    Args:
-      image: opened, and not loaded yet.
-
-    Returns:
-      Whether its mode is of such, its pixels are stored as such, 'RGB;16B' in PNG, or TIFF says so.
+    Pillow may cut them to 8. They show in its mode, its stored pixels ('RGB;16B' in PNG) or a TIFF
+    tag.
     """
     stored = any(re.search(r';16[BLN]', str(tile[3])) for tile in image.tile)
     bits = getattr(image, 'tag_v2', {}).get(TiffImagePlugin.BITSPERSAMPLE, (8,))
@@ -48,45 +36,28 @@ def is_wide(image: ImageFile.ImageFile) -> bool:
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """Encodes an image as PNG, without loss.
-
-    Args:
-      pixels: [H, W] or [H, W, 3] uint8.
-
-    Returns:
-      The bytes of the file.
-    """
+    """Encodes an image, [H, W] or [H, W, 3] uint8, as PNG, without loss."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, 'png')
     return buffer.getvalue()
 
 
 def checked_rgb(data: bytes, size: tuple[int, int], where: str) -> bytes:
-    """Checks an encoded image and makes it RGB.
+    """Checks a PNG or JPEG file and returns it, as PNG in RGB if it is in another mode.
 
     Args:
-      data: of a PNG or JPEG file.
+      data: content of the file.
       size: (width, height) in pixels that it must have.
-      where: names the flag and the file.
-
-    Returns:
-      The same bytes where the image is RGB, else the same image as RGB in PNG.
-
-    Raises:
-      ValueError: if the image is damaged, of another size or has more than 8 bits a channel.
+      where: the flag and the file, for messages.
     """
     with reading_image(where), Image.open(io.BytesIO(data), formats=('PNG', 'JPEG')) as image:
         wide = is_wide(image)
-        if image.size == size:  # no other is decoded, however large it says it is
+        if image.size == size:  # no other is decoded, however large it claims to be
             image.load()
+    advice = 'it is not of the official dataset, replace it'
     if wide:
-        raise ValueError(
-            f'{where} has more than 8 bits a channel: it is not of the official dataset, replace '
-            'it.'
-        )
+        raise ValueError(f'{where} has more than 8 bits a channel: {advice}.')
     if image.size != size:
-        raise ValueError(
-            f'{where} has {image.size[0]} x {image.size[1]} pixels instead of '
-            f'{size[0]} x {size[1]}: it is not of the official dataset, replace it.'
-        )
+        pixels = f'{image.size[0]} x {image.size[1]} pixels instead of {size[0]} x {size[1]}'
+        raise ValueError(f'{where} has {pixels}: {advice}.')
     return data if image.mode == 'RGB' else png(np.asarray(image.convert('RGB')))

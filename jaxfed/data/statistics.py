@@ -12,8 +12,8 @@ def channel_statistics(x_train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
       x_train: [n, H, W, ch] uint8 or float32.
 
     Returns:
-      Mean and population standard deviation, [ch] float32 each, in the units of `x_train`; the
-      deviation of a constant channel is 1, so that it can be divided by.
+      Mean and population standard deviation, [ch] float32 each, in the units of `x_train`. A
+      constant channel has the deviation 1, so that dividing by it is safe.
 
     Raises:
       ValueError: if `x_train` is not four-dimensional or empty.

@@ -1,20 +1,20 @@
-"""Image classification sets of TensorFlow Datasets, read without TensorFlow."""
+"""Image classification datasets of TensorFlow Datasets, read without TensorFlow."""
 
-import contextlib
 import difflib
-import hashlib
 import importlib.util
 import json
 import logging
 import os
-import pathlib
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxfed.data import cache
+from jaxfed.data.errors import explain_errors
+from jaxfed.data.prepare import RECIPES, VERSION
 from jaxfed.internal.files import data_folder
 from jaxfed.types import Dataset
 
@@ -25,7 +25,7 @@ _NAME = re.compile(r'\w[\w.+-]*(/\w[\w.+-]*)?(:\d+\.\d+\.\d+)?')
 
 
 class _Split(NamedTuple):
-    """What is read of a split."""
+    """The examples of a split."""
 
     images: np.ndarray  # [n, H, W, channels] uint8
     labels: np.ndarray  # [n] int32
@@ -39,11 +39,11 @@ def load_tfds(name: str, data_dir: str | os.PathLike[str] | None = None) -> Data
     name then says so). A dataset that is not prepared is downloaded and prepared if TensorFlow is
     installed.
 
-    A feature 'user' (class label, integer or text) tells who made each example. The users of the
+    A feature 'user' (class label, integer or text) names who made each example. The users of the
     training examples are numbered from 0, in the order of their labels, numbers or texts.
 
-    The images of EMNIST, which TFDS keeps as EMNIST does, columns for rows, are turned upright, as
-    those of MNIST are. The labels of 'emnist/letters', 1 to 26 of 37 classes there, become 0 to 25.
+    TFDS keeps the images of EMNIST as EMNIST does, columns for rows; they are turned upright, like
+    those of MNIST. The labels of 'emnist/letters', 1 to 26 of 37 classes in TFDS, become 0 to 25.
 
     Args:
       name: of the dataset, 'name', 'name/config' or either with ':version'.
@@ -53,28 +53,31 @@ def load_tfds(name: str, data_dir: str | os.PathLike[str] | None = None) -> Data
       The dataset, images uint8.
 
     Raises:
-      ValueError: if `data_dir` is no folder, or the dataset is unknown, neither prepared nor
-        preparable here, damaged, or no labelled images of one size.
+      ValueError: if `data_dir` is no folder, or the dataset is unknown, damaged, neither prepared
+        nor preparable on this machine, or has no labelled images of one size.
 
     Reference:
       TensorFlow Datasets, https://www.tensorflow.org/datasets.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"dataset={name!r} is no name of a dataset: write 'name' or 'name/config', either "
-            "with or without ':1.2.3' for its version."
+            f"dataset={name!r} is no name of a dataset: write 'name', 'name/config' or either with "
+            "a version, ':1.2.3'."
         )
     root = data_folder(data_dir)
     if root.exists() and not root.is_dir():
         raise ValueError(f'data_dir={root} is no folder: give --data_dir that of the datasets.')
     directory = _find(name, root) or _prepare(name, root)
     base = name.partition(':')[0]
-    key = f'{base.replace("/", "_")}-{directory.name}-{_fingerprint(directory)}'
+    description = (directory / 'dataset_info.json').read_bytes()
+    files = sorted(directory.iterdir())
+    fingerprint = cache.fingerprint(_CACHE_FORMAT, directory, files, description)
+    key = f'{base.replace("/", "_")}-{directory.name}-{fingerprint}'
     return cache.decoded(key, lambda store: _decode(base, directory, store))
 
 
-def _find(name: str, root: pathlib.Path) -> pathlib.Path | None:
-    """Returns the folder of the prepared dataset, its newest version if none is asked for."""
+def _find(name: str, root: Path) -> Path | None:
+    """Returns the folder of the prepared dataset, by default of its newest version."""
     base, _, version = name.partition(':')
     folders = [file.parent for file in (root / base).glob('*/dataset_info.json')]
     folders = [f for f in folders if f.name == version or (not version and _number(f.name))]
@@ -82,7 +85,7 @@ def _find(name: str, root: pathlib.Path) -> pathlib.Path | None:
     if not folders and configs:
         names = ', '.join(f'{base}/{config}' for config in configs)
         raise ValueError(f'dataset={name!r} has configurations: choose one of {names}.')
-    return max(folders, key=lambda folder: _number(folder.name)) if folders else None
+    return max(folders, key=lambda folder: _number(folder.name), default=None)
 
 
 def _number(version: str) -> tuple[int, ...]:
@@ -91,67 +94,81 @@ def _number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts) if all(map(str.isdecimal, parts)) else ()
 
 
-def _prepare(name: str, root: pathlib.Path) -> pathlib.Path:
+def _prepare(name: str, root: Path) -> Path:
     """Downloads and prepares a dataset, which needs TensorFlow, and returns its folder."""
     import tensorflow_datasets as tfds
 
-    # Here, because it imports this module.
-    from jaxfed.data.prepare import RECIPES, VERSION
-
     base = name.partition(':')[0].partition('/')[0]
+    missing = f'dataset={name!r} is not prepared in {root}'
     if base in RECIPES and name not in (base, f'{base}:{VERSION}'):
         raise ValueError(
-            f'dataset={name!r} is not prepared in {root}, and {base} is prepared in version '
-            f'{VERSION} alone, without configurations: write --dataset={base}.'
+            f'{missing}, and {base} is prepared in version {VERSION} alone, without '
+            f'configurations: write --dataset={base}.'
         )
     if base in RECIPES:
         raise ValueError(
-            f'dataset={name!r} is not prepared in {root}: give its --data_dir, or prepare it from '
-            f'its official archive, which is at {RECIPES[base].homepage}:\n  '
+            f'{missing}: give its --data_dir, or prepare it from the official archive at '
+            f'{RECIPES[base].homepage}:\n  '
             f"python -m jaxfed.data.prepare {base} --archive=FILE --data_dir='{root}'"
         )
     known = tfds.list_builders(with_community_datasets=False)
     if base not in known:
         near = difflib.get_close_matches(base, ['digits', 'npz', 'image_folder', *RECIPES, *known])
         raise ValueError(
-            f'dataset={name!r} is not prepared in {root} and no name that TensorFlow Datasets '
-            f'knows: {"did you mean " + " or ".join(near) + "?" if near else "check it, or"} '
+            f'{missing} and no name that TensorFlow Datasets knows: '
+            f'{"did you mean " + " or ".join(near) + "?" if near else "check it, or"} '
             'Give --data_dir if it is prepared elsewhere, or use --dataset=npz with your arrays.'
         )
     if importlib.util.find_spec('tensorflow') is None:
         raise ValueError(
-            f'dataset={name!r} is not prepared in {root}: give its --data_dir, use --dataset=npz, '
-            "or prepare it with\n  pip install 'jaxfed[prepare]'\n  "
+            f'{missing}: give its --data_dir, use --dataset=npz, or prepare it with\n  '
+            "pip install 'jaxfed[prepare]'\n  "
             f'python -c "import tensorflow_datasets as tfds; tfds.builder({name!r}, '
             f"data_dir='{root}', file_format='array_record').download_and_prepare()\""
         )
     _log.info('Preparing %s in %s, once.', name, root)
     builder = tfds.builder(name, data_dir=root, file_format='array_record')
-    try:
+    with explain_errors(
+        f'dataset={name!r} could not be prepared in {root}',
+        'check network and disk, or give --data_dir of a prepared copy',
+        catch=OSError,
+    ):
         builder.download_and_prepare()
-    except OSError as error:  # no network, no room, no permission
-        raise ValueError(
-            f'dataset={name!r} could not be prepared in {root} ({error}): check network and disk, '
-            'or give --data_dir of a prepared copy.'
-        ) from error
-    return pathlib.Path(builder.data_dir)
+    return Path(builder.data_dir)
 
 
-def _fingerprint(directory: pathlib.Path) -> str:
-    """Returns a digest of the dataset's place, description and files, as far as stat tells them."""
-    digest = hashlib.sha256(f'{_CACHE_FORMAT} '.encode() + os.fsencode(directory.resolve()))
-    digest.update((directory / 'dataset_info.json').read_bytes())
-    for file in sorted(directory.iterdir()):
-        # array_record pads files to whole blocks, so other images may make files of one size.
-        stat = file.stat()
-        digest.update(os.fsencode(file.name))
-        digest.update(f' {stat.st_size} {stat.st_mtime_ns}\n'.encode())
-    return digest.hexdigest()[:16]
-
-
-def _decode(name: str, directory: pathlib.Path, store: cache.Store) -> Dataset:
+def _decode(name: str, directory: Path, store: cache.Store) -> Dataset:
     """Returns the decoded dataset, its images where `store` puts them."""
     _log.info('Decoding %s from %s, once.', name, directory)
+    builder = _open(name, directory)
+    features, splits = dict(builder.info.features.items()), builder.info.splits
+    test = 'test' if 'test' in splits else 'validation'
+    if 'train' not in splits or test not in splits:
+        raise ValueError(
+            f'dataset={name!r} has the splits {", ".join(splits)}, but train and test (or '
+            'validation) are needed: choose another one.'
+        )
+    x_train, y_train, users = _decode_split(name, directory, builder, 'train', store)
+    x_test, y_test, _ = _decode_split(name, directory, builder, test, store)
+    _check_shapes(name, {x_train.shape[1:], x_test.shape[1:]})
+    num_classes = features['label'].num_classes
+    if name == 'emnist/letters':
+        num_classes, y_train, y_test = 26, y_train - 1, y_test - 1
+    for split, y in ('train', y_train), (test, y_test):
+        if not 0 <= y.min() <= y.max() < num_classes:
+            raise ValueError(
+                f'dataset={name!r} has labels from {y.min()} to {y.max()} in the split {split!r}, '
+                f'outside of its {num_classes} classes: choose a dataset with all labels.'
+            )
+    numbers = _numbered(name, features['user'], users) if 'user' in features else None
+    if test == 'validation':
+        _log.warning("%s has no split 'test': its 'validation' is tested on.", name)
+        name = f'{name} (validation)'
+    return Dataset(name, x_train, y_train, x_test, y_test, num_classes, numbers)
+
+
+def _open(name: str, directory: Path) -> Any:
+    """Returns the TFDS builder of a prepared image classification dataset."""
     with _reading(name, directory, 'dataset_info.json'):
         file_format = json.loads((directory / 'dataset_info.json').read_text()).get('fileFormat')
     if file_format != 'array_record':
@@ -164,47 +181,20 @@ def _decode(name: str, directory: pathlib.Path, store: cache.Store) -> Dataset:
 
     with _reading(name, directory, 'dataset_info.json or features.json'):
         builder = tfds.builder_from_directory(directory)
-        features, splits = dict(builder.info.features.items()), builder.info.splits
+        features = dict(builder.info.features.items())
     for key, kind in (('image', tfds.features.Image), ('label', tfds.features.ClassLabel)):
         if not isinstance(features.get(key), kind):
             raise ValueError(
                 f'dataset={name!r} has no feature {key!r} of type {kind.__name__}, only '
                 f'{", ".join(features)}: choose an image classification set.'
             )
-    test = 'test' if 'test' in splits else 'validation'
-    if 'train' not in splits or test not in splits:
-        raise ValueError(
-            f"dataset={name!r} has the splits {', '.join(splits)}: 'train' is needed, and 'test' "
-            "or 'validation'."
-        )
-    train = _decode_split(name, directory, builder, 'train', store)
-    tested = _decode_split(name, directory, builder, test, store)
-    x_train, x_test = train.images, tested.images
-    if x_train.shape[1:] != x_test.shape[1:]:
-        raise ValueError(_unequal(name, {x_train.shape[1:], x_test.shape[1:]}))
-    num_classes = features['label'].num_classes
-    y_train, y_test = train.labels, tested.labels
-    if name == 'emnist/letters':
-        num_classes, y_train, y_test = 26, y_train - 1, y_test - 1
-    for split, y in ('train', y_train), (test, y_test):
-        if not 0 <= y.min() <= y.max() < num_classes:
-            raise ValueError(
-                f'dataset={name!r} has labels from {y.min()} to {y.max()} in the split {split!r}, '
-                f'outside of its {num_classes} classes: choose a dataset with all labels.'
-            )
-    users = None
-    if 'user' in features:
-        users = _numbered(name, features['user'], train.users)
-    if test == 'validation':
-        _log.warning("%s has no split 'test': its 'validation' is tested on.", name)
-        name = f'{name} (validation)'
-    return Dataset(name, x_train, y_train, x_test, y_test, num_classes, users)
+    return builder
 
 
 def _decode_split(
-    name: str, directory: pathlib.Path, builder: Any, split: str, store: cache.Store
+    name: str, directory: Path, builder: Any, split: str, store: cache.Store
 ) -> _Split:
-    """Returns what a split holds, its images uint8 where `store` puts them."""
+    """Returns the examples of a split, its images uint8 where `store` puts them."""
     files = f'*-{split}.array_record*'
     with _reading(name, directory, files):
         source = builder.as_data_source(split)
@@ -214,13 +204,12 @@ def _decode_split(
     users: list[Any] = []
 
     def blocks() -> Iterator[np.ndarray]:
-        known: set[tuple[int, ...]] = set()
+        shapes: set[tuple[int, ...]] = set()
         for start in range(0, len(source), _BLOCK):
             with _reading(name, directory, files):
                 block = source.__getitems__(range(start, min(start + _BLOCK, len(source))))
-            known |= {example['image'].shape for example in block}
-            if len(known) > 1:
-                raise ValueError(_unequal(name, known))
+            shapes |= {example['image'].shape for example in block}
+            _check_shapes(name, shapes)
             images = np.stack([example['image'] for example in block])
             if images.dtype != np.uint8:
                 raise ValueError(
@@ -240,32 +229,25 @@ def _numbered(name: str, feature: Any, users: list[Any]) -> np.ndarray | None:
 
     integer = feature.shape == () and np.issubdtype(feature.np_dtype, np.integer)
     if not integer and not isinstance(feature, tfds.features.Text):
-        _log.warning(
-            "%s has a feature 'user' of type %s, which tells nobody's number or name, and is not "
-            'used.',
-            name,
-            type(feature).__name__,
-        )
+        kind = type(feature).__name__
+        _log.warning("%s has a feature 'user' of type %s, which is not used.", name, kind)
         return None
     # Bytes in UTF-8 have the order of the text.
     return np.unique(np.array(users), return_inverse=True)[1].astype(np.int32)
 
 
-@contextlib.contextmanager
-def _reading(name: str, directory: pathlib.Path, files: str) -> Iterator[None]:
-    """Turns whatever the libraries raise while reading prepared files into one ValueError."""
-    try:
-        yield
-    except Exception as error:  # RuntimeError, KeyError, ParseError and more, by what is damaged
-        raise ValueError(
-            f'dataset={name!r} cannot be read, {directory / files} is damaged or missing '
-            f'({error}): delete the folder {directory} and prepare the dataset again.'
-        ) from error
-
-
-def _unequal(name: str, shapes: set[tuple[int, ...]]) -> str:
-    """Returns the message about images of several shapes."""
-    return (
-        f'dataset={name!r} has images of unequal shapes, such as {sorted(shapes)[:2]}: resize '
-        'them and use --dataset=npz.'
+def _reading(name: str, directory: Path, files: str) -> Any:
+    """Raises whatever the libraries raise while reading prepared files as a ValueError."""
+    # By the kind of damage: RuntimeError, KeyError, ParseError and more.
+    return explain_errors(
+        f'dataset={name!r} cannot be read, {directory / files} is damaged or missing',
+        f'delete the folder {directory} and prepare the dataset again',
     )
+
+
+def _check_shapes(name: str, shapes: set[tuple[int, ...]]) -> None:
+    """Raises a ValueError if images have several shapes."""
+    if len(shapes) > 1:
+        raise ValueError(
+            f'dataset={name!r} has unequal images {sorted(shapes)[:2]}: use --dataset=npz.'
+        )

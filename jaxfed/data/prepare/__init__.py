@@ -1,18 +1,21 @@
 """Datasets that TensorFlow Datasets does not have, prepared from their official archives."""
 
-import contextlib
 import functools
 import os
-import pathlib
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import rich.progress
 
 from jaxfed.data.prepare.cinic10 import CINIC10
 from jaxfed.data.prepare.femnist import FEMNIST
-from jaxfed.data.prepare.progress import track
 from jaxfed.data.prepare.recipe import Official, Recipe
 from jaxfed.data.prepare.tiny_imagenet import TINY_IMAGENET
 from jaxfed.data.prepare.write import write_dataset
-from jaxfed.internal.files import data_folder
+from jaxfed.internal.console import TERMINAL
+from jaxfed.internal.files import check_writable, data_folder
 from jaxfed.internal.folders import replacing
 
 RECIPES: Mapping[str, Recipe] = {
@@ -31,16 +34,15 @@ def prepare(
     official: Official | None = None,
     overwrite: bool = False,
     quiet: bool = True,
-) -> tuple[pathlib.Path, bool]:
+) -> tuple[Path, bool]:
     """Prepares a dataset, so that it can be loaded by its name.
 
-    It appears in `data_dir` when it is complete, or not at all: what is there already, whatever it
-    is, stays unless it is to be overwritten. About 1 GB of memory is needed for
-    the largest of them.
+    It appears in `data_dir` complete or not at all, and replaces what is there only if `overwrite`
+    is set. The largest dataset takes about 1 GB of memory.
 
     Args:
-      name: out of RECIPES.
-      archive: as its authors distribute it, or the folder that it was unpacked to.
+      name: one of RECIPES.
+      archive: the archive as its authors distribute it, or the folder that it was unpacked to.
       data_dir: folder of the datasets; None for $TFDS_DATA_DIR or ~/tensorflow_datasets.
       official: the numbers to check; None for those that were published.
       overwrite: make the dataset again if there is one.
@@ -71,29 +73,27 @@ def prepare(
             f'archive={archive}, but {name} is made from its official archive: download it from '
             f'{recipe.homepage} and give --archive=FILE.'
         )
-    shown = functools.partial(track, quiet=quiet)
-    path = pathlib.Path(archive).expanduser()
+    path = Path(archive).expanduser()
     if not path.exists():
         raise ValueError(f'archive={archive} does not exist: give the path of the file or folder.')
-    with contextlib.ExitStack() as stack:
-        if not os.path.lexists(folder.parent):
-            stack.callback(_remove_if_empty, folder.parent)
-        try:
-            unfinished = stack.enter_context(replacing(folder))
-        except OSError as error:
-            raise ValueError(
-                f'data_dir={root} cannot be written to ({error}): give --data_dir a folder that '
-                'can be.'
-            ) from error
-        contents = recipe.read(path, official or recipe.official, unfinished, shown)
-        write_dataset(unfinished, name, VERSION, recipe, contents, shown)
+    track = functools.partial(_track, quiet=quiet)
+    check_writable(root, '--data_dir')
+    with replacing(folder) as unfinished:
+        contents = recipe.read(path, official or recipe.official, track)
+        write_dataset(unfinished, name, VERSION, recipe, contents, track)
     return folder, True
 
 
-def _remove_if_empty(folder: pathlib.Path) -> None:
-    """Removes a folder that nothing was put in."""
-    with contextlib.suppress(OSError):
-        folder.rmdir()
+def _track(items: Iterable[Any], text: str, total: int, *, quiet: bool) -> Iterator[Any]:
+    """Yields items and shows progress: a bar on a terminal, about ten lines in a log file."""
+    as_bar = TERMINAL.is_terminal and not quiet
+    bar = rich.progress.track(items, text, total, console=TERMINAL, disable=not as_bar)
+    every, began = max(total // 10, 1), time.perf_counter()
+    for done, item in enumerate(bar, 1):
+        yield item
+        if not (as_bar or quiet) and (done % every == 0 or done == total):
+            left = (time.perf_counter() - began) / done * (total - done)
+            TERMINAL.print(f'{text} {done}/{total}  {left:.0f} s left')
 
 
 __all__ = ['RECIPES', 'VERSION', 'Official', 'Recipe', 'prepare']

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from absl import app, flags
 
 from jaxfed.data.prepare import RECIPES, prepare
-from jaxfed.data.prepare.progress import say
 from jaxfed.internal import command_line, console, folders
 from jaxfed.internal.signals import ending
 
 
 def define_flags() -> None:
-    """Define the flags of this command."""
+    """Defines the flags of this command."""
     flags.DEFINE_string(
         'archive', None, 'the official archive, or the folder that it was unpacked to'
     )
@@ -24,30 +23,14 @@ def define_flags() -> None:
 
 
 def leave(word: str) -> None:
-    """Tidy up and print what is left where the process is ended.
-
-    Args:
-      word: 'interrupted' or 'terminated'.
-    """
+    """Removes unfinished folders when a signal ends the process, 'interrupted' or 'terminated'."""
     folders.discard_unfinished()
     console.show_last_words(f'{word}; nothing was prepared, and what was there is as it was.')
 
 
+@ending(leave)
 def main(arguments: Sequence[str]) -> int:
-    """Prepare the dataset that is named on the command line.
-
-    Args:
-      arguments: what the flags left over: the name of the dataset.
-
-    Returns:
-      The exit status: 0, or 2 for bad input.
-    """
-    with ending(leave):
-        return _main(arguments)
-
-
-def _main(arguments: Sequence[str]) -> int:
-    """As `main`, where a signal ends the process."""
+    """Prepares the dataset that is named on the command line and returns the exit status."""
     values = flags.FLAGS
     command_line.quiet_libraries()
     try:
@@ -70,16 +53,15 @@ def _main(arguments: Sequence[str]) -> int:
             overwrite=values.overwrite,
             quiet=False,
         )
-        if made:
-            say(f'{folder} is prepared: --dataset={name} --data_dir={folder.parent.parent}')
-        else:
-            say(f'{folder} is prepared already; --overwrite makes it again.')
-    except (ValueError, OSError) as error:
-        console.show_error(str(error))
+    except (ValueError, OSError, MemoryError) as error:
+        too_large = f'archive={values.archive} takes more memory than there is ({error}).'
+        console.show_error(too_large if isinstance(error, MemoryError) else str(error))
         return 2
-    except MemoryError as error:
-        console.show_error(f'archive={values.archive} takes more memory than there is ({error}).')
-        return 2
+    if made:
+        text = f'{folder} is prepared: --dataset={name} --data_dir={folder.parent.parent}'
+    else:
+        text = f'{folder} is prepared already; --overwrite makes it again.'
+    console.say(text, quiet=False)
     return 0
 
 

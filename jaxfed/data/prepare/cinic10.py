@@ -1,37 +1,20 @@
 """CINIC-10: 270 000 images of CIFAR-10's classes, most of them from ImageNet."""
 
-import pathlib
+from pathlib import Path
 
-from jaxfed.data.images import checked_rgb
-from jaxfed.data.prepare.archive import (
-    IMAGE,
-    check_checksum,
-    check_one_copy,
-    list_files,
-    read_files,
-)
-from jaxfed.data.prepare.recipe import Contents, Example, Official, Recipe, Track, check_counts
+from jaxfed.data.prepare.archive import check_checksum, check_one_copy, list_files
+from jaxfed.data.prepare.images import ImageFile, read_images
+from jaxfed.data.prepare.recipe import Contents, Official, Recipe, Track
 from jaxfed.internal.type_checks import printable
 
 CLASSES = (
-    'airplane',
-    'automobile',
-    'bird',
-    'cat',
-    'deer',
-    'dog',
-    'frog',
-    'horse',
-    'ship',
-    'truck',
-)
+    'airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship', 'truck',
+)  # fmt: skip
 _SIDE = 32  # pixels
 _SPLITS = {'train': 'train', 'valid': 'validation', 'test': 'test'}
 
 
-def read_cinic10(
-    archive: pathlib.Path, official: Official, scratch: pathlib.Path, track: Track
-) -> Contents:
+def read_cinic10(archive: Path, official: Official, track: Track) -> Contents:
     """Reads train, valid and test/CLASS/*.png of CINIC-10.
 
     The split 'validation' is stored too, but neither trained nor tested on, as in FedNTD's
@@ -39,12 +22,8 @@ def read_cinic10(
 
     Args:
       archive: CINIC-10.tar.gz or its folder.
-      official: what to check.
-      scratch: not used.
+      official: the published numbers.
       track: shows progress.
-
-    Returns:
-      What is stored.
 
     Raises:
       ValueError: if the archive or an image is damaged or not as published.
@@ -53,7 +32,7 @@ def read_cinic10(
       Darlow, Crowley, Antoniou and Storkey, CINIC-10 Is Not ImageNet or CIFAR-10, 2018.
     """
     check_checksum(archive, official.checksum)
-    found: dict[str, tuple[str, int]] = {}
+    files: dict[str, ImageFile] = {}
     for name in list_files(archive):
         split, folder, file = ('', '', *name.split('/'))[-3:]
         if split not in _SPLITS or not file.lower().endswith('.png'):
@@ -63,17 +42,10 @@ def read_cinic10(
                 f'archive={archive} has {printable(name)} of a class {folder!r}, which is none of '
                 f'{", ".join(CLASSES)}: remove it.'
             )
-        found[name] = (_SPLITS[split], CLASSES.index(folder))
-    check_one_copy(archive, 'CINIC-10', ('/'.join(name.split('/')[:-3]) for name in found))
-    splits: dict[str, list[Example]] = {split: [] for split in _SPLITS.values()}
-    labels = {split: [y for s, y in found.values() if s == split] for split in splits}
-    check_counts(archive, labels, list(CLASSES), official)
-    for name, data in track(read_files(archive, found, most=IMAGE), 'reading images', len(found)):
-        split, label = found[name]
-        image = checked_rgb(data, (_SIDE, _SIDE), f'archive={archive}: {printable(name)}')
-        # Where the archive is unpacked to does not matter to the order of the examples.
-        splits[split].append(Example('/'.join(name.split('/')[-2:]), image, label))
-    return Contents(list(CLASSES), (_SIDE, _SIDE, 3), splits)
+        files[name] = ImageFile(_SPLITS[split], f'{folder}/{file}', CLASSES.index(folder))
+    check_one_copy(archive, 'CINIC-10', ('/'.join(name.split('/')[:-3]) for name in files))
+    splits = tuple(_SPLITS.values())
+    return read_images(archive, files, CLASSES, splits, _SIDE, official, track)
 
 
 CINIC10 = Recipe(

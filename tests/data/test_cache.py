@@ -1,0 +1,125 @@
+"""Decoded datasets on disk."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxfed.data import cache, channel_statistics
+from jaxfed.engine.devices import make_mesh, replicate
+from jaxfed.types import Dataset
+from tests.data.test_npz import arrays
+
+
+def stored(store, **changes):
+    """A dataset as a decoder makes it, in blocks of 5 images."""
+    made = {**arrays(), **changes}
+    x = [
+        store(name, iter(np.array_split(made[name], 3)), len(made[name]))
+        for name in ('x_train', 'x_test')
+    ]
+    labels = [made[name].astype(np.int32) for name in ('y_train', 'y_test')]
+    users = made.get('users')
+    return Dataset('toy', x[0], labels[0], x[1], labels[1], 3, users)
+
+
+def not_again(store):
+    raise AssertionError('decoded again')
+
+
+@pytest.mark.parametrize('dtype', [np.uint8, np.float32])
+def test_cache(cached, dtype):
+    x = {name: arrays()[name].astype(dtype) for name in ('x_train', 'x_test')}
+    users = np.arange(12, dtype=np.int32) % 4
+    cache.decoded('toy', lambda store: stored(store, **x, users=users))
+    dataset = cache.decoded('toy', not_again)
+    for name, array in {**arrays(), **x, 'users': users}.items():
+        np.testing.assert_array_equal(getattr(dataset, name), array)
+    assert (dataset.name, dataset.num_classes) == ('toy', 3)
+    assert dataset.x_train.dtype == dtype
+    assert isinstance(dataset.x_train.base, np.memmap)
+    assert [path.name for path in cached.iterdir()] == ['toy']
+    assert sorted(path.name for path in (cached / 'toy').iterdir()) == [
+        'dataset.json', 'users.npy', 'x_test.npy', 'x_train.npy', 'y_test.npy', 'y_train.npy',
+    ]  # fmt: skip
+    # What training does with the images works on those of a file, too.
+    with pytest.raises(ValueError, match='read-only'):
+        dataset.x_train[0] = 0
+    np.testing.assert_array_equal(dataset.x_train[users == 1], x['x_train'][users == 1])
+    for got, want in zip(channel_statistics(dataset.x_train), channel_statistics(x['x_train'])):
+        np.testing.assert_array_equal(got, want)
+    mesh = make_mesh('all', most=4)
+    (placed,) = replicate((dataset.x_train,), mesh)
+    np.testing.assert_array_equal(placed, x['x_train'])
+    np.testing.assert_array_equal(jax.device_put(dataset.x_train), x['x_train'])
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def rewrite(**changes):
+    def damage(path):
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    'file, damage',
+    [
+        ('x_train.npy', cut),
+        ('x_test.npy', cut),
+        ('y_train.npy', cut),
+        ('y_test.npy', Path.unlink),
+        ('x_train.npy', Path.unlink),
+        ('dataset.json', Path.unlink),
+        ('dataset.json', cut),
+        ('dataset.json', lambda path: path.write_text('[]')),
+        ('dataset.json', rewrite(num_classes=2)),
+        ('dataset.json', rewrite(num_classes='3')),
+        ('dataset.json', rewrite(arrays={})),
+        ('x_test.npy', lambda path: np.save(path, np.zeros((6, 4, 5, 1), np.uint8))),
+        ('y_test.npy', lambda path: np.save(path, np.arange(5, dtype=np.int32))),
+        ('y_test.npy', lambda path: np.save(path, np.zeros(6))),
+    ],
+)
+def test_damaged_cache_is_made_again(cached, caplog, file, damage):
+    cache.decoded('toy', stored)
+    damage(cached / 'toy' / file)
+    dataset = cache.decoded('toy', stored)
+    assert 'is damaged and made again' in caplog.text
+    np.testing.assert_array_equal(dataset.x_train, arrays()['x_train'])
+    np.testing.assert_array_equal(cache.decoded('toy', not_again).y_test, arrays()['y_test'])
+    assert [path.name for path in cached.iterdir()] == ['toy']
+
+
+def test_failed_decoding_leaves_no_cache(cached):
+    def fail(store):
+        stored(store)
+        raise ValueError('truncated image')
+
+    with pytest.raises(ValueError, match='truncated image'):
+        cache.decoded('toy', fail)
+    assert not cached.exists()
+
+
+def test_cache_that_cannot_be_written(tmp_path, monkeypatch, caplog):
+    (tmp_path / 'file').write_text('no folder')
+    monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path / 'file'))
+    dataset = cache.decoded('toy', stored)
+    assert 'cannot be written' in caplog.text
+    np.testing.assert_array_equal(dataset.x_train, arrays()['x_train'])
+
+
+def test_full_disk(cached, caplog, monkeypatch):
+    def write(file, *_):
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr(np.lib.format, 'write_array_header_2_0', write)
+    dataset = cache.decoded('toy', stored)
+    assert 'No space left on device' in caplog.text
+    np.testing.assert_array_equal(dataset.x_test, arrays()['x_test'])
+    assert not cached.exists()

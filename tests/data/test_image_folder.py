@@ -1,0 +1,153 @@
+"""Folders of image files."""
+
+import os
+import shutil
+import struct
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxfed.data import image_folder, load_image_folder
+from tests.data.test_cache import not_again
+
+
+def write_images(root, files, mode='RGB', size=(5, 4)):
+    rng = np.random.default_rng(0)
+    for name in files:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shape = (size[1], size[0]) if mode == 'L' else (size[1], size[0], len(mode))
+        Image.fromarray(rng.integers(0, 256, shape).astype(np.uint8)).save(root / name)
+    return root
+
+
+FILES = ('train/b/1.png', 'train/b/2.bmp', 'train/a/x.webp', 'train/c/y.jpeg', 'test/b/3.png')
+
+
+@pytest.mark.parametrize('test', ['test', 'val'])
+def test_image_folder(tmp_path, test):
+    root = write_images(tmp_path / 'my images', [name.replace('test', test) for name in FILES])
+    (root / 'train/a/.DS_Store').write_text('hidden')
+    dataset = load_image_folder(root)
+    assert (dataset.name, dataset.num_classes) == ('my images', 3)
+    assert dataset.x_train.shape == (4, 4, 5, 3)
+    assert dataset.y_train.tolist() == [0, 1, 1, 2]
+    assert dataset.y_test.tolist() == [1]
+    for i, name in enumerate(['a/x.webp', 'b/1.png', 'b/2.bmp', 'c/y.jpeg']):
+        with Image.open(root / 'train' / name) as image:
+            np.testing.assert_array_equal(dataset.x_train[i], np.asarray(image))
+    assert isinstance(dataset.x_train.base, np.memmap)
+
+
+def test_image_folder_of_grey_images(tmp_path):
+    root = write_images(tmp_path / 'grey', FILES[:2] + FILES[4:], mode='L')
+    assert load_image_folder(root).x_train.shape == (2, 4, 5, 1)
+    write_images(root, ['train/b/coloured.png'], mode='RGBA')
+    dataset = load_image_folder(root)
+    assert dataset.x_train.shape == (3, 4, 5, 3)
+    assert (dataset.x_train[0] == dataset.x_train[0, ..., :1]).all()
+
+
+def test_image_folder_is_decoded_once_until_it_changes(tmp_path, cached, monkeypatch, caplog):
+    root = write_images(tmp_path / 'x', FILES)
+    first = load_image_folder(root)
+    blocks = image_folder._blocks
+    monkeypatch.setattr(image_folder, '_blocks', not_again)
+    np.testing.assert_array_equal(load_image_folder(root).x_train, first.x_train)
+    monkeypatch.setattr(image_folder, '_blocks', blocks)
+    os.utime(root / FILES[0], (1, 1))
+    load_image_folder(root)
+    (root / FILES[0]).rename(root / 'train/b/0.png')
+    (root / 'train/a/notes.txt').write_text('no image')
+    (root / 'train/__MACOSX').mkdir()
+    monkeypatch.chdir(tmp_path)
+    load_image_folder('x/../x/')
+    load_image_folder(root)
+    assert len(list(cached.iterdir())) == 3
+    assert '1 files are no images and are ignored, such as' in caplog.text
+
+
+def wide_tiff():
+    """A TIFF of 5 x 4 pixels, three planes of 16 bits, of which Pillow keeps 8."""
+    fields = [(256, 5), (257, 4), (258, 16), (259, 1), (262, 2), (277, 3), (284, 2)]
+    places = [(273, 0), (279, 40)]  # of the planes, and their sizes
+    data, entries = bytes(120), b''
+    end = 8 + 2 + 12 * 9 + 4
+    for tag, value in sorted(fields + places):
+        values = {258: [16] * 3, 273: [end, end + 40, end + 80], 279: [40] * 3}.get(tag, [value])
+        packed = struct.pack(f'<{len(values)}H', *values)
+        if len(packed) > 4:
+            packed, data = struct.pack('<I', end + len(data)), data + packed
+        entries += struct.pack('<HHI4s', tag, 3, len(values), packed)
+    return b'II*\0' + struct.pack('<IH', 8, 9) + entries + bytes(4) + data
+
+
+def cut_half(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        (lambda root: shutil.rmtree(root), 'there is no .*train'),
+        (lambda root: shutil.rmtree(root / 'test'), 'there is no .*test'),
+        (
+            lambda root: write_images(root, ['test/d/1.png']),
+            "class 'd' in .*test but not in",
+        ),
+        (lambda root: (root / 'train/d').mkdir(), 'train/d has no images of the class .d.'),
+        (lambda root: (root / 'test/c').mkdir(), 'test/c has no images'),
+        (lambda root: shutil.rmtree(root / 'test/b'), 'test has no folders in it'),
+        (
+            lambda root: cut_half(root / 'train/b/1.png'),
+            r'train/b/1\.png cannot be read as an',
+        ),
+        (lambda root: cut_half(root / 'train/c/y.jpeg'), r'train/c/y\.jpeg cannot be read as an'),
+        (lambda root: (root / 'test/b/3.png').write_text('no'), r'test/b/3\.png cannot be read as'),
+        (
+            lambda root: write_images(root, ['test/b/4.png'], size=(4, 5)),
+            r'test/b/4\.png has 4 x 5 pixels, but .*train/a/x\.webp has 5 x 4',
+        ),
+        (
+            lambda root: Image.new('I;16', (5, 4)).save(root / 'train/b/4.png'),
+            r'train/b/4\.png has more than 8 bits a channel',
+        ),
+        (
+            lambda root: (root / 'train/b/4.tiff').write_bytes(wide_tiff()),
+            r'train/b/4\.tiff has more than 8 bits a channel',
+        ),
+        (
+            lambda root: (root / 'train/b/4.png').symlink_to('nowhere'),
+            r'train/b/4\.png is a link that leads nowhere',
+        ),
+        (
+            lambda root: (root / 'train/d').symlink_to('nowhere'),
+            'train/d is a link that leads nowhere',
+        ),
+        (
+            lambda root: (root / 'train/b/more').mkdir(),
+            'train/b/more is a folder, but images lie in',
+        ),
+        (
+            lambda root: (root / 'test/b/3.png').write_text('no'),
+            r'image \(of no known kind\): it is damaged',
+        ),
+    ],
+)
+def test_malformed_image_folder(tmp_path, cached, change, message):
+    root = write_images(tmp_path / 'bad', FILES, size=(5, 4))
+    change(root)
+    with pytest.raises(ValueError, match=message):
+        load_image_folder(root)
+    assert not cached.exists() or not list(cached.iterdir())
+
+
+def test_file_names_that_are_not_utf8(tmp_path):
+    root = write_images(tmp_path / 'x', FILES)
+    folder = os.fsdecode(b'train/\xe9')
+    (root / 'train/b').rename(root / folder)
+    (root / 'test/b').rename(root / os.fsdecode(b'test/\xe9'))
+    (root / folder / '1.png').rename(root / folder / os.fsdecode(b'\xff.png'))
+    for _ in 'decoded', 'cached':
+        dataset = load_image_folder(root)
+        assert dataset.y_train.tolist() == [0, 1, 2, 2]
