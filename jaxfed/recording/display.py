@@ -79,7 +79,7 @@ def cost_in_words(cost: dict[str, Any]) -> str:
     """What a method costs beyond FedAvg, in a few words.
 
     Args:
-      cost: of `costs.Cost`, as a dict.
+      cost: of `costs.MethodCost`, as a dict.
 
     Returns:
       The words, '' for nothing.

@@ -8,7 +8,8 @@ import pytest
 from flax import nnx
 from jax import lax
 
-from jaxfed.models import MODELS, layers, make_model, with_precision
+from jaxfed.models import MODELS, make_model, with_precision
+from jaxfed.models.blocks import ConvNorm
 from jaxfed.models.ops import convolution
 from jaxfed.types import Outputs
 
@@ -261,14 +262,13 @@ def test_precision_rounds_products_and_keeps_parameters_float32():
 
 @pytest.mark.parametrize('use', ['grouped', 'unrolled', 'patches', 'fourier', None])
 def test_convolution_layer_computes_with_the_operations_it_is_given(use):
-    layer = layers.conv(
-        3, 4, kernel_size=(3, 3), padding='SAME', strides=2, convolution=convolution(use),
-        rngs=nnx.Rngs(0),
-    )  # fmt: skip
+    layer = ConvNorm(
+        3, 4, strides=2, norm='none', convolution=convolution(use), rngs=nnx.Rngs(0)
+    ).conv
     bound = 1 / np.sqrt(3 * 9)
     assert 0.9 * bound < jnp.abs(layer.kernel[...]).max() <= bound
     x = jax.random.normal(jax.random.key(0), (2, 7, 8, 3))
-    plain = nnx.Conv(3, 4, (3, 3), 2, padding='SAME', rngs=nnx.Rngs(1))
+    plain = nnx.Conv(3, 4, (3, 3), 2, padding=((1, 1), (1, 1)), rngs=nnx.Rngs(1))
     plain.kernel[...], plain.bias[...] = layer.kernel[...], layer.bias[...]
     np.testing.assert_allclose(layer(x), plain(x), rtol=1e-5, atol=1e-5)
 
