@@ -69,7 +69,7 @@ def class_credibility(
       beta: weight of a class that the teacher never recognises.
       gamma: weight of a class that it always does; 0 <= beta <= gamma <= 1.
       temperature: tau, > 0.
-      where: bool [B], False for the padding of a short batch; None for none.
+      where: bool [B], False for the padding of a short batch; None for no padding.
 
     Returns:
       a [C], in beta..gamma; a class without an example gets the middle, as if phi were 0.
@@ -103,7 +103,7 @@ def class_credibility_sums(
       teacher_logits: zg [B, C].
       labels: y [B], integers in 0..C-1.
       temperature: tau, > 0.
-      where: bool [B], False for the padding of a short batch; None for none.
+      where: bool [B], False for the padding of a short batch; None for no padding.
 
     Returns:
       The sum of phi by class [C] and the number of examples by class [C], both floats.

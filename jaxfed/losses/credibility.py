@@ -21,7 +21,7 @@ def credibility_matrix(
     Args:
       logits: [B, C]; of equal largest logits the first one counts.
       labels: y [B], integers in 0..C-1.
-      where: bool [B], False for the padding of a short batch; None for none.
+      where: bool [B], False for the padding of a short batch; None for no padding.
 
     Returns:
       A [C, C]; the row of a class without an example is 0.

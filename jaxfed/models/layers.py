@@ -46,11 +46,15 @@ class ConvMaxPool(nnx.Conv):
         convolution: Convolution,
         rngs: nnx.Rngs,
     ) -> None:
-        init = {
-            name: uniform_fan_in(in_channels * size**2) for name in ('kernel_init', 'bias_init')
-        }
+        init = uniform_fan_in(in_channels * size**2)
         super().__init__(
-            in_channels, out_channels, (size, size), padding=padding, rngs=rngs, **init
+            in_channels,
+            out_channels,
+            (size, size),
+            padding=padding,
+            kernel_init=init,
+            bias_init=init,
+            rngs=rngs,
         )
         self.bias: nnx.Param[Array]  # never None
         self.conv_max_pool = convolution.conv_max_pool
