@@ -6,8 +6,17 @@ import jax.numpy as jnp
 import pytest
 
 from jaxfed import methods
-from jaxfed.methods import Part, build, describe, hyperparameters, resolve
-from jaxfed.methods.method import LocalView, MergeView, Method, chain
+from jaxfed.methods import (
+    LocalView,
+    MergeView,
+    Method,
+    Part,
+    build,
+    chain,
+    describe,
+    hyperparameters,
+    resolve,
+)
 
 
 def test_resolve_fills_in_defaults():
@@ -100,7 +109,7 @@ def test_two_supervised_losses_do_not_combine():
         build(resolve('fedcad+label_smoothing', {}))
 
 
-def test_chain_of_nothing():
+def test_chain_without_parts():
     with pytest.raises(ValueError, match='at least one'):
         chain()
 

@@ -210,7 +210,7 @@ def test_label_noise(labels, rate, form, seed):
     noisy = noise(rate)
     assert np.array_equal(labels, before)
     assert np.array_equal(noisy, noise(rate))
-    assert np.array_equal(noisy[:5], labels[:5])  # nobody's
+    assert np.array_equal(noisy[:5], labels[:5])  # of no client
     assert noisy.min() >= 0 and noisy.max() < classes
     wrong = noisy != labels
     more = noise((rate + 1) / 2)
@@ -512,7 +512,7 @@ def test_settings_are_checked_before_data_is_read(settings, message):
         checks.check(Config(**settings))
 
 
-def test_a_partition_of_ones_own_is_an_entry_and_gets_its_flags(monkeypatch):
+def test_a_registered_partition_gets_its_flags(monkeypatch):
     def halves(labels, *, num_clients, seed, alpha: float, first: int = 3):
         return [np.arange(first), np.arange(first, labels.size)]
 
@@ -534,7 +534,7 @@ def test_a_partition_of_ones_own_is_an_entry_and_gets_its_flags(monkeypatch):
         checks.check(Config(partition='halves', partition_settings={'first': 'x'}))
 
 
-def test_what_is_dealt():
+def test_dealt_data():
     plain = Config(method='fedcad', num_clients=10, min_size=20)
     noisy = dataclasses.replace(plain, label_noise=0.5, personal_test=0.25, local_eval_every=1)
     dealt, other = (deal.deal(c, auxiliary_per_class=4) for c in (plain, noisy))
@@ -571,7 +571,7 @@ def test_users_are_dealt_without_the_auxiliary_examples(monkeypatch):
     )
 
 
-def test_unreachable_minimum_is_told(monkeypatch):
+def test_an_unreachable_minimum_is_refused(monkeypatch):
     monkeypatch.setattr(proportions, '_MAX_WORK', 10_000)
     monkeypatch.setattr(proportions, '_DRAWS_AT_ONCE', 1_000)
     with pytest.raises(ValueError, match=r'alpha=0.01 .* min_size=99'):
