@@ -45,7 +45,11 @@ def test_each_part_has_its_own_hyperparameters():
         ('fedlmd', {'mu': 1.0}, 'it takes --fedlmd.beta, --fedlmd.tau'),
         ('fedlmd', {'fedprox.mu': 1.0}, '--fedprox.mu=1.0'),
         ('fedlmd+kd', {'tau': 3.0}, '--fedlmd.tau or --kd.tau'),
-        ('fedlmd', {'fedlmd.beta': 1.0, 'beta': 2.0}, '--fedlmd.beta=1.0 and --beta=2.0 are both'),
+        (
+            'fedlmd',
+            {'fedlmd.beta': 1.0, 'beta': 2.0},
+            '--fedlmd.beta=1.0 and --beta=2.0 both set',
+        ),
     ],
 )
 def test_resolve_refuses(specification, given, message):
