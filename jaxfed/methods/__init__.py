@@ -134,7 +134,7 @@ def resolve(specification: str, settings: Mapping[str, Any]) -> list[Part]:
         other = flags.setdefault((name, key), flag)
         if other != flag:
             raise ValueError(
-                f'--{other}={settings[other]} and --{flag}={value} both set {key} of {name}; '
+                f'--{other}={settings[other]} and --{flag}={value} are both {key} of {name}; '
                 'remove one of them.'
             )
         values[name][key] = value

@@ -48,7 +48,7 @@ def test_each_part_has_its_own_hyperparameters():
         (
             'fedlmd',
             {'fedlmd.beta': 1.0, 'beta': 2.0},
-            '--fedlmd.beta=1.0 and --beta=2.0 both set',
+            '--fedlmd.beta=1.0 and --beta=2.0 are both',
         ),
     ],
 )
