@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxfed.engine.execution import run_waves
 from jaxfed.engine.round import ServerState
-from jaxfed.metrics.history import no_past
+from jaxfed.metrics.history import empty_history
 from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.prepare import Prepared, prepare
 from jaxfed.runs.simulate import State, play, take_row
@@ -44,7 +44,7 @@ def ready(experiments: Sequence[Experiment]) -> Played:
         State(
             prepared.server,
             prepared.client_states,
-            [no_past(dataset.num_classes, len(dataset.y_test)) for _ in experiments],
+            [empty_history(dataset.num_classes, len(dataset.y_test)) for _ in experiments],
             np.full(count, -1, np.int32),
             np.zeros(count, bool),
         )

@@ -1,7 +1,7 @@
-"""Losses as pure functions: one value an example, unreduced; callers mask and average.
+"""Losses as pure functions with one value for each example; callers mask and average.
 
-Half precisions are computed in float32. Teachers get no gradient. Values and gradients stay finite
-for logits up to +-1e4 and whatever classes are masked.
+Half precisions are computed in float32. Teachers get no gradient. Values and gradients are finite
+for logits up to +-1e4 and for every mask of classes.
 """
 
 from jaxfed.losses.class_weighted import (

@@ -1,4 +1,4 @@
-"""Checks of the arguments that the losses share; all are static and cost nothing under jit."""
+"""Checks of the losses' arguments; all are static, so they cost nothing under jit."""
 
 import sys
 from numbers import Real
@@ -17,56 +17,41 @@ def check_shapes(
     classes: dict[str, ArrayLike] | None = None,
     where: ArrayLike | None = None,
 ) -> None:
-    """Raises a ValueError that names the first argument whose shape does not go with `logits`.
-
-    Args:
-      logits: [B, C].
-      same: arguments that must be [B, C], by name.
-      labels: integers [B].
-      classes: arguments that must be [C], by name.
-      where: bool [B].
-    """
+    """Checks that `same` [B, C], labels [B], `classes` [C] and where [B] match logits [B, C]."""
     shape = jnp.shape(logits)
     if not shape:
-        raise ValueError('logits is a scalar; give an array [B, C].')
-    wanted = {name: (array, shape) for name, array in (same or {}).items()}
-    wanted |= {name: (array, shape[-1:]) for name, array in (classes or {}).items()}
+        raise ValueError('logits is a scalar; it must be an array [B, C].')
+    expected = {name: (array, shape) for name, array in (same or {}).items()}
+    expected |= {name: (array, shape[-1:]) for name, array in (classes or {}).items()}
     if labels is not None:
-        wanted['labels'] = (labels, shape[:-1])
+        expected['labels'] = labels, shape[:-1]
         if not jnp.issubdtype(jnp.result_type(labels), jnp.integer):
-            raise ValueError(f'labels is {jnp.result_type(labels)}; give class numbers (integers).')
+            raise ValueError(f'labels is {jnp.result_type(labels)}; it must be integers.')
     if where is not None:
-        wanted['where'] = (where, shape[:-1])
+        expected['where'] = where, shape[:-1]
         check_bool(where=where)
-    for name, (array, expected) in wanted.items():
-        if jnp.shape(array) != expected:
+    for name, (array, expected_shape) in expected.items():
+        if jnp.shape(array) != expected_shape:
             raise ValueError(
-                f'{name} has shape {jnp.shape(array)}; logits of shape {shape} need {expected}.'
+                f'{name} has shape {jnp.shape(array)}; it must be {expected_shape} for logits of '
+                f'shape {shape}.'
             )
 
 
 def check_bool(**arguments: ArrayLike) -> None:
-    """Raises a ValueError that names an argument which is not boolean."""
+    """Checks that the named arguments are boolean."""
     for name, array in arguments.items():
         if not jnp.issubdtype(jnp.result_type(array), jnp.bool_):
-            raise ValueError(f'{name} is {jnp.result_type(array)}; give booleans.')
+            raise ValueError(f'{name} is {jnp.result_type(array)}; it must be boolean.')
 
 
 def check_number(name: str, value: float | Array, low: float, high: float, range_: str) -> None:
-    """Raises a ValueError unless low <= value <= high; arrays, which may be traced, pass unchecked.
-
-    Args:
-      name: of the argument.
-      value: a Python number or an array.
-      low: least value.
-      high: greatest value.
-      range_: in words, as it follows 'must be'.
-    """
+    """Checks that low <= value <= high; arrays, which may be traced, are not checked."""
     if isinstance(value, Real) and not low <= value <= high:
         raise ValueError(f'{name}={value} must be {range_}.')
 
 
 def check_temperature(temperature: float | Array) -> None:
-    """Raises a ValueError if `temperature` is a Python number that is not finite and above 0."""
+    """Checks that a temperature is finite and above 0."""
     tiny, huge = sys.float_info.min, sys.float_info.max
     check_number('temperature', temperature, tiny, huge, 'finite and above 0')

@@ -1,29 +1,33 @@
-"""The softmax over a part of the classes, and the divergence of two of them."""
+"""The softmax over a subset of the classes, and the divergence of two of them."""
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from jaxfed.losses._checks import check_shapes, check_temperature
 from jaxfed.types import Array
 
 
 def as_float(x: ArrayLike) -> Array:
-    """Half precisions and integers as float32; float32 and float64 as they are."""
+    """Converts half precisions and integers to float32, not float32 and float64."""
     x = jnp.asarray(x)
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
+def one_hot(labels: ArrayLike, logits: Array, where: ArrayLike | None) -> Array:
+    """One-hot labels [B, C] of the logits' type, with zeros where `where` [B] is False."""
+    rows = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
+    return rows if where is None else jnp.where(jnp.asarray(where)[..., None], rows, 0.0)
+
+
+def not_true(labels: ArrayLike, logits: ArrayLike) -> Array:
+    """The mask [B, C] of all classes but the true one."""
+    return ~jax.nn.one_hot(labels, jnp.shape(logits)[-1], dtype=bool)
+
+
 def masked_log_softmax(logits: Array, where: Array) -> Array:
-    """The log-softmax over the classes in `where`, as if the others did not exist.
-
-    Args:
-      logits: [B, C].
-      where: bool [B, C], the classes that take part.
-
-    Returns:
-      [B, C]; 0 with gradient 0 for classes outside `where`, and so everywhere in a row without any.
-    """
+    """The log-softmax [B, C] over the classes in `where` [B, C]; 0 with gradient 0 elsewhere."""
     # An empty row is computed with all of its classes and then dropped: finite on the way, so that
     # its gradient is an exact 0 and no search for NaNs stops at it.
     empty = ~jnp.any(where, axis=-1, keepdims=True)
@@ -33,23 +37,16 @@ def masked_log_softmax(logits: Array, where: Array) -> Array:
 def masked_kl(
     logits: ArrayLike,
     teacher_logits: ArrayLike,
-    *,
     student_classes: Array,
     teacher_classes: Array,
     temperature: float | Array,
 ) -> Array:
-    """tau^2 KL(pg || p), each softmax over its own classes; the teacher gets no gradient.
+    """tau^2 KL(pg || p) [B], each softmax over its classes; the teacher gets no gradient.
 
-    Args:
-      logits: z [B, C].
-      teacher_logits: zg [B, C].
-      student_classes: bool [B, C], the classes of p.
-      teacher_classes: bool [B, C], the classes of pg, a subset of p's.
-      temperature: tau of both.
-
-    Returns:
-      [B]; 0 with gradient 0 where the teacher has no class.
+    The classes of pg [B, C] are a subset of those of p; in a row without any the loss is 0.
     """
+    check_shapes(logits, same={'teacher_logits': teacher_logits})
+    check_temperature(temperature)
     teacher_logits = jax.lax.stop_gradient(as_float(teacher_logits))
     teacher = masked_log_softmax(teacher_logits / temperature, teacher_classes)
     student = masked_log_softmax(as_float(logits) / temperature, student_classes)

@@ -1,4 +1,4 @@
-"""FedCAD: distillation with a weight for each class, set by how well the teacher knows it."""
+"""FedCAD: distillation with a weight for each class, from the teacher's credibility."""
 
 from numbers import Real
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxfed.losses._checks import check_shapes, check_temperature
-from jaxfed.losses._softmax import as_float
+from jaxfed.losses._softmax import as_float, one_hot
 from jaxfed.losses.kl import soft_cross_entropy
 from jaxfed.types import Array
 
@@ -24,7 +24,7 @@ def class_weighted_distillation(
 
     a_y L_d, L_d = -sum_c pg_c log p_c, pg = softmax(zg / tau), p = softmax(z / tau)
 
-    The other part, (1 - a_y) times the cross-entropy, is not in it.
+    The other part of the loss is (1 - a_y) times the cross-entropy.
 
     Args:
       logits: z [B, C].
@@ -37,8 +37,8 @@ def class_weighted_distillation(
       [B], in nats.
 
     Raises:
-      ValueError: if `temperature` is out of range, the shapes do not go together or the labels are
-        no integers.
+      ValueError: if `temperature` is out of range, shapes do not match or the labels are not
+        integers.
 
     Reference:
       He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning,
@@ -58,7 +58,7 @@ def class_credibility(
     temperature: float | Array,
     where: ArrayLike | None = None,
 ) -> Array:
-    """FedCAD's class weights: how far the teacher's prediction of each class is to be trusted.
+    """FedCAD's class weights: the credibility of the teacher's prediction of each class.
 
     a_c = (gamma - beta) / 2 E[phi | y = c] + (gamma + beta) / 2,
     phi = pg_y - sum_{k != y} pg_k = 2 pg_y - 1, pg = softmax(zg / tau)
@@ -69,13 +69,13 @@ def class_credibility(
       beta: weight of a class that the teacher never recognises.
       gamma: weight of a class that it always does; 0 <= beta <= gamma <= 1.
       temperature: tau, > 0.
-      where: bool [B], False for the padding of a short batch; None for none.
+      where: bool [B], False for the padding of a short batch; None for no padding.
 
     Returns:
       a [C], in beta..gamma; a class without an example gets the middle, as if phi were 0.
 
     Raises:
-      ValueError: if a number is out of range, the shapes do not go together or the labels are no
+      ValueError: if a number is out of range, shapes do not match or the labels are not
         integers.
 
     Reference:
@@ -95,7 +95,7 @@ def class_credibility_sums(
     temperature: float | Array,
     where: ArrayLike | None = None,
 ) -> tuple[Array, Array]:
-    """What `class_credibility` needs of a batch; the sums of several batches add up.
+    """The sums of one batch for `class_credibility`; those of several batches add up.
 
     sum_{x: y = c} phi(x), phi = 2 softmax(zg / tau)_y - 1
 
@@ -103,14 +103,14 @@ def class_credibility_sums(
       teacher_logits: zg [B, C].
       labels: y [B], integers in 0..C-1.
       temperature: tau, > 0.
-      where: bool [B], False for the padding of a short batch; None for none.
+      where: bool [B], False for the padding of a short batch; None for no padding.
 
     Returns:
       The sum of phi by class [C] and the number of examples by class [C], both floats.
 
     Raises:
-      ValueError: if `temperature` is out of range, the shapes do not go together or the labels are
-        no integers.
+      ValueError: if `temperature` is out of range, shapes do not match or the labels are not
+        integers.
 
     Reference:
       He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning,
@@ -119,9 +119,7 @@ def class_credibility_sums(
     check_shapes(teacher_logits, labels=labels, where=where)
     check_temperature(temperature)
     logits = jax.lax.stop_gradient(as_float(teacher_logits))
-    examples = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
-    if where is not None:
-        examples = jnp.where(jnp.asarray(where)[..., None], examples, 0.0)
+    examples = one_hot(labels, logits, where)
     phi = 2 * jax.nn.softmax(logits / temperature) - 1
     return jnp.sum(jnp.where(examples > 0, phi, 0.0), axis=-2), jnp.sum(examples, axis=-2)
 
@@ -150,8 +148,10 @@ def class_credibility_from_sums(
       FL-AAAI workshop 2022, eq. 6.
     """
     if isinstance(beta, Real) and isinstance(gamma, Real) and not 0 <= beta <= gamma <= 1:
-        raise ValueError(f'beta={beta}, gamma={gamma} must be such that 0 <= beta <= gamma <= 1.')
+        raise ValueError(f'beta={beta}, gamma={gamma} must satisfy 0 <= beta <= gamma <= 1.')
     if jnp.shape(count) != jnp.shape(phi_sum):
-        raise ValueError(f'count has shape {jnp.shape(count)}; phi_sum has {jnp.shape(phi_sum)}.')
+        raise ValueError(
+            f'count has shape {jnp.shape(count)}; it must be {jnp.shape(phi_sum)} as phi_sum.'
+        )
     mean = as_float(phi_sum) / jnp.maximum(as_float(count), 1.0)
     return (gamma - beta) / 2 * mean + (gamma + beta) / 2

@@ -1,4 +1,4 @@
-"""MOON: contrast between models."""
+"""MOON: the model-contrastive loss."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ from jax.typing import ArrayLike
 from jaxfed.losses._softmax import as_float
 from jaxfed.types import Array
 
-_SMALLEST = 1e-8  # norms are at least this, as in PyTorch's cosine similarity
+_SMALLEST = 1e-8  # lower bound of norms, as in PyTorch's cosine similarity
 
 
 def model_contrastive(
@@ -17,7 +17,7 @@ def model_contrastive(
     *,
     temperature: float | Array,
 ) -> Array:
-    """Cross-entropy of telling the global model's representation from the previous local one.
+    """Contrast of the representation with the global and the previous local model's.
 
     -log(exp(cos(f, f_g) / tau) / (exp(cos(f, f_g) / tau) + exp(cos(f, f_p) / tau)))
 

@@ -1,4 +1,4 @@
-"""FedSSD: how far a teacher's logits can be trusted, by class and by example."""
+"""FedSSD: the credibility of a teacher's logits, by class and by example."""
 
 import sys
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxfed.losses._checks import check_number, check_shapes
-from jaxfed.losses._softmax import as_float
+from jaxfed.losses._softmax import as_float, one_hot
 from jaxfed.types import Array
 
 
@@ -21,13 +21,13 @@ def credibility_matrix(
     Args:
       logits: [B, C]; of equal largest logits the first one counts.
       labels: y [B], integers in 0..C-1.
-      where: bool [B], False for the padding of a short batch; None for none.
+      where: bool [B], False for the padding of a short batch; None for no padding.
 
     Returns:
       A [C, C]; the row of a class without an example is 0.
 
     Raises:
-      ValueError: if the shapes do not go together or the labels are no integers.
+      ValueError: if shapes do not match or the labels are not integers.
 
     Reference:
       He et al., Learning Critically: Selective Self Distillation in Federated Learning on Non-IID
@@ -35,12 +35,8 @@ def credibility_matrix(
     """
     check_shapes(logits, labels=labels, where=where)
     logits = as_float(logits)
-    classes = logits.shape[-1]
-    true = jax.nn.one_hot(labels, classes, dtype=logits.dtype)
-    if where is not None:
-        true = jnp.where(jnp.asarray(where)[..., None], true, 0.0)
-    predicted = jax.nn.one_hot(jnp.argmax(logits, axis=-1), classes, dtype=logits.dtype)
-    confusion = jnp.einsum('bj,bk->jk', true, predicted)
+    predicted = one_hot(jnp.argmax(logits, axis=-1), logits, None)
+    confusion = jnp.einsum('bj,bk->jk', one_hot(labels, logits, where), predicted)
     return confusion / jnp.maximum(jnp.sum(confusion, axis=-1, keepdims=True), 1.0)
 
 
@@ -51,7 +47,7 @@ def credibility_weights(
     *,
     max_weight: float | Array,
 ) -> Array:
-    """FedSSD's weight of each logit, from the teacher's record on the class and on the example.
+    """FedSSD's weight of each logit, from the teacher's accuracy on the class and the example.
 
     M[k] = M_max max(0, M_class[k] M_sample - 0.1),
     M_class[k] = A[k, k] (1 - max_{j != k} A[j, k]), M_sample = 1 - sqrt(1 - pg_y),
@@ -67,8 +63,8 @@ def credibility_weights(
       M [B, C], in 0 .. 0.9 M_max.
 
     Raises:
-      ValueError: if `max_weight` is out of range, the shapes do not go together or the labels are
-        no integers.
+      ValueError: if `max_weight` is out of range, shapes do not match or the labels are not
+        integers.
 
     Reference:
       He et al., Learning Critically: Selective Self Distillation in Federated Learning on Non-IID
@@ -81,12 +77,13 @@ def credibility_weights(
     classes = logits.shape[-1]
     if matrix.shape != (classes, classes):
         raise ValueError(
-            f'credibility has shape {matrix.shape}; teacher_logits of shape {logits.shape} need '
-            f'{(classes, classes)}.'
+            f'credibility has shape {matrix.shape}; it must be {(classes, classes)} for '
+            f'teacher_logits of shape {logits.shape}.'
         )
     mistaken = jnp.max(jnp.where(jnp.eye(classes, dtype=bool), 0.0, matrix), axis=0)
     class_weight = jnp.diagonal(matrix) * (1 - mistaken)
-    # 1 - pg_y as the sum of the others: near pg_y = 1 the root would magnify a rounded difference.
+    # 1 - pg_y is summed over the other classes: near pg_y = 1 the root would magnify the rounding
+    # of a difference.
     true = jax.nn.one_hot(labels, classes, dtype=bool)
     doubt = jnp.sum(jax.nn.softmax(logits), axis=-1, where=~true)
     sample_weight = 1 - jnp.sqrt(doubt)

@@ -26,21 +26,14 @@ def kl_distillation(
       [B], in nats times tau^2.
 
     Raises:
-      ValueError: if `temperature` is out of range or the shapes do not go together.
+      ValueError: if `temperature` is out of range or shapes do not match.
 
     Reference:
       Hinton et al., Distilling the Knowledge in a Neural Network, 2015, section 2.
     """
-    check_shapes(logits, same={'teacher_logits': teacher_logits})
-    check_temperature(temperature)
-    everything = jnp.ones(jnp.shape(logits), bool)
-    return masked_kl(
-        logits,
-        teacher_logits,
-        student_classes=everything,
-        teacher_classes=everything,
-        temperature=temperature,
-    )
+    check_shapes(logits)
+    all_classes = jnp.ones(jnp.shape(logits), bool)
+    return masked_kl(logits, teacher_logits, all_classes, all_classes, temperature)
 
 
 def soft_cross_entropy(
@@ -59,7 +52,7 @@ def soft_cross_entropy(
       [B], in nats.
 
     Raises:
-      ValueError: if `temperature` is out of range or the shapes do not go together.
+      ValueError: if `temperature` is out of range or shapes do not match.
 
     Reference:
       He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning,

@@ -1,16 +1,15 @@
-"""FedLMD: distillation from the classes that the client has few or no examples of."""
+"""FedLMD: distillation of the classes of which the client has few or no examples."""
 
-import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxfed.losses._checks import check_bool, check_shapes, check_temperature
-from jaxfed.losses._softmax import masked_kl
+from jaxfed.losses._checks import check_bool, check_shapes
+from jaxfed.losses._softmax import masked_kl, not_true
 from jaxfed.types import Array
 
 
 def majority_labels(label_counts: ArrayLike) -> Array:
-    """The classes that a client has more than an even share of.
+    """The classes of which a client has more than an even share.
 
     n_c > n / C, n = sum_c n_c
 
@@ -21,7 +20,7 @@ def majority_labels(label_counts: ArrayLike) -> Array:
       bool [C]; all False for a client without an example.
 
     Raises:
-      ValueError: if the counts are no integers.
+      ValueError: if the counts are not integers.
 
     Reference:
       Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023, section 3, with
@@ -29,8 +28,8 @@ def majority_labels(label_counts: ArrayLike) -> Array:
     """
     counts = jnp.asarray(label_counts)
     if not jnp.issubdtype(counts.dtype, jnp.integer):
-        raise ValueError(f'label_counts is {counts.dtype}; give the counts as integers.')
-    # For an integer n_c this is n_c > n / C exactly; it can neither round nor overflow as C n_c.
+        raise ValueError(f'label_counts is {counts.dtype}; it must be integers.')
+    # For an integer n_c this is exactly n_c > n / C; it does not round, nor overflow as C n_c.
     return counts > jnp.sum(counts, axis=-1, keepdims=True) // counts.shape[-1]
 
 
@@ -42,7 +41,7 @@ def label_masking_distillation(
     *,
     temperature: float | Array,
 ) -> Array:
-    """Divergence from a teacher who knows neither the true class nor the majority classes.
+    """Divergence from the teacher without the true class and the majority classes.
 
     tau^2 KL(pg' || p'), pg' = softmax of zg / tau over the classes neither in the majority nor y,
     p' = softmax of z / tau over all classes but y
@@ -55,38 +54,26 @@ def label_masking_distillation(
       temperature: tau, > 0.
 
     Returns:
-      [B], in nats times tau^2; 0 where no class is left to the teacher.
+      [B], in nats times tau^2; 0 where the teacher has no class left.
 
     Raises:
-      ValueError: if `temperature` is out of range, the shapes do not go together, the labels are
-        no integers or `majority` is not boolean.
+      ValueError: if `temperature` is out of range, shapes do not match, the labels are not
+        integers or `majority` is not boolean.
 
     Reference:
       Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023, section 3; with
       the tau^2 of the released code.
     """
-    check_shapes(
-        logits,
-        same={'teacher_logits': teacher_logits},
-        labels=labels,
-        classes={'majority': majority},
-    )
+    check_shapes(logits, labels=labels, classes={'majority': majority})
     check_bool(majority=majority)
-    check_temperature(temperature)
-    not_true = ~jax.nn.one_hot(labels, jnp.shape(logits)[-1], dtype=bool)
-    return masked_kl(
-        logits,
-        teacher_logits,
-        student_classes=not_true,
-        teacher_classes=not_true & ~jnp.asarray(majority),
-        temperature=temperature,
-    )
+    classes = not_true(labels, logits)
+    return masked_kl(logits, teacher_logits, classes, classes & ~jnp.asarray(majority), temperature)
 
 
 def label_masking_teacher_free(
     logits: ArrayLike, labels: ArrayLike, majority: ArrayLike, *, temperature: float | Array
 ) -> Array:
-    """Label-masking distillation with the uniform distribution in the teacher's place.
+    """Label-masking distillation with a uniform distribution instead of a teacher.
 
     tau^2 KL(u' || p'), u' uniform over the classes neither in the majority nor y,
     p' = softmax of z / tau over all classes but y
@@ -98,16 +85,15 @@ def label_masking_teacher_free(
       temperature: tau, > 0.
 
     Returns:
-      [B], in nats times tau^2; 0 where no class is left to the teacher.
+      [B], in nats times tau^2; 0 where the teacher has no class left.
 
     Raises:
-      ValueError: if `temperature` is out of range, the shapes do not go together, the labels are
-        no integers or `majority` is not boolean.
+      ValueError: if `temperature` is out of range, shapes do not match, the labels are not
+        integers or `majority` is not boolean.
 
     Reference:
       Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023, section 3
       (FedLMD-Tf).
     """
-    # Equal logits are the uniform teacher.
-    uniform = jnp.zeros(jnp.shape(logits))
+    uniform = jnp.zeros(jnp.shape(logits))  # equal logits
     return label_masking_distillation(logits, uniform, labels, majority, temperature=temperature)

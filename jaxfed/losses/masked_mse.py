@@ -16,18 +16,18 @@ def masked_mse_distillation(
 
     ||M (zg - z)||^2 = sum_k M_k^2 (zg_k - z_k)^2
 
-    The weights come squared and the sum over the classes is not divided by their number.
+    The weights are squared, and the sum over the classes is not divided by their number.
 
     Args:
       logits: z [B, C].
       teacher_logits: zg [B, C], constant: it gets no gradient.
-      channel_weights: M [B, C], constant too, for instance from `credibility_weights`.
+      channel_weights: M [B, C], constant too; for instance from `credibility_weights`.
 
     Returns:
       [B].
 
     Raises:
-      ValueError: if the shapes do not go together.
+      ValueError: if shapes do not match.
 
     Reference:
       He et al., Learning Critically: Selective Self Distillation in Federated Learning on Non-IID

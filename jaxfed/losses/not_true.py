@@ -1,18 +1,16 @@
 """FedNTD: distillation from the classes other than the true one."""
 
-import jax
-import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxfed.losses._checks import check_shapes, check_temperature
-from jaxfed.losses._softmax import masked_kl
+from jaxfed.losses._checks import check_shapes
+from jaxfed.losses._softmax import masked_kl, not_true
 from jaxfed.types import Array
 
 
 def not_true_distillation(
     logits: ArrayLike, teacher_logits: ArrayLike, labels: ArrayLike, *, temperature: float | Array
 ) -> Array:
-    """Divergence from the teacher once the true class is taken away from both.
+    """Divergence from the teacher without the true class.
 
     tau^2 KL(pg~ || p~), both the softmax at tau over the C - 1 classes other than y
 
@@ -28,20 +26,13 @@ def not_true_distillation(
       [B], in nats times tau^2.
 
     Raises:
-      ValueError: if `temperature` is out of range, the shapes do not go together or the labels are
-        no integers.
+      ValueError: if `temperature` is out of range, shapes do not match or the labels are not
+        integers.
 
     Reference:
       Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated
       Learning, NeurIPS 2022, section 3.
     """
-    check_shapes(logits, same={'teacher_logits': teacher_logits}, labels=labels)
-    check_temperature(temperature)
-    not_true = ~jax.nn.one_hot(labels, jnp.shape(logits)[-1], dtype=bool)
-    return masked_kl(
-        logits,
-        teacher_logits,
-        student_classes=not_true,
-        teacher_classes=not_true,
-        temperature=temperature,
-    )
+    check_shapes(logits, labels=labels)
+    classes = not_true(labels, logits)
+    return masked_kl(logits, teacher_logits, classes, classes, temperature)

@@ -31,7 +31,7 @@ def proximal(params: PyTree, global_params: PyTree) -> Array:
         if jnp.shape(local) != jnp.shape(start):
             raise ValueError(
                 f'params has a leaf of shape {jnp.shape(local)} where global_params has '
-                f'{jnp.shape(start)}; give both the same shapes.'
+                f'{jnp.shape(start)}; their shapes must be equal.'
             )
         return as_float(local) - jax.lax.stop_gradient(as_float(start))
 

@@ -22,7 +22,7 @@ def cross_entropy(logits: ArrayLike, labels: ArrayLike) -> Array:
       [B], in nats.
 
     Raises:
-      ValueError: if the shapes do not go together or the labels are no integers.
+      ValueError: if shapes do not match or the labels are not integers.
     """
     return smoothed_cross_entropy(logits, labels, smoothing=0.0)
 
@@ -43,7 +43,7 @@ def smoothed_cross_entropy(
       [B], in nats.
 
     Raises:
-      ValueError: if `smoothing` is out of range, the shapes do not go together or the labels are no
+      ValueError: if `smoothing` is out of range, shapes do not match or the labels are not
         integers.
 
     Reference:
@@ -54,6 +54,6 @@ def smoothed_cross_entropy(
     check_number('smoothing', smoothing, 0, 1, 'in 0..1')
     logits = as_float(logits)
     targets = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
-    # Not optax's form for integer labels: it subtracts two numbers as large as the logits, which
-    # costs the loss its digits, and its gradient is a scatter.
+    # optax's form for integer labels subtracts two numbers as large as the logits, which loses
+    # digits, and its gradient is a scatter.
     return optax.softmax_cross_entropy(logits, optax.smooth_labels(targets, smoothing))

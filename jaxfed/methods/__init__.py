@@ -1,7 +1,7 @@
-"""The federated methods, one file each; this is their registry.
+"""The federated methods, one file each, and their registry.
 
-`METHODS` maps a name to a factory with keyword-only hyper-parameters. `build` makes a method from
-a specification such as 'fedlmd+fedprox'. To add a method of your own, put its factory here:
+`METHODS` maps a name to a factory with keyword-only hyper-parameters. `resolve` and `build` make a
+method from a specification such as 'fedlmd+fedprox'. To add a method, register its factory:
 `METHODS['mine'] = mine`.
 """
 
@@ -33,39 +33,47 @@ from jaxfed.methods.fedssd import fedssd
 from jaxfed.methods.fedyogi import fedyogi
 from jaxfed.methods.kd import kd
 from jaxfed.methods.label_smoothing import label_smoothing
-from jaxfed.methods.method import Method, chain
+from jaxfed.methods.method import (
+    ClientView,
+    CohortView,
+    LocalView,
+    MergeView,
+    Method,
+    RoundInfo,
+    ServerView,
+    chain,
+)
 from jaxfed.methods.moon import moon
 from jaxfed.methods.mse import mse
 from jaxfed.methods.scaffold import scaffold
 from jaxfed.methods.switch import switch
 
-__all__ = ['METHODS', 'Part', 'build', 'describe', 'hyperparameters', 'resolve']
+__all__ = [
+    'METHODS',
+    'ClientView',
+    'CohortView',
+    'LocalView',
+    'MergeView',
+    'Method',
+    'Part',
+    'RoundInfo',
+    'ServerView',
+    'build',
+    'chain',
+    'describe',
+    'hyperparameters',
+    'resolve',
+    'switch',
+]
 
 METHODS: dict[str, Callable[..., Method]] = {
-    'fedavg': fedavg,
-    'fedprox': fedprox,
-    'fedcurv': fedcurv,
-    'scaffold': scaffold,
-    'fednova': fednova,
-    'feddyn': feddyn,
-    'moon': moon,
-    'fedrs': fedrs,
-    'kd': kd,
-    'fedgkd': fedgkd,
-    'mse': mse,
-    'label_smoothing': label_smoothing,
-    'fedlsd': fedlsd,
-    'fedntd': fedntd,
-    'fedntd_tf': fedntd_tf,
-    'fedcad': fedcad,
-    'fedssd': fedssd,
-    'fedlmd': fedlmd,
-    'fedlmd_tf': fedlmd_tf,
-    'fedavgm': fedavgm,
-    'fedadam': fedadam,
-    'fedyogi': fedyogi,
-    'fedadagrad': fedadagrad,
-}
+    factory.__name__: factory
+    for factory in (
+        fedavg, fedprox, fedcurv, scaffold, fednova, feddyn, moon, fedrs, kd, fedgkd, mse,
+        label_smoothing, fedlsd, fedntd, fedntd_tf, fedcad, fedssd, fedlmd, fedlmd_tf,
+        fedavgm, fedadam, fedyogi, fedadagrad,
+    )
+}  # fmt: skip
 
 
 class Part(NamedTuple):
@@ -77,7 +85,7 @@ class Part(NamedTuple):
 
 
 def hyperparameters(name: str) -> dict[str, inspect.Parameter]:
-    """The hyper-parameters of a method, with their types and defaults.
+    """Lists the hyper-parameters of a method, with their types and defaults.
 
     Args:
       name: of the method.
@@ -88,109 +96,112 @@ def hyperparameters(name: str) -> dict[str, inspect.Parameter]:
     return dict(inspect.signature(METHODS[name]).parameters)
 
 
-def resolve(specification: str, given: Mapping[str, Any]) -> list[Part]:
-    """Find out which parts a specification names and which hyper-parameters each gets.
+def resolve(specification: str, settings: Mapping[str, Any]) -> list[Part]:
+    """Resolves a specification into its parts with their hyper-parameters.
 
     Args:
       specification: names joined by '+', for instance 'fedlmd+fedprox'; two such methods joined
         by ',' follow each other.
-      given: hyper-parameters by name ('beta'), or by part and name ('fedlmd.beta') where several
-        parts take one of the same name.
+      settings: hyper-parameters by name ('beta'), or by part and name ('fedlmd.beta') if several
+        parts have one of the same name.
 
     Returns:
-      The parts in order, defaults filled in.
+      The parts in order, with defaults filled in.
 
     Raises:
-      ValueError: if a method is unknown or named twice, or a hyper-parameter is taken by none of
-        the parts, or by several of them, or is given under both of its names.
+      ValueError: if a method is unknown or named twice, or a hyper-parameter belongs to none of
+        the parts or to several, or is set under both of its names.
     """
     phases = [[name.strip() for name in names.split('+')] for names in specification.split(',')]
     if len(phases) > 2:
-        raise ValueError(f'--method={specification}: at most two methods follow each other.')
-    for name in dict.fromkeys(name for names in phases for name in names):
+        raise ValueError(f'--method={specification}: at most two methods can follow each other.')
+    names = [name for phase in phases for name in phase]
+    for name in names:
         if name not in METHODS:
             near = difflib.get_close_matches(name, METHODS, n=3, cutoff=0.4)
             hint = f'did you mean {" or ".join(near)}? ' if near else ''
             raise ValueError(
                 f'--method={printable(specification)}: unknown method {name!r}; {hint}'
-                '--method=list shows all.'
+                '--method=list prints all.'
             )
-        if any(names.count(name) > 1 for names in phases):
+        if any(phase.count(name) > 1 for phase in phases):
             raise ValueError(f'--method={specification}: {name} is named twice.')
-    # A part named in both phases is the same in both.
-    values = {
-        name: {key: p.default for key, p in hyperparameters(name).items()}
-        for names in phases
-        for name in names
-    }
-    parts = [Part(name, values[name], i) for i, names in enumerate(phases) for name in names]
-    key_of: dict[tuple[str, str], str] = {}
-    for key, value in given.items():
-        owner, _, bare = key.rpartition('.')
-        takers = [name for name, own in values.items() if bare in own and owner in ('', name)]
-        if not takers:
-            taken = ', '.join(f'--{name}.{h}' for name, own in values.items() for h in own)
+    # A part named in both phases has the same hyper-parameters in both.
+    values = {name: {key: p.default for key, p in hyperparameters(name).items()} for name in names}
+    flags: dict[tuple[str, str], str] = {}
+    for flag, value in settings.items():
+        name, key = _find_part(specification, values, flag, value)
+        other = flags.setdefault((name, key), flag)
+        if other != flag:
             raise ValueError(
-                f'--{key}={value}: --method={specification} takes no such hyper-parameter; '
-                f'it takes {taken or "none"}.'
+                f'--{other}={settings[other]} and --{flag}={value} are both {key} of {name}; '
+                'remove one of them.'
             )
-        if len(takers) > 1:
-            ways = ' or '.join(f'--{name}.{bare}' for name in takers)
-            raise ValueError(
-                f'--{key}={value}: several parts of --method={specification} take {bare}; '
-                f'say which with {ways}.'
-            )
-        taker = takers[0]
-        other = key_of.setdefault((taker, bare), key)
-        if other != key:
-            raise ValueError(
-                f'--{other}={given[other]} and --{key}={value} are both {bare} of {taker}; '
-                'leave one of them out.'
-            )
-        values[taker][bare] = value
-    return parts
+        values[name][key] = value
+    return [Part(name, values[name], i) for i, phase in enumerate(phases) for name in phase]
+
+
+def _find_part(
+    specification: str, parts: Mapping[str, Mapping[str, Any]], flag: str, value: Any
+) -> tuple[str, str]:
+    """Finds the part and the hyper-parameter that a flag sets."""
+    part, _, key = flag.rpartition('.')
+    names = [name for name, known in parts.items() if key in known and part in ('', name)]
+    if not names:
+        known = ', '.join(f'--{name}.{key}' for name, keys in parts.items() for key in keys)
+        raise ValueError(
+            f'--{flag}={value}: --method={specification} takes no such hyper-parameter; '
+            f'it takes {known or "none"}.'
+        )
+    if len(names) > 1:
+        choices = ' or '.join(f'--{name}.{key}' for name in names)
+        raise ValueError(
+            f'--{flag}={value}: several parts of --method={specification} take {key}; '
+            f'use {choices}.'
+        )
+    return names[0], key
 
 
 def build(parts: list[Part], *, switch_round: int | None = None) -> Method:
-    """Make the method that the parts describe.
+    """Makes the method of several parts.
 
     Args:
       parts: from `resolve`.
       switch_round: the last round of the first of two methods that follow each other.
 
     Returns:
-      The method; of several parts, their chain.
+      The method, a `chain` if there are several parts, a `switch` if there are two phases.
 
     Raises:
       ValueError: if a hyper-parameter is of a wrong type, not finite or out of range, or the
         parts do not combine.
     """
-    made: tuple[list[Method], list[Method]] = [], []
+    phases: tuple[list[Method], list[Method]] = [], []
     for name, values, phase in parts:
         try:
             for key, value in values.items():
-                if not isinstance(value, jax.Array):  # traced numbers were checked as such
+                if not isinstance(value, jax.Array):  # traced numbers were checked before
                     check_value(key, value, hyperparameters(name)[key].annotation)
-            made[phase].append(METHODS[name](**values))
+            phases[phase].append(METHODS[name](**values))
         except ValueError as error:
             raise ValueError(f'--method={name}: {error}') from error
-    first, *second = (own[0] if len(own) == 1 else chain(*own) for own in made if own)
+    first, *second = (phase[0] if len(phase) == 1 else chain(*phase) for phase in phases if phase)
     if bool(second) != (switch_round is not None):
         raise ValueError(
-            f'--switch_round={switch_round}: give the last round of the first method where two '
-            'follow each other, as in --method=fedlmd_tf,fedlmd, and else leave it out.'
+            f'--switch_round={switch_round}: it must be the last round of the first method if two '
+            'follow each other, as in --method=fedlmd_tf,fedlmd, and must not be set otherwise.'
         )
-    return switch(first, *second, rounds=switch_round) if switch_round is not None else first
+    return first if switch_round is None else switch(first, *second, rounds=switch_round)
 
 
 def describe(name: str) -> tuple[str, str]:
-    """A method's one-sentence description and its paper, from its docstring.
+    """Returns a method's one-sentence description and its paper, from its docstring.
 
     Args:
       name: of the method.
 
     Returns:
-      (description, reference), each in one line.
+      (description, reference), one line each.
     """
     text = inspect.getdoc(METHODS[name]) or ''
     _, _, reference = text.partition('Reference:\n')

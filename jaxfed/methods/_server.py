@@ -1,4 +1,4 @@
-"""A server optimizer as a part of a method: the round's update is a gradient, its sign reversed."""
+"""Server optimizers as parts of a method: the gradient is minus the round's update."""
 
 from collections.abc import Callable
 
@@ -12,13 +12,7 @@ from jaxfed.types import PyTree
 
 
 def server_optimizer(optimizer: optax.GradientTransformation) -> Method:
-    """Let an optax optimizer take the server's step.
-
-    Args:
-      optimizer: it is given minus the update that the parts before it made.
-
-    Returns:
-      The part.
+    """Makes the part whose server step is that of an optax optimizer.
 
     Reference:
       Reddi et al., Adaptive Federated Optimization, ICLR 2021, algorithm 1.
@@ -42,21 +36,7 @@ def two_moments(
     b2: float,
     eps: float,
 ) -> Method:
-    """Let an optimizer of Adam's kind take the server's step.
-
-    Args:
-      optimizer: optax's factory.
-      server_lr: the server's learning rate, > 0.
-      b1: decay of the first moment, in [0, 1).
-      b2: decay of the second moment, in [0, 1).
-      eps: added to the root of the second moment, > 0.
-
-    Returns:
-      The part.
-
-    Raises:
-      ValueError: if a hyper-parameter is out of range.
-    """
+    """Makes the part whose server step is that of an optimizer like Adam."""
     check(server_lr > 0, 'server_lr', server_lr, 'above 0')
     check((b1 >= 0) & (b1 < 1), 'b1', b1, 'in [0, 1)')
     check((b2 >= 0) & (b2 < 1), 'b2', b2, 'in [0, 1)')

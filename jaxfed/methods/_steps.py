@@ -1,4 +1,4 @@
-"""How far local steps carry: momentum makes a step's gradient act again in later steps."""
+"""Effective local steps: momentum repeats the gradient of a step in later steps."""
 
 import jax.numpy as jnp
 
@@ -6,16 +6,9 @@ from jaxfed.types import Array
 
 
 def effective_steps(steps: Array, momentum: float | Array) -> Array:
-    """The L1 norm of the weights with which the gradients of local training enter its update.
+    """Computes the L1 norm of the weights of the gradients in a local update, at least 1.
 
     K for plain SGD, with momentum rho: (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho)
-
-    Args:
-      steps: K, local steps, any shape.
-      momentum: rho in [0, 1), reset at the start of the round.
-
-    Returns:
-      float32, of the same shape, at least 1 so that it divides.
 
     Reference:
       Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated

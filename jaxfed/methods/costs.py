@@ -1,4 +1,4 @@
-"""What a method costs beyond FedAvg, read off the shapes of what its hooks pass on."""
+"""Costs of a method beyond FedAvg, from the shapes of the values that its hooks exchange."""
 
 from typing import Any, NamedTuple
 
@@ -9,26 +9,26 @@ from jaxfed.methods.method import ClientView, LocalView, Method, RoundInfo, Serv
 from jaxfed.types import Array, Batch, ClientInfo, Model, PyTree
 
 
-class Cost(NamedTuple):
-    """Of one client and round; FedAvg sends the parameters down and up and nothing else."""
+class MethodCost(NamedTuple):
+    """Costs for one client and round; FedAvg sends only the parameters, down and up."""
 
-    parameter_bytes: int  # batch statistics with them
+    parameter_bytes: int  # including batch statistics
     upload_bytes: int
     download_bytes: int
     upload: float  # relative to FedAvg's
     download: float
     client_state_bytes: int  # that a client keeps between rounds
-    server_state_bytes: int  # that the server keeps besides the parameters
-    forward_passes: int  # a local step, besides the local model's own
-    data_passes: int  # over the client's examples, besides local training
-    auxiliary: int  # examples a class on the server
+    server_state_bytes: int  # that the server keeps in addition to the parameters
+    forward_passes: int  # for each local step, in addition to the local model's
+    data_passes: int  # over the client's examples, in addition to local training
+    auxiliary: int  # examples of each class on the server
 
 
 def size_of(tree: PyTree) -> int:
-    """Bytes of all arrays of a tree, or of their shapes.
+    """Returns the bytes of all arrays of a tree.
 
     Args:
-      tree: arrays, or what `jax.eval_shape` tells of them.
+      tree: arrays, or shapes as `jax.eval_shape` returns them.
 
     Returns:
       The bytes.
@@ -38,8 +38,8 @@ def size_of(tree: PyTree) -> int:
 
 def method_cost(
     method: Method, model: Model, *, input_shape: tuple[int, ...], num_classes: int
-) -> Cost:
-    """Find out what a method costs; nothing is computed.
+) -> MethodCost:
+    """Derives a method's costs from an abstract evaluation, without computing.
 
     Args:
       method: the method.
@@ -50,78 +50,71 @@ def method_cost(
     Returns:
       The costs.
     """
-    forward: set[int] = set()  # sets of parameters under which a batch is evaluated
-    passes: list[None] = []
+    teachers: set[int] = set()  # ids of the parameters under which a batch is evaluated
+    folds: list[Any] = []
 
-    def hooks(
+    def exchange(
         params: PyTree, stats: PyTree, batch: Batch, info: ClientInfo, number: Array
-    ) -> tuple:
+    ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
+        """Returns the server state, client state, download and upload."""
         server_state, client_state = method.init(params, stats)
-        told = RoundInfo(number, jnp.float32(1), 0.9, num_clients=2, cohort_size=number)
+        round_info = RoundInfo(number, jnp.float32(1), 0.9, num_clients=2, cohort_size=number)
 
         def evaluate(w: PyTree, x: Array, with_stats: PyTree = stats) -> Any:
             return model.evaluate(w, x, with_stats)
 
         def apply(w: PyTree, x: Array, with_stats: PyTree = stats) -> Any:
-            forward.add(id(w))
+            teachers.add(id(w))
             return evaluate(w, x, with_stats)
 
         def fold(f: Any, initial: PyTree) -> PyTree:
-            passes.append(None)
+            folds.append(f)
             return f(initial, batch)
 
-        shared = method.share(
-            ServerView(
-                params, stats, server_state, lambda x: evaluate(params, x).logits, batch, told
-            )
-        )
+        def predict(x: Array) -> Array:
+            return evaluate(params, x).logits
+
+        shared = method.share(ServerView(params, stats, server_state, predict, batch, round_info))
+        common = {
+            'params': params,
+            'global_params': params,
+            'info': info,
+            'static': method.prepare(info),
+            'state': client_state,
+            'shared': shared,
+            'round': round_info,
+        }
         client = ClientView(
-            params=params,
-            stats=stats,
-            global_params=params,
-            apply=evaluate,
-            fold=fold,
-            info=info,
-            static=method.prepare(info),
-            state=client_state,
-            shared=shared,
-            begun=(),
-            steps=number,
-            round=told,
+            **common, stats=stats, apply=evaluate, fold=fold, begun=(), steps=number
         )
         client = client._replace(begun=method.begin(client))
-        told_of = {
-            name: getattr(client, name) for name in client._fields if name in LocalView._fields
-        }
         outputs = model.train(params, batch.x, stats, batch.mask)
-        told_of |= {'apply': apply, 'outputs': outputs, 'batch': batch}
-        view = LocalView(**told_of)
+        view = LocalView(**common, outputs=outputs, batch=batch, apply=apply, begun=client.begun)
         method.supervised(view)
         method.penalty(view)
         _, upload = method.finish(client)
         return server_state, client_state, shared, method.sent(upload)
 
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    examples = 2 * num_classes
-
     def shape(*sides: int, dtype: Any = jnp.int32) -> Any:
         return jax.ShapeDtypeStruct(sides, dtype)
 
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    examples = 2 * num_classes
     x, mask = shape(examples, *input_shape, dtype=jnp.float32), shape(examples, dtype=jnp.bool_)
     batch, info = Batch(x, shape(examples), mask), ClientInfo(shape(num_classes), shape())
-    shapes = jax.eval_shape(hooks, params, model.stats, batch, info, shape())
-    server_state, client_state, shared, upload = shapes
+    server_state, client_state, download, upload = map(
+        size_of, jax.eval_shape(exchange, params, model.stats, batch, info, shape())
+    )
     base = size_of((params, model.stats))
-    up, down = base + size_of(upload), base + size_of(shared)
-    return Cost(
+    return MethodCost(
         parameter_bytes=base,
-        upload_bytes=up,
-        download_bytes=down,
-        upload=up / base,
-        download=down / base,
-        client_state_bytes=size_of(client_state),
-        server_state_bytes=size_of(server_state),
-        forward_passes=len(forward),
-        data_passes=len(passes),
+        upload_bytes=base + upload,
+        download_bytes=base + download,
+        upload=(base + upload) / base,
+        download=(base + download) / base,
+        client_state_bytes=client_state,
+        server_state_bytes=server_state,
+        forward_passes=len(teachers),
+        data_passes=len(folds),
         auxiliary=method.auxiliary,
     )

@@ -23,7 +23,7 @@ def fedavgm(
     Args:
       beta: momentum in [0, 1).
       server_lr: lr, the server's learning rate, > 0.
-      form: which of the three.
+      form: one of the equations above.
 
     Returns:
       The method.

@@ -21,15 +21,15 @@ def fedcad(
     """Class-wise adaptive self-distillation.
 
     (1 - a_y) CE + a_y L_d, a_c = (gamma - beta) / 2 E[2 pg_c - 1 | c] + (gamma + beta) / 2, L_d as
-    in FedLSD. The expectation is taken anew every round, over the server's auxiliary data (the
-    paper) or over the client's own data (the two-page abstract).
+    in FedLSD. The expectation is estimated every round, on the server's auxiliary data (the paper)
+    or on the client's data (the two-page abstract).
 
     Args:
       beta: lower bound of the distillation weight.
       gamma: upper bound; 0 <= beta <= gamma <= 1.
       tau: temperature, > 0.
-      source: whose data the weights are estimated on, 'server' or 'client'.
-      auxiliary: examples a class the server sets aside by default, >= 1; unused with 'client'.
+      source: 'server' or 'client', whose data the weights are estimated on.
+      auxiliary: examples of each class on the server by default, >= 1; unused with 'client'.
 
     Returns:
       The method.
@@ -53,7 +53,7 @@ def fedcad(
     check(auxiliary >= 1, 'auxiliary', auxiliary, 'at least 1')
 
     def share(server: ServerView) -> Array:
-        assert server.auxiliary is not None  # the engine grants what `auxiliary` asks for
+        assert server.auxiliary is not None  # because `auxiliary` is above 0
         logits = server.predict(server.auxiliary.x)
         return losses.class_credibility(
             logits, server.auxiliary.y, beta=beta, gamma=gamma, temperature=tau
@@ -62,8 +62,10 @@ def fedcad(
     def begin(client: ClientView) -> Array:
         def add(sums: tuple[Array, Array], batch: Batch) -> tuple[Array, Array]:
             logits = client.apply(client.global_params, batch.x).logits
-            more = losses.class_credibility_sums(logits, batch.y, temperature=tau, where=batch.mask)
-            return sums[0] + more[0], sums[1] + more[1]
+            phi, count = losses.class_credibility_sums(
+                logits, batch.y, temperature=tau, where=batch.mask
+            )
+            return sums[0] + phi, sums[1] + count
 
         zeros = jnp.zeros(client.info.label_counts.shape)
         phi, count = client.fold(add, (zeros, zeros))

@@ -1,4 +1,4 @@
-"""FedCurv: parameters that matter to the other clients are held where those left them."""
+"""FedCurv: a penalty keeps the parameters that are important to other clients in place."""
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,8 @@ def fedcurv(*, lam: float = 1e-3) -> Method:
     CE + lambda sum_j (w - w_j)^T diag(F_j) (w - w_j), j the other clients of the last round,
     F_j = mean over j's examples of the squared gradient of CE at w_j
 
-    The sums of F_j and F_j w_j are all that is needed; a constant that does not depend on w is left
-    out. In the first round there is no penalty.
+    Only the sums of F_j and F_j w_j are sent; the constant that does not depend on w is omitted.
+    There is no penalty in the first round.
 
     Args:
       lam: lambda, weight of the penalty, >= 0; FedSSD's tables take 1e-3 on CIFAR-10, 1e-4 on
@@ -40,10 +40,10 @@ def fedcurv(*, lam: float = 1e-3) -> Method:
         return sums, {**sums, 'round': jnp.zeros((), jnp.int32)}
 
     def begin(client: ClientView) -> PyTree:
-        # Who was in the last round takes its own share out of the sums.
+        # The sums include a client that took part in the last round; its share is subtracted.
         recent = client.state['round'] == client.round.number - 1
-        own = {name: client.state[name] for name in client.shared}
-        return jax.tree.map(lambda every, own: every - recent * own, client.shared, own)
+        last = {name: client.state[name] for name in client.shared}
+        return jax.tree.map(lambda total, share: total - recent * share, client.shared, last)
 
     def penalty(view: LocalView) -> Array:
         quadratic = jax.tree.map(
@@ -63,8 +63,8 @@ def fedcurv(*, lam: float = 1e-3) -> Method:
             gradient = jax.grad(loss)(client.params, example.x, example.y)
             return jax.tree.map(lambda t, g: t + example.mask * g**2, total, gradient), None
 
-        # An example after the other: all gradients of a batch at once would take its memory times
-        # the parameters.
+        # One example at a time: the gradients of a whole batch would need B times the memory of the
+        # parameters.
         total = client.fold(
             lambda total, batch: jax.lax.scan(add, total, batch)[0],
             optax.tree.zeros_like(client.params),
@@ -72,9 +72,10 @@ def fedcurv(*, lam: float = 1e-3) -> Method:
         return jax.tree.map(lambda t: t / jnp.maximum(client.info.size, 1), total)
 
     def finish(client: ClientView) -> tuple[PyTree, PyTree]:
-        own = fisher(client)
-        sums = {'fisher': own, 'fisher_params': jax.tree.map(jnp.multiply, own, client.params)}
-        return {**sums, 'round': client.round.number}, sums
+        weights = fisher(client)
+        weighted = jax.tree.map(jnp.multiply, weights, client.params)
+        upload = {'fisher': weights, 'fisher_params': weighted}
+        return {**upload, 'round': client.round.number}, upload
 
     def merge(view: MergeView) -> tuple[PyTree, PyTree]:
         return view.update, view.uploads
@@ -86,6 +87,6 @@ def fedcurv(*, lam: float = 1e-3) -> Method:
         penalty=penalty,
         finish=finish,
         merge=merge,
-        # The server knows w_j and can multiply.
+        # The server knows w_j and can compute F_j w_j.
         sent=lambda upload: upload['fisher'],
     )

@@ -1,4 +1,4 @@
-"""FedDyn: a dynamic regulariser makes the clients' optima those of the whole."""
+"""FedDyn: a dynamic regulariser aligns the clients' optima with the global one."""
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,8 @@ def feddyn(*, alpha: float = 0.1) -> Method:
     CE - <h_i, w> + alpha / 2 ||w - w_g||^2, then h_i -= alpha (w_i - w_g);
     h -= alpha / N sum_i (w_i - w_g), w = mean_i w_i - h / alpha
 
-    The states kept are -h_i / alpha and -h / alpha, the sums of updates, so that alpha may be 0.
-    The mean over the round's clients is the plain one, whatever --aggregation says.
+    The states are -h_i / alpha and -h / alpha, the sums of updates, so that alpha may be 0. The
+    mean over the round's clients is not weighted, whatever --aggregation is.
 
     Args:
       alpha: weight of the regulariser, >= 0.

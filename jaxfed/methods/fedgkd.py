@@ -13,7 +13,7 @@ def fedgkd(*, beta: float = 1.0, tau: float = 1.0, models: int = 5) -> Method:
     """Distillation from an ensemble of past global models.
 
     CE + beta tau^2 KL(softmax(zt / tau) || softmax(z / tau)), zt under the mean of the last M
-    global models, the present one among them
+    global models, including the current one
 
     Args:
       beta: weight of the distillation, >= 0.
@@ -35,7 +35,7 @@ def fedgkd(*, beta: float = 1.0, tau: float = 1.0, models: int = 5) -> Method:
     check(models >= 1, 'models', models, 'at least 1')
 
     def init(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
-        # The models before the present one; those that were not yet are zero.
+        # The models before the current one, newest first; missing ones are zero.
         model = params, stats
         return jax.tree.map(lambda w: jnp.zeros((models - 1, *w.shape), w.dtype), model), ()
 

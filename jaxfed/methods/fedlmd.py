@@ -1,4 +1,4 @@
-"""FedLMD: distillation of the classes that a client holds little of."""
+"""FedLMD: distillation of the classes of which a client has few examples."""
 
 from jaxfed import losses
 from jaxfed.methods._check import check, check_temperature
@@ -7,7 +7,7 @@ from jaxfed.types import Array, ClientInfo
 
 
 def fedlmd(*, beta: float = 1.0, tau: float = 1.0) -> Method:
-    """Label-masking distillation: the client's majority classes are cut out of the teacher.
+    """Label-masking distillation: the teacher is restricted to the client's minority classes.
 
     CE + beta tau^2 KL(pg' || p'), pg' over the classes that are neither majority classes of the
     client nor y, p' over all classes but y; majority: n_c > n / C

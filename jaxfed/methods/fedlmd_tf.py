@@ -1,4 +1,4 @@
-"""FedLMD-Tf: FedLMD without a teacher, a uniform distribution in its place."""
+"""FedLMD-Tf: FedLMD with a uniform distribution instead of a teacher."""
 
 from jaxfed import losses
 from jaxfed.methods._check import check, check_temperature

@@ -1,4 +1,4 @@
-"""FedNova: clients' updates are normalised by the steps behind them."""
+"""FedNova: clients' updates are normalised by their numbers of local steps."""
 
 import jax.numpy as jnp
 

@@ -1,4 +1,4 @@
-"""FedNTD-Tf: FedNTD without a teacher, the uniform distribution in its place."""
+"""FedNTD-Tf: FedNTD with a uniform distribution instead of a teacher."""
 
 import jax.numpy as jnp
 
@@ -32,13 +32,9 @@ def fedntd_tf(*, beta: float = 1.0, tau: float = 1.0) -> Method:
     check_temperature(tau)
 
     def penalty(view: LocalView) -> Array:
-        # Equal logits are the uniform teacher.
-        distillation = losses.not_true_distillation(
-            view.outputs.logits,
-            jnp.zeros_like(view.outputs.logits),
-            view.batch.y,
-            temperature=tau,
-        )
+        logits = view.outputs.logits
+        uniform = jnp.zeros_like(logits)  # equal logits
+        distillation = losses.not_true_distillation(logits, uniform, view.batch.y, temperature=tau)
         return beta * view.mean(distillation)
 
     return Method(penalty=penalty)

@@ -1,4 +1,4 @@
-"""FedProx: a proximal term holds the local parameters near the global ones."""
+"""FedProx: a proximal term keeps the local parameters close to the global ones."""
 
 from jaxfed import losses
 from jaxfed.methods._check import check

@@ -1,4 +1,4 @@
-"""FedRS: the softmax is restricted for classes that a client does not have."""
+"""FedRS: a softmax that is restricted for the classes missing at a client."""
 
 import jax.numpy as jnp
 
@@ -36,8 +36,8 @@ def fedrs(*, alpha: float = 0.5, continuous: bool = False) -> Method:
     def prepare(info: ClientInfo) -> Array:
         counts = info.label_counts.astype(jnp.float32)
         most = jnp.maximum(jnp.max(counts), 1)
-        held = counts / most if continuous else (counts > 0).astype(jnp.float32)
-        return alpha + (1 - alpha) * held
+        share = counts / most if continuous else (counts > 0).astype(jnp.float32)
+        return alpha + (1 - alpha) * share
 
     def supervised(view: LocalView) -> Array:
         return losses.cross_entropy(view.outputs.logits * view.static, view.batch.y)

@@ -1,4 +1,4 @@
-"""FedSSD: distillation weighted by how far the global model can be trusted."""
+"""FedSSD: distillation weighted by the credibility of the global model."""
 
 from jaxfed import losses
 from jaxfed.methods._check import check
@@ -7,7 +7,7 @@ from jaxfed.types import Array
 
 
 def fedssd(*, max_weight: float = 0.01, auxiliary: int = 64) -> Method:
-    """Selective self-distillation, a weight for each example and class.
+    """Selective self-distillation, with a weight for each example and class.
 
     CE + ||M (zg - z)||^2, M[k] = max_weight max(0, M_class[k] M_sample - 0.1), M_class from the
     global model's confusion matrix on the server's auxiliary data, recomputed every round
@@ -15,7 +15,7 @@ def fedssd(*, max_weight: float = 0.01, auxiliary: int = 64) -> Method:
     Args:
       max_weight: M_max, the largest weight, >= 0; the paper takes .01 for CIFAR-10 and .001 for
         CIFAR-100 and Tiny-ImageNet.
-      auxiliary: examples a class the server sets aside by default, >= 1.
+      auxiliary: examples of each class on the server by default, >= 1.
 
     Returns:
       The method.
@@ -31,7 +31,7 @@ def fedssd(*, max_weight: float = 0.01, auxiliary: int = 64) -> Method:
     check(auxiliary >= 1, 'auxiliary', auxiliary, 'at least 1')
 
     def share(server: ServerView) -> Array:
-        assert server.auxiliary is not None  # the engine grants what `auxiliary` asks for
+        assert server.auxiliary is not None  # because `auxiliary` is above 0
         return losses.credibility_matrix(server.predict(server.auxiliary.x), server.auxiliary.y)
 
     def penalty(view: LocalView) -> Array:

@@ -1,4 +1,4 @@
-"""A federated method as a value: a tuple of pure hooks, in the manner of an optax transformation.
+"""A federated method as a value: a tuple of pure hooks, like an optax transformation.
 
 A method is written for ONE client; the engine maps its hooks over the stacked clients. Every hook
 has a neutral default, so `Method()` is FedAvg, and `chain` combines methods.
@@ -7,9 +7,9 @@ One round, in the order in which the hooks run:
 
     shared            = share(server)          once, on the server
     weights           = weigh(cohort)          once, for all clients of the round
-    begun             = begin(client)          a client, before its local training
+    begun             = begin(client)          each client, before its local training
     mean(supervised(view)) + penalty(view)     every local step; the engine differentiates it
-    state, upload     = finish(client)         a client, after its local training
+    state, upload     = finish(client)         each client, after its local training
     update, state     = merge(aggregate)       once, on the server
 """
 
@@ -34,28 +34,28 @@ class RoundInfo(NamedTuple):
 
 
 class ServerView(NamedTuple):
-    """What `share` sees."""
+    """The input of `share`."""
 
     params: PyTree  # global parameters
-    stats: PyTree  # and batch statistics, () for a network without
+    stats: PyTree  # global batch statistics, () for a network without
     state: PyTree  # this method's server state
     predict: Callable[[Array], Array]  # x [A, H, W, channels] -> logits [A, C], global parameters
-    auxiliary: Batch | None  # the server's own class-balanced examples, if the method asked
+    auxiliary: Batch | None  # class-balanced examples of the server, if `Method.auxiliary` > 0
     round: RoundInfo
 
 
 class LocalView(NamedTuple):
-    """What a local objective sees in one step of one client."""
+    """The input of `supervised` and `penalty`, in one local step of one client."""
 
-    params: PyTree  # local parameters, the ones that are differentiated
+    params: PyTree  # local parameters, with respect to which the loss is differentiated
     outputs: Outputs  # of the local parameters on this batch
     batch: Batch
-    global_params: PyTree  # what the client started its round from
+    global_params: PyTree  # at the start of the round
     # (params, x, stats=the global ones) -> Outputs, in evaluation mode
     apply: Callable[..., Outputs]
     info: ClientInfo
     static: PyTree  # from `prepare`
-    state: PyTree  # this method's state of this client, as it was before the round
+    state: PyTree  # this method's state of this client, from the round before
     shared: PyTree  # from `share`
     begun: PyTree  # from `begin`
     round: RoundInfo
@@ -64,16 +64,16 @@ class LocalView(NamedTuple):
     def teacher(self) -> Outputs:
         """Outputs of the global parameters on this batch, without gradient.
 
-        Nobody pays for a teacher that is not used, nor twice for one used by two parts: the
-        compiler removes the first and merges the second.
+        An unused teacher costs nothing, because the compiler removes it; two parts that use it
+        share one evaluation.
         """
         return jax.lax.stop_gradient(self.apply(self.global_params, self.batch.x))
 
     def mean(self, values: Array) -> Array:
-        """Mean over the real examples of the batch.
+        """Computes the mean over the real examples of the batch.
 
         Args:
-          values: [B], one an example.
+          values: [B], one for each example.
 
         Returns:
           [] the mean, 0 if there is no real example.
@@ -83,14 +83,14 @@ class LocalView(NamedTuple):
 
 
 class ClientView(NamedTuple):
-    """What `begin` (before local training) and `finish` (after it) see of one client."""
+    """The input of `begin` (before local training) and `finish` (after it), for one client."""
 
     params: PyTree  # local parameters; in `begin` equal to the global ones
     stats: PyTree  # local batch statistics; in `begin` the global ones
     global_params: PyTree
     apply: Callable[..., Outputs]  # as in `LocalView`
-    # fold(f, initial): f(carry, Batch) -> carry over the client's own examples, each once, in a
-    # fixed order, normalised and not augmented.
+    # fold(f, initial): f(carry, Batch) -> carry over the client's examples, each once, in a fixed
+    # order, normalised and not augmented.
     fold: Callable[[Callable[[PyTree, Batch], PyTree], PyTree], PyTree]
     info: ClientInfo
     static: PyTree
@@ -102,9 +102,9 @@ class ClientView(NamedTuple):
 
 
 class CohortView(NamedTuple):
-    """What `weigh` sees of the round's clients."""
+    """The input of `weigh`, for all clients of the round."""
 
-    weights: Array  # [S] float32, from --aggregation or the part before; 0 where lost
+    weights: Array  # [S] float32, from --aggregation or the previous part; 0 where lost
     size: Array  # [S] int32
     label_counts: Array  # [S, C] int32
     steps: Array  # [S] int32, 0 where the update is lost
@@ -112,11 +112,11 @@ class CohortView(NamedTuple):
 
 
 class MergeView(NamedTuple):
-    """What `merge` sees."""
+    """The input of `merge`."""
 
-    update: PyTree  # sum_i weight_i (w_i - w_g), or what the part before made of it
+    update: PyTree  # sum_i weight_i (w_i - w_g), or the update of the previous part
     params: PyTree  # global parameters before the update
-    stats: PyTree  # and batch statistics, which are averaged whatever the update is
+    stats: PyTree  # global batch statistics, which the engine averages itself
     state: PyTree  # this method's server state
     uploads: PyTree  # sum over the round's clients of their uploads
     round: RoundInfo
@@ -131,15 +131,15 @@ def _no_penalty(view: LocalView) -> Array:
 
 
 class Method(NamedTuple):
-    """The hooks of a federated method; what is left out is FedAvg's.
+    """The hooks of a federated method; the defaults are FedAvg's.
 
     `supervised` REPLACES the cross-entropy and returns one value an example, `penalty` is ADDED to
-    its mean; so parts combine without counting the supervised term twice.
+    its mean, so parts combine without counting the supervised term twice.
     """
 
     # (params, batch statistics) -> (server state, state of one client before its first round)
     init: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] = lambda params, stats: ((), ())
-    # ClientInfo -> what is constant for a client
+    # ClientInfo -> constants of a client
     prepare: Callable[[ClientInfo], PyTree] = lambda info: ()
     share: Callable[[ServerView], PyTree] = lambda server: ()
     weigh: Callable[[CohortView], Array] = lambda cohort: cohort.weights
@@ -152,103 +152,104 @@ class Method(NamedTuple):
     merge: Callable[[MergeView], tuple[PyTree, PyTree]] = lambda merge: (merge.update, merge.state)
     # network -> the network that this method trains
     adapt: Callable[[Model], Model] = lambda model: model
-    # upload -> what of it a client has to send, where the server could compute the rest
+    # upload -> the part of it that a client has to send if the server can compute the rest
     sent: Callable[[PyTree], PyTree] = lambda upload: upload
-    auxiliary: int = 0  # examples a class that the server needs by default, 0 for none
+    auxiliary: int = 0  # examples of each class that the server needs by default
 
 
-_OWN = ('static', 'state', 'shared', 'begun', 'uploads')
+_BY_PART = ('static', 'state', 'shared', 'begun', 'uploads')
 
 
-def part_of(view: Any, i: int) -> Any:
-    """The view as part `i` of a combination sees it: of each tuple of parts, its own entry.
-
-    Args:
-      view: any of the views.
-      i: number of the part.
-
-    Returns:
-      The view.
-    """
-    own = {name: getattr(view, name)[i] for name in _OWN if name in view._fields}
-    return view._replace(**own)
+def part_view(view: Any, i: int) -> Any:
+    """Selects the values of part `i` in any of the views of a combination."""
+    return view._replace(**{f: getattr(view, f)[i] for f in _BY_PART if f in view._fields})
 
 
-def chain(*parts: Method) -> Method:
-    """Combine methods into one.
-
-    Penalties add up; weights, the server's update and the network pass through the parts from left
-    to right; every other hook runs for each part on its own, with states kept as a tuple of the
-    parts'.
-
-    Args:
-      *parts: the methods, in the order in which they treat the server's update.
-
-    Returns:
-      The combined method.
-
-    Raises:
-      ValueError: if no part is given, or two parts replace the supervised loss.
-    """
-    if not parts:
-        raise ValueError('chain() needs at least one method.')
-    replacing = [part.supervised for part in parts if part.supervised is not _supervised]
-    if len(replacing) > 1:
-        raise ValueError(
-            f'{len(replacing)} of the combined methods replace the cross-entropy by a loss of '
-            'their own, so they do not add up; keep one of them.'
-        )
+def combine_states(*parts: Method) -> Method:
+    """Combines the hooks that run for each part separately, with tuples of the parts' states."""
     indexed = tuple(enumerate(parts))
 
     def init(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
-        states = [part.init(params, stats) for part in parts]
-        return tuple(server for server, _ in states), tuple(client for _, client in states)
-
-    def weigh(cohort: CohortView) -> Array:
-        for part in parts:
-            cohort = cohort._replace(weights=part.weigh(cohort))
-        return cohort.weights
+        server_states, client_states = zip(
+            *(part.init(params, stats) for part in parts), strict=True
+        )
+        return server_states, client_states
 
     def begin(client: ClientView) -> PyTree:
-        # `begun` does not exist yet, so there is nothing of it to hand out.
         client = client._replace(begun=((),) * len(parts))
-        return tuple(part.begin(part_of(client, i)) for i, part in indexed)
-
-    def penalty(view: LocalView) -> Array:
-        return sum((part.penalty(part_of(view, i)) for i, part in indexed), jnp.zeros(()))
-
-    def supervised(view: LocalView) -> Array:
-        i = next(i for i, part in indexed if part.supervised is not _supervised)
-        return parts[i].supervised(part_of(view, i))
+        return tuple(part.begin(part_view(client, i)) for i, part in indexed)
 
     def finish(client: ClientView) -> tuple[PyTree, PyTree]:
-        done = [part.finish(part_of(client, i)) for i, part in indexed]
-        return tuple(state for state, _ in done), tuple(upload for _, upload in done)
+        states, uploads = zip(
+            *(part.finish(part_view(client, i)) for i, part in indexed), strict=True
+        )
+        return states, uploads
 
     def adapt(model: Model) -> Model:
         for part in parts:
             model = part.adapt(model)
         return model
 
+    return Method(
+        init=init,
+        prepare=lambda info: tuple(part.prepare(info) for part in parts),
+        share=lambda server: tuple(part.share(part_view(server, i)) for i, part in indexed),
+        begin=begin,
+        finish=finish,
+        adapt=adapt,
+        sent=lambda upload: tuple(part.sent(upload[i]) for i, part in indexed),
+        auxiliary=max(part.auxiliary for part in parts),
+    )
+
+
+def chain(*parts: Method) -> Method:
+    """Combines methods into one.
+
+    Penalties add up. Weights, the server's update and the network pass through the parts from left
+    to right. Every other hook runs for each part separately, with a tuple of the parts' states.
+
+    Args:
+      *parts: the methods, in the order in which they change the server's update.
+
+    Returns:
+      The combined method.
+
+    Raises:
+      ValueError: if there is no part, or two parts replace the supervised loss.
+    """
+    if not parts:
+        raise ValueError('chain() needs at least one method.')
+    replacing = [i for i, part in enumerate(parts) if part.supervised is not _supervised]
+    if len(replacing) > 1:
+        raise ValueError(
+            f'{len(replacing)} of the combined methods replace the cross-entropy, so they do not '
+            'add up; keep one of them.'
+        )
+
+    def weigh(cohort: CohortView) -> Array:
+        for part in parts:
+            cohort = cohort._replace(weights=part.weigh(cohort))
+        return cohort.weights
+
+    def penalty(view: LocalView) -> Array:
+        penalties = (part.penalty(part_view(view, i)) for i, part in enumerate(parts))
+        return sum(penalties, jnp.zeros(()))
+
+    def supervised(view: LocalView) -> Array:
+        (i,) = replacing
+        return parts[i].supervised(part_view(view, i))
+
     def merge(view: MergeView) -> tuple[PyTree, PyTree]:
         states = []
-        for i, part in indexed:
-            update, state = part.merge(part_of(view, i))
+        for i, part in enumerate(parts):
+            update, state = part.merge(part_view(view, i))
             view = view._replace(update=update)
             states.append(state)
         return view.update, tuple(states)
 
-    return Method(
-        init=init,
-        prepare=lambda info: tuple(part.prepare(info) for part in parts),
-        share=lambda server: tuple(part.share(part_of(server, i)) for i, part in indexed),
+    return combine_states(*parts)._replace(
         weigh=weigh,
-        begin=begin,
         supervised=supervised if replacing else _supervised,
         penalty=penalty,
-        finish=finish,
         merge=merge,
-        adapt=adapt,
-        sent=lambda upload: tuple(part.sent(upload[i]) for i, part in indexed),
-        auxiliary=max(part.auxiliary for part in parts),
     )

@@ -12,7 +12,7 @@ from jaxfed.types import Array, PyTree
 def scaffold() -> Method:
     """Control variates against client drift.
 
-    The local gradient is corrected by c - c_i, which is that of the linear term <c - c_i, w - w_g>.
+    The local gradient is corrected by c - c_i, the gradient of the term <c - c_i, w - w_g>.
     c_i+ = c_i - c + (w_g - w_i) / (a_i lr), c += 1/N sum_i (c_i+ - c_i)
 
     a_i is the number of local steps, with local momentum their effective number. Variates start at
@@ -44,7 +44,7 @@ def scaffold() -> Method:
             client.params,
             client.global_params,
         )
-        # Without examples nothing was learned about the client's gradient.
+        # A client without examples has no gradient to estimate.
         change = jax.tree.map(lambda d: jnp.where(client.steps > 0, d, 0.0), change)
         return jax.tree.map(jnp.add, client.state, change), change
 

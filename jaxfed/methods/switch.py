@@ -1,6 +1,6 @@
 """One method for the first rounds and another afterwards."""
 
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,21 +13,22 @@ from jaxfed.methods.method import (
     MergeView,
     Method,
     RoundInfo,
-    part_of,
+    combine_states,
+    part_view,
 )
 from jaxfed.types import Array, PyTree
 
 
 def switch(first: Method, second: Method, *, rounds: int) -> Method:
-    """Train by one method for some rounds and by another from then on.
+    """Trains with one method for some rounds and with another afterwards.
 
-    Both keep their states, which do not change while the other is active; the network is adapted
-    for both.
+    Both have their states, which do not change while the other method is active; the network is
+    adapted for both.
 
     Args:
-      first: the method of rounds 1..rounds.
-      second: the method of the rounds after.
-      rounds: of the first method, >= 1.
+      first: the method of the rounds 1..rounds.
+      second: the method of the rounds after these.
+      rounds: number of rounds of the first method, >= 1.
 
     Returns:
       The combined method.
@@ -42,64 +43,38 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
         raise ValueError(f'switch_round={rounds} must be at least 1.')
     parts = first, second
 
-    def active(info: RoundInfo) -> Array:
-        return (info.number > rounds).astype(jnp.int32)
-
-    def choose(hook: str, view: Any, info: RoundInfo) -> Array:
-        branches = [lambda i=i: getattr(parts[i], hook)(part_of(view, i)) for i in range(2)]
-        return lax.switch(active(info), branches)
-
-    def init(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
-        states = [part.init(params, stats) for part in parts]
-        return tuple(server for server, _ in states), tuple(client for _, client in states)
-
-    def begin(client: ClientView) -> PyTree:
-        client = client._replace(begun=((), ()))
-        return tuple(part.begin(part_of(client, i)) for i, part in enumerate(parts))
+    def select(round_info: RoundInfo, function: Callable[[int], PyTree]) -> PyTree:
+        """Calls function(0) in the first rounds and function(1) afterwards."""
+        index = (round_info.number > rounds).astype(jnp.int32)
+        return lax.switch(index, [lambda: function(0), lambda: function(1)])
 
     def finish(client: ClientView) -> tuple[PyTree, PyTree]:
-        def of(i: int) -> tuple[PyTree, PyTree]:
-            view = part_of(client, i)
+        def finish_part(i: int) -> tuple[PyTree, PyTree]:
+            view = part_view(client, i)
             shape = jax.eval_shape(lambda: parts[i].finish(view)[1])
-            idle = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
-            return lax.cond(
-                active(client.round) == i, lambda: parts[i].finish(view), lambda: (view.state, idle)
-            )
+            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
+            active = (client.round.number > rounds).astype(jnp.int32) == i
+            return lax.cond(active, lambda: parts[i].finish(view), lambda: (view.state, zeros))
 
-        done = of(0), of(1)
-        return tuple(state for state, _ in done), tuple(upload for _, upload in done)
+        states, uploads = zip(finish_part(0), finish_part(1), strict=True)
+        return states, uploads
 
     def merge(view: MergeView) -> tuple[PyTree, PyTree]:
-        def by(i: int) -> tuple[PyTree, PyTree]:
-            update, state = parts[i].merge(part_of(view, i))
-            states = list(view.state)
-            states[i] = state
-            return update, tuple(states)
+        def merge_part(i: int) -> tuple[PyTree, PyTree]:
+            update, state = parts[i].merge(part_view(view, i))
+            return update, (*view.state[:i], state, *view.state[i + 1 :])
 
-        return lax.switch(active(view.round), [lambda: by(0), lambda: by(1)])
+        return select(view.round, merge_part)
 
     def weigh(cohort: CohortView) -> Array:
-        return lax.switch(
-            active(cohort.round), [lambda: first.weigh(cohort), lambda: second.weigh(cohort)]
-        )
+        return select(cohort.round, lambda i: parts[i].weigh(cohort))
 
     def supervised(view: LocalView) -> Array:
-        return choose('supervised', view, view.round)
+        return select(view.round, lambda i: parts[i].supervised(part_view(view, i)))
 
     def penalty(view: LocalView) -> Array:
-        return choose('penalty', view, view.round)
+        return select(view.round, lambda i: parts[i].penalty(part_view(view, i)))
 
-    return Method(
-        init=init,
-        prepare=lambda info: tuple(part.prepare(info) for part in parts),
-        share=lambda server: tuple(part.share(part_of(server, i)) for i, part in enumerate(parts)),
-        weigh=weigh,
-        begin=begin,
-        supervised=supervised,
-        penalty=penalty,
-        finish=finish,
-        merge=merge,
-        adapt=lambda model: second.adapt(first.adapt(model)),
-        sent=lambda upload: tuple(part.sent(upload[i]) for i, part in enumerate(parts)),
-        auxiliary=max(part.auxiliary for part in parts),
+    return combine_states(first, second)._replace(
+        weigh=weigh, supervised=supervised, penalty=penalty, finish=finish, merge=merge
     )

@@ -1,4 +1,4 @@
-"""Measures of a model, of a round's clients and of a run, as pure functions."""
+"""Metrics of a model, of a round's clients and of a run, as pure functions."""
 
 from jaxfed.metrics.accuracy import Evaluation, grade
 from jaxfed.metrics.alignment import alignment, class_preference

@@ -1,4 +1,4 @@
-"""Accuracy and loss of one model on many examples, in chunks of fixed size."""
+"""Accuracy and loss of a model on a labelled set."""
 
 from typing import NamedTuple
 
@@ -10,16 +10,18 @@ from jaxfed.types import Array
 
 
 class Evaluation(NamedTuple):
-    """How a model does on a labelled set of m examples."""
+    """Results of a model on a labelled set of m examples."""
 
     accuracy: Array  # [] share of correct predictions
     loss: Array  # [] mean cross-entropy
-    class_accuracy: Array  # [C] share of correct predictions in each class, 0 where none is held
+    class_accuracy: (
+        Array  # [C] share of correct predictions in each class, 0 for a class without examples
+    )
     predicted: Array  # [m] int32, the class with the largest logit
 
 
 def grade(logits: Array, y: Array) -> Evaluation:
-    """Accuracy, loss and accuracy by class of logits.
+    """Computes accuracy, loss and class accuracies from logits.
 
     Args:
       logits: [m, C].

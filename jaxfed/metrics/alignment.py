@@ -1,4 +1,4 @@
-"""Weight alignment: whether the same neuron stands for the same class in two models."""
+"""Weight alignment: whether a neuron prefers the same class in two models."""
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,12 @@ def class_preference(activations: ArrayLike, y: ArrayLike, num_classes: int) -> 
 
     argmax_c mean_{x of class c} a(x)
 
-    Classes without examples are nobody's preference. Of equal means the lowest class wins, so a
-    neuron that is never active prefers class 0, or the first that has examples.
+    A class without examples is never preferred. Of equal means the lowest class is preferred, so a
+    neuron that is never active prefers the first class with examples.
 
     Args:
-      activations: a [m, F], of a layer with F neurons on m examples; a feature map averaged over
-        its places, or its places taken as neurons.
+      activations: a [m, F], of a layer with F neurons on m examples; a feature map is averaged
+        over its places, or its places are neurons.
       y: [m] int32 labels.
       num_classes: C.
 
@@ -29,9 +29,9 @@ def class_preference(activations: ArrayLike, y: ArrayLike, num_classes: int) -> 
       NeurIPS 2022, section 5.1.
     """
     member = jax.nn.one_hot(jnp.asarray(y), num_classes)
-    held = jnp.sum(member, axis=0)
+    counts = jnp.sum(member, axis=0)[:, None]
     sums = jnp.matmul(member.T, jnp.asarray(activations), precision='highest')
-    means = jnp.where(held[:, None] > 0, sums / jnp.maximum(held, 1)[:, None], -jnp.inf)
+    means = jnp.where(counts > 0, sums / jnp.maximum(counts, 1), -jnp.inf)
     return jnp.argmax(means, axis=0).astype(jnp.int32)
 
 
@@ -40,7 +40,7 @@ def alignment(preference: ArrayLike, other: ArrayLike) -> Array:
 
     Args:
       preference: [F] int32, of one model, from `class_preference`.
-      other: [F] int32, of the other one.
+      other: [F] int32, of the other model.
 
     Returns:
       [], in 0..1.

@@ -1,4 +1,4 @@
-"""What is predicted: as a confusion matrix, and as the share of each class."""
+"""Predictions: the confusion matrix, and the share of each class."""
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -30,7 +30,7 @@ def prediction_share(predicted: ArrayLike, num_classes: int) -> Array:
       num_classes: C.
 
     Returns:
-      [C], in 0..1, together 1.
+      [C], in 0..1, with sum 1.
 
     Reference:
       Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023, figure 2.

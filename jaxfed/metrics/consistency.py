@@ -1,8 +1,9 @@
-"""Consistency: how much of what the global model predicts stays the same between rounds."""
+"""Consistency of the global model's predictions between rounds."""
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from jaxfed.metrics._ratio import ratio
 from jaxfed.types import Array
 
 
@@ -11,7 +12,7 @@ def class_consistency(before: ArrayLike, now: ArrayLike) -> Array:
 
     <A, A'> / (||A|| ||A'||)
 
-    Two vectors of zeros are the same and give 1; one of them alone gives 0.
+    The result is 1 if both vectors are zero and 0 if one of them is.
 
     Args:
       before: A [C], class accuracies after the earlier round.
@@ -27,11 +28,11 @@ def class_consistency(before: ArrayLike, now: ArrayLike) -> Array:
     before, now = jnp.asarray(before), jnp.asarray(now)
     lengths = jnp.sqrt(jnp.sum(before**2) * jnp.sum(now**2))
     same = jnp.all(before == now).astype(lengths.dtype)
-    return jnp.where(lengths > 0, jnp.sum(before * now) / jnp.where(lengths > 0, lengths, 1), same)
+    return ratio(jnp.sum(before * now), lengths, same)
 
 
 def same_predictions(before: ArrayLike, now: ArrayLike) -> Array:
-    """Share of the test examples that are predicted as before.
+    """Share of the test examples with the same prediction in two rounds.
 
     Args:
       before: [m] int32, the predicted classes after the earlier round.

@@ -28,13 +28,13 @@ def rounds_to_target(curve: Curve, target: float) -> int | None:
 
 
 def speed_up(reference: Curve, curve: Curve, target: float | None = None) -> float | None:
-    """How many times fewer rounds than a reference a run needs to the same accuracy.
+    """The factor by which a run needs fewer rounds than a reference for the same accuracy.
 
     (reference's rounds to the target) / (this run's rounds to the target)
 
     Args:
-      reference: rounds and accuracies of the run to compare with, as FedAvg's.
-      curve: of this run.
+      reference: rounds and accuracies of the run to compare with, for instance FedAvg's.
+      curve: rounds and accuracies of this run.
       target: the accuracy; None for the reference's best.
 
     Returns:
@@ -44,12 +44,11 @@ def speed_up(reference: Curve, curve: Curve, target: float | None = None) -> flo
       Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023, table 3.
     """
     if target is None:
-        tested = [accuracy for accuracy in reference[1] if accuracy is not None]
-        if not tested:
-            return None
-        target = max(tested)
-    theirs, ours = rounds_to_target(reference, target), rounds_to_target(curve, target)
-    return None if theirs is None or ours is None else theirs / ours
+        target = max((a for a in reference[1] if a is not None), default=None)
+    if target is None:
+        return None
+    slow, fast = rounds_to_target(reference, target), rounds_to_target(curve, target)
+    return None if slow is None or fast is None else slow / fast
 
 
 def mean_and_deviation(values: Sequence[float | None]) -> tuple[float | None, float | None]:

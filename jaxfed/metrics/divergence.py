@@ -1,20 +1,21 @@
-"""Divergence of local models from the global one, in their weights and in their distributions."""
+"""Divergence of local models from the global one, in weights and in label distributions."""
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from jaxfed.metrics._ratio import ratio
 from jaxfed.types import Array, PyTree
 
 
 def weight_distances(models: PyTree, center: PyTree) -> Array:
-    """Euclidean distance of each model to one.
+    """Euclidean distance of each model to a central one.
 
     ||w_i - w_g||; its mean over i is the weight divergence
 
     Args:
-      models: w, parameters of S models, NumPy or JAX arrays [S, ...]; NumPy's stay on the host.
-      center: w_g, that they started from, of the same structure without the first axis.
+      models: w, parameters of S models [S, ...]; NumPy arrays stay on the host.
+      center: w_g, from which they started, of the same structure without the first axis.
 
     Returns:
       [S].
@@ -30,15 +31,15 @@ def weight_distances(models: PyTree, center: PyTree) -> Array:
 
 
 def distribution_divergence(shares: ArrayLike, class_accuracy: ArrayLike) -> Array:
-    """How far each client's labels are from those that the global model is good at.
+    """Distance of each client's label shares to the global model's class accuracies.
 
     sum_c |p_i(c) - pg(c)|, pg(c) = A_c / sum_k A_k; its mean over i is the distribution divergence
 
-    A global model that is right about nothing has a uniform pg.
+    pg is uniform if all class accuracies are 0.
 
     Args:
       shares: p [S, C], from `label_shares`.
-      class_accuracy: A [C], of the global model that the clients start from.
+      class_accuracy: A [C], of the global model from which the clients start.
 
     Returns:
       [S], in 0..2.
@@ -48,7 +49,6 @@ def distribution_divergence(shares: ArrayLike, class_accuracy: ArrayLike) -> Arr
       NeurIPS 2022, section 5.2.
     """
     accuracy = jnp.asarray(class_accuracy)
-    total = jnp.sum(accuracy)
     uniform = jnp.full_like(accuracy, 1 / accuracy.shape[0])
-    of_global = jnp.where(total > 0, accuracy / jnp.where(total > 0, total, 1), uniform)
-    return jnp.sum(jnp.abs(jnp.asarray(shares) - of_global), axis=-1)
+    global_shares = ratio(accuracy, jnp.sum(accuracy), uniform)
+    return jnp.sum(jnp.abs(jnp.asarray(shares) - global_shares), axis=-1)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from jaxfed.metrics._ratio import ratio
 from jaxfed.types import Array, PyTree
 
 
@@ -18,12 +19,11 @@ class Drift(NamedTuple):
 
 
 def drift(models: PyTree, start: PyTree) -> Drift:
-    """Measures the updates of a round's clients, all of the same weight.
+    """Computes lengths and directions of the clients' updates, with equal weights.
 
     Args:
-      models: w, parameters of S local models, NumPy or JAX arrays [S, ...]; NumPy's stay on the
-        host.
-      start: w_g, of the global model that they started from, without the first axis.
+      models: w, parameters of S local models [S, ...]; NumPy arrays stay on the host.
+      start: w_g, of the global model from which they started, without the first axis.
 
     Returns:
       The drift.
@@ -43,17 +43,16 @@ def drift(models: PyTree, start: PyTree) -> Drift:
     leaves = jax.tree.leaves(jax.tree.map(products, models, start))
     squares, along, whole = jnp.sum(jnp.stack(leaves), axis=0)
     norms = jnp.sqrt(squares)
-    lengths = norms * jnp.sqrt(whole)
-    cosines = jnp.where(lengths > 0, along / jnp.where(lengths > 0, lengths, 1), 0.0)
+    cosines = ratio(along, norms * jnp.sqrt(whole), 0.0)
     return Drift(norms, cosines, diversity(squares, whole[0]))
 
 
 def diversity(squares: ArrayLike, mean_square: ArrayLike) -> Array:
-    """How little vectors point in the same direction.
+    """Gradient diversity: how much the directions of vectors differ.
 
     mean_i ||v_i||^2 / ||mean_i v_i||^2 >= 1
 
-    It is 1 where all are the same, as where all are zero, and infinite where they cancel out.
+    It is 1 if all vectors are equal, also if all are zero, and infinite if they cancel out.
 
     Args:
       squares: [S], ||v_i||^2.
@@ -66,6 +65,5 @@ def diversity(squares: ArrayLike, mean_square: ArrayLike) -> Array:
       Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
       NeurIPS 2022, definition 2, for gradients.
     """
-    mean, whole = jnp.mean(jnp.asarray(squares)), jnp.asarray(mean_square)
-    ratio = jnp.where(whole > 0, mean / jnp.where(whole > 0, whole, 1), jnp.inf)
-    return jnp.where(mean > 0, ratio, 1.0)
+    mean = jnp.mean(jnp.asarray(squares))
+    return jnp.where(mean > 0, ratio(mean, jnp.asarray(mean_square), jnp.inf), 1.0)

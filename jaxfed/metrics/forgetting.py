@@ -1,4 +1,4 @@
-"""Forgetting: how far classes have fallen below the best that the global model could."""
+"""Forgetting: the gap between the best class accuracies so far and the current ones."""
 
 from typing import TypeVar
 
@@ -9,16 +9,16 @@ Array = TypeVar('Array', np.ndarray, jax.Array)
 
 
 def class_forgetting(history: Array) -> Array:
-    """Gap between each class's best accuracy so far and its accuracy now.
+    """Gap between each class's best accuracy in earlier rounds and its current accuracy.
 
     F_c = max_{t < T} A_c^t - A_c^T
 
-    A class that is better than ever has a negative one. After the first evaluation there is
-    nothing to forget, and F_c = 0; a class without test examples stays at 0.
+    It is negative for a class that is better than ever, and 0 after the first evaluation and for a
+    class without test examples.
 
     Args:
-      history: A [T, C], class accuracies of the global model after each evaluated round, the last
-        one is now. A NumPy array stays on the host, so a run that grows compiles nothing.
+      history: A [T, C], class accuracies of the global model after each evaluated round. A NumPy
+        array stays on the host, so a growing history does not cause compilation.
 
     Returns:
       [C].

@@ -1,4 +1,4 @@
-"""What measures need of earlier rounds, of a size that does not grow with them."""
+"""The summary of earlier rounds that measures need; its size does not grow with them."""
 
 from typing import Any, NamedTuple
 
@@ -7,40 +7,40 @@ import numpy as np
 from jaxfed.metrics.accuracy import Evaluation
 
 
-class Past(NamedTuple):
+class History(NamedTuple):
     """The rounds so far in which the global model was evaluated."""
 
-    rounds: Any  # array [] int32, how many; without any the others say nothing
+    rounds: Any  # array [] int32, their number; if it is 0, the other fields have no meaning
     best: Any  # array [C] float32, best accuracy of each class
     class_accuracy: Any  # array [C] float32, after the last of them
     predicted: Any  # array [m] int32, predictions after the last of them
 
 
-def no_past(num_classes: int, examples: int) -> Past:
-    """Before the first round.
+def empty_history(num_classes: int, examples: int) -> History:
+    """Makes the history before the first round.
 
     Args:
       num_classes: C.
       examples: m, of the test data.
 
     Returns:
-      The past, with no round in it.
+      The history without a round.
     """
     zeros = np.zeros(num_classes, np.float32)
-    return Past(np.zeros((), np.int32), zeros, zeros, np.zeros(examples, np.int32))
+    return History(np.zeros((), np.int32), zeros, zeros, np.zeros(examples, np.int32))
 
 
-def remember(past: Past, now: Evaluation) -> Past:
+def update_history(history: History, evaluation: Evaluation) -> History:
     """Adds a round.
 
     Args:
-      past: the rounds before.
-      now: evaluation after this one, NumPy arrays.
+      history: of the rounds before.
+      evaluation: of the global model after this round, NumPy arrays.
 
     Returns:
-      The past of the next round.
+      The history with this round.
     """
-    classes = np.asarray(now.class_accuracy)
-    best = np.maximum(past.best, classes) if past.rounds else classes
-    rounds = np.asarray(past.rounds + 1, np.int32)
-    return Past(rounds, best, classes, np.asarray(now.predicted))
+    classes = np.asarray(evaluation.class_accuracy)
+    best = np.maximum(history.best, classes) if history.rounds else classes
+    rounds = np.asarray(history.rounds + 1, np.int32)
+    return History(rounds, best, classes, np.asarray(evaluation.predicted))

@@ -1,4 +1,4 @@
-"""In-local and out-local accuracy: on what a client's data has much of, and on what it lacks."""
+"""In-local and out-local accuracy: on frequent and on rare classes of a client."""
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -7,7 +7,7 @@ from jaxfed.types import Array
 
 
 def label_shares(counts: ArrayLike) -> Array:
-    """The in-local distribution of each client, uniform for one without examples.
+    """The in-local distribution of each client, uniform for a client without examples.
 
     p_i(c) = n_ic / n_i
 
@@ -15,7 +15,7 @@ def label_shares(counts: ArrayLike) -> Array:
       counts: n [..., C] integers.
 
     Returns:
-      [..., C], each in all 1.
+      [..., C], each with sum 1.
 
     Reference:
       Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
@@ -27,7 +27,7 @@ def label_shares(counts: ArrayLike) -> Array:
 
 
 def out_local(shares: ArrayLike) -> Array:
-    """The out-local distribution of each client, which weighs most what the client has least of.
+    """The out-local distribution of each client, largest for its rarest classes.
 
     (1 - p_i(c)) / (C - 1)
 
@@ -35,7 +35,7 @@ def out_local(shares: ArrayLike) -> Array:
       shares: p [..., C], of two classes or more.
 
     Returns:
-      [..., C], each in all 1.
+      [..., C], each with sum 1.
 
     Reference:
       Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,

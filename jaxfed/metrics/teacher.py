@@ -1,4 +1,4 @@
-"""How far a local model has left the global one that it started from, its teacher."""
+"""Agreement of a local model with its teacher, the global model from which it started."""
 
 from typing import NamedTuple
 
@@ -11,14 +11,14 @@ from jaxfed.types import Array, Outputs
 
 
 class Teacher(NamedTuple):
-    """What a global model makes of m test examples."""
+    """Results of a global model on m test examples."""
 
     logits: Array  # [m, C]
     preference: Array  # [F] int32, of the neurons before the last layer
 
 
 class Agreement(NamedTuple):
-    """A local model next to its teacher."""
+    """Comparison of a local model with its teacher."""
 
     kl: Array  # [], as `teacher_kl`
     alignment: Array  # [], of the layer before the last
@@ -40,7 +40,7 @@ def teacher_kl(teacher_logits: ArrayLike, logits: ArrayLike) -> Array:
 
 
 def as_teacher(outputs: Outputs, y: Array) -> Teacher:
-    """What students are compared with.
+    """Computes the results with which students are compared.
 
     Args:
       outputs: of the global model on the test examples.
@@ -64,8 +64,8 @@ def agreement(teacher: Teacher, outputs: Outputs, y: Array) -> Agreement:
     Returns:
       The agreement.
     """
-    own = as_teacher(outputs, y)
+    student = as_teacher(outputs, y)
     return Agreement(
-        kl=teacher_kl(teacher.logits, outputs.logits),
-        alignment=alignment(teacher.preference, own.preference),
+        kl=teacher_kl(teacher.logits, student.logits),
+        alignment=alignment(teacher.preference, student.preference),
     )

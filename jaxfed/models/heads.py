@@ -1,4 +1,4 @@
-"""Other heads for a network whose last layer is `params['classifier']`, a kernel and a bias."""
+"""New heads for a network whose last layer is `params['classifier']`, a kernel and a bias."""
 
 import jax
 import jax.numpy as jnp
@@ -21,17 +21,7 @@ def _classifier(model: Model) -> tuple[int, int, bool]:
 
 
 def without_bias(model: Model) -> Model:
-    """Takes the bias of the last layer away.
-
-    Args:
-      model: the network.
-
-    Returns:
-      The network without it.
-
-    Raises:
-      ValueError: if the last layer is not `params['classifier']`.
-    """
+    """Removes the bias of the last layer."""
     _, classes, biased = _classifier(model)
     if not biased:
         return model
@@ -48,19 +38,9 @@ def without_bias(model: Model) -> Model:
 
 
 def with_projection(model: Model, *, width: int = 256) -> Model:
-    """Puts a projection of two layers between the features and the classifier.
+    """Inserts a projection of two layers between the features and the classifier.
 
-    f' = W_2 relu(W_1 f + b_1) + b_2, logits = W f' + b
-
-    Args:
-      model: the network.
-      width: of f'.
-
-    Returns:
-      The network, whose features are f'.
-
-    Raises:
-      ValueError: if the last layer is not `params['classifier']`.
+    f' = W_2 relu(W_1 f + b_1) + b_2, logits = W f' + b; f' [B, width] are the new features
 
     Reference:
       Li et al., Model-Contrastive Federated Learning, CVPR 2021, section 3.3.
@@ -85,15 +65,14 @@ def with_projection(model: Model, *, width: int = 256) -> Model:
 
     def apply(params: PyTree, x: Array, *mode: PyTree) -> Outputs:
         body = {name: layer for name, layer in params.items() if not name.startswith('project')}
-        # The network's own classifier is gone; what it would compute is not used.
+        # The original classifier is replaced, so its result is not used.
         unused = {'kernel': jnp.zeros((features, classes)), 'bias': jnp.zeros(classes)}
         outputs = model.apply({**body, 'classifier': unused}, x, *mode)
-        hidden = outputs.features
-        for name in sizes:
-            layer = params[name]
-            given = hidden
-            hidden = given @ layer['kernel'] + layer.get('bias', 0.0)
-            hidden = jax.nn.relu(hidden) if name == 'project1' else hidden
-        return outputs._replace(logits=hidden, features=given)
+
+        def layer(name: str, x: Array) -> Array:
+            return x @ params[name]['kernel'] + params[name].get('bias', 0.0)
+
+        projected = layer('project2', jax.nn.relu(layer('project1', outputs.features)))
+        return outputs._replace(logits=layer('classifier', projected), features=projected)
 
     return model._replace(init=init, apply=apply)

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-import jax.numpy as jnp
 from flax import nnx
 
-from jaxfed.models.blocks import ConvNorm, Norm, Stem, run_blocks
+from jaxfed.models.blocks import BlockNetwork, ConvNorm, Stem
 from jaxfed.models.layers import linear
+from jaxfed.models.norm import Norm
 from jaxfed.models.ops import Convolution
-from jaxfed.types import Array, Outputs
+from jaxfed.types import Array
 
 # Channels and stride of each block.
 BLOCKS = (
@@ -25,32 +25,24 @@ BLOCKS = (
 
 
 class Separable(nnx.Module):
-    """A 3x3 convolution of each channel on its own and a 1x1 convolution, each with ReLU."""
+    """A depthwise 3x3 convolution and a 1x1 convolution, each with ReLU."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        strides: int,
-        *,
-        norm: Norm,
-        convolution: Convolution,
-        rngs: nnx.Rngs,
-    ) -> None:
-        made: dict[str, Any] = {'norm': norm, 'convolution': convolution, 'rngs': rngs}
-        self.depthwise = ConvNorm(in_channels, in_channels, 3, strides, groups=in_channels, **made)
-        self.pointwise = ConvNorm(in_channels, out_channels, 1, **made)
+    def __init__(self, in_channels: int, out_channels: int, strides: int, **options: Any) -> None:
+        self.depthwise = ConvNorm(
+            in_channels, in_channels, 3, strides, groups=in_channels, **options
+        )
+        self.pointwise = ConvNorm(in_channels, out_channels, 1, **options)
 
     def __call__(self, x: Array, mask: Array | None = None) -> Array:
         """Computes [B, H / strides, W / strides, out_channels] of [B, H, W, in_channels]."""
         return nnx.relu(self.pointwise(nnx.relu(self.depthwise(x, mask)), mask))
 
 
-class MobileNet(nnx.Module):
+class MobileNet(BlockNetwork):
     """A 3x3 convolution, 13 depthwise separable ones and a mean over places.
 
-    With the stem for CIFAR (stride 1) and 10 classes it has 3 217 226 parameters; with ImageNet's
-    (stride 2) and 1000 classes 4 231 976.
+    It has 3 217 226 parameters with the stem for CIFAR (stride 1) and 10 classes, 4 231 976 with
+    ImageNet's (stride 2) and 1000 classes.
 
     Args:
       input_shape: height, width and channels of an image.
@@ -58,8 +50,8 @@ class MobileNet(nnx.Module):
       width: multiplier of all channels, above 0; rounded down, at least 2 channels.
       stem: for images as large as CIFAR's or ImageNet's.
       norm: normalisation.
-      remat: compute the inside of each block again for its gradient.
-      convolution: the operations to compute convolutions with.
+      remat: recompute the inner values of each block for its gradient.
+      convolution: the implementation of convolutions.
       rngs: random streams of the initialisation.
 
     Reference:
@@ -81,24 +73,18 @@ class MobileNet(nnx.Module):
     ) -> None:
         if not 0 < width <= 8:
             raise ValueError(f'--width={width} must be above 0 and at most 8.')
-        made: dict[str, Any] = {'norm': norm, 'convolution': convolution, 'rngs': rngs}
+        options: dict[str, Any] = {'norm': norm, 'convolution': convolution, 'rngs': rngs}
 
         def scaled(channels: int) -> int:
             return max(2, 2 * int(width * channels / 2))  # an even number, for the two groups
 
         self.remat = remat
         channels = scaled(32)
-        self.stem = ConvNorm(input_shape[2], channels, 3, 2 if stem == 'imagenet' else 1, **made)
+        strides = 2 if stem == 'imagenet' else 1
+        self.stem = ConvNorm(input_shape[2], channels, 3, strides, **options)
         blocks = []
         for out, strides in BLOCKS:
-            blocks.append(Separable(channels, scaled(out), strides, **made))
+            blocks.append(Separable(channels, scaled(out), strides, **options))
             channels = scaled(out)
         self.blocks = nnx.List(blocks)
         self.classifier = linear(channels, num_classes, rngs=rngs)
-
-    def __call__(self, x: Array, mask: Array | None = None) -> Outputs:
-        """Computes logits [B, C] and features [B, F] of images [B, H, W, channels]."""
-        x = nnx.relu(self.stem(x, mask))
-        x = run_blocks(self.blocks, x, mask, remat=self.remat)
-        features = jnp.mean(x, axis=(1, 2))
-        return Outputs(logits=self.classifier(features), features=features)

@@ -11,18 +11,10 @@ Precision = Literal['float32', 'tf32', 'bfloat16']
 
 
 def with_precision(model: Model, precision: Precision) -> Model:
-    """Makes a network compute in a precision.
+    """Computes a network and its gradients in a precision; outputs and gradients are float32.
 
-    Gradients are computed in the same precision and arrive at the parameters as float32.
-
-    Args:
-      model: the network.
-      precision: 'float32' exactly; 'tf32', matrix products of float32 with 10 bits of mantissa on
-        devices that have them (others compute float32); 'bfloat16', parameters and images rounded
-        to bfloat16 on entry.
-
-    Returns:
-      The network, with float32 outputs.
+    'tf32' rounds the operands of matrix products to 10 bits of mantissa on devices that support it
+    and is 'float32' on others; 'bfloat16' rounds parameters and images to bfloat16 on entry.
     """
     products = {'float32': 'float32', 'tf32': 'tensorfloat32', 'bfloat16': 'default'}[precision]
 

@@ -1,4 +1,4 @@
-"""Blocks whose inside is computed again for the gradient, instead of being kept until then."""
+"""Rematerialisation: inner values are recomputed for the gradient instead of being stored."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,29 +11,21 @@ from jaxfed.types import Array, PyTree
 
 
 def recomputed(function: Callable[..., PyTree], *, platform: str | None = None) -> Callable:
-    """Makes a function that keeps its arguments only, and computes the rest again for its gradient.
-
-    Args:
-      function: (weights, x, constant) -> result, differentiated by weights and x.
-      platform: 'cpu', 'gpu', 'tpu' ...; None for the default backend's.
-
-    Returns:
-      The same function.
-    """
+    """Makes (weights, x, constant) -> result store only its arguments for the gradient."""
     if (platform or jax.default_backend()) != 'cpu':
         return jax.checkpoint(function)
 
-    # On the CPU the compiler drops the barriers of `jax.checkpoint` and then finds that all has
-    # been computed before. It cannot look into a branch that it does not know to be taken.
+    # XLA drops the barriers of `jax.checkpoint` on the CPU, so common subexpression elimination
+    # would undo it. It cannot do so inside a branch that it does not know to be taken.
     @jax.custom_vjp
-    def again(weights: PyTree, x: Array, constant: PyTree) -> PyTree:
+    def recompute(weights: PyTree, x: Array, constant: PyTree) -> PyTree:
         return function(weights, x, constant)
 
     def forward(weights: PyTree, x: Array, constant: PyTree) -> tuple[PyTree, tuple]:
         return function(weights, x, constant), (weights, x, constant)
 
-    def backward(kept: tuple, cotangent: PyTree) -> tuple[Any, Any, None]:
-        weights, x, constant = kept
+    def backward(residuals: tuple, cotangent: PyTree) -> tuple[Any, Any, None]:
+        weights, x, constant = residuals
 
         def gradient() -> tuple[PyTree, Array]:
             _, pull_back = jax.vjp(lambda w, x: function(w, x, constant), weights, x)
@@ -43,5 +35,5 @@ def recomputed(function: Callable[..., PyTree], *, platform: str | None = None) 
         zeros = jax.tree.map(jnp.zeros_like, (weights, x))
         return *lax.cond(always, gradient, lambda: zeros), None
 
-    again.defvjp(forward, backward)
-    return again
+    recompute.defvjp(forward, backward)
+    return recompute

@@ -1,12 +1,14 @@
 """VGG with 11 layers (Simonyan and Zisserman, 2015) in its form for CIFAR."""
 
+from itertools import pairwise
 from typing import Any
 
 from flax import nnx
 
 from jaxfed.models import ops
-from jaxfed.models.blocks import ConvNorm, Norm, run_blocks
-from jaxfed.models.layers import linear
+from jaxfed.models.blocks import ConvNorm, run_blocks
+from jaxfed.models.layers import check_image_size, linear
+from jaxfed.models.norm import Norm
 from jaxfed.models.ops import Convolution
 from jaxfed.types import Array, Outputs
 
@@ -17,20 +19,9 @@ STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 class Stage(nnx.Module):
     """Padded 3x3 convolutions, each with ReLU, and a max-pool."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        widths: tuple[int, ...],
-        *,
-        norm: Norm,
-        convolution: Convolution,
-        rngs: nnx.Rngs,
-    ) -> None:
-        ends = (in_channels, *widths)
-        self.convs = nnx.List(
-            ConvNorm(a, b, norm=norm, use_bias=True, convolution=convolution, rngs=rngs)
-            for a, b in zip(ends[:-1], widths, strict=True)
-        )
+    def __init__(self, in_channels: int, widths: tuple[int, ...], **options: Any) -> None:
+        channels = pairwise((in_channels, *widths))
+        self.convs = nnx.List(ConvNorm(*ends, use_bias=True, **options) for ends in channels)
 
     def __call__(self, x: Array, mask: Array | None = None) -> Array:
         """Computes [B, H / 2, W / 2, widths[-1]] of [B, H, W, in_channels]."""
@@ -42,14 +33,14 @@ class Stage(nnx.Module):
 class VGG11(nnx.Module):
     """Eight padded 3x3 convolutions, five max-pools between them and one dense layer.
 
-    On 32x32x3 with 10 classes it has 9 231 114 parameters.
+    It has 9 231 114 parameters on 32x32x3 with 10 classes.
 
     Args:
       input_shape: height, width and channels of an image.
       num_classes: C.
       norm: normalisation.
-      remat: compute the inside of each stage again for its gradient.
-      convolution: the operations to compute convolutions with.
+      remat: recompute the inner values of each stage for its gradient.
+      convolution: the implementation of convolutions.
       rngs: random streams of the initialisation.
 
     Raises:
@@ -71,16 +62,12 @@ class VGG11(nnx.Module):
         rngs: nnx.Rngs,
     ) -> None:
         height, width, channels = input_shape
-        if min(height, width) < 32:
-            raise ValueError(
-                f'input_shape={input_shape} is too small for --model=vgg11, which halves images '
-                'five times and needs 32x32 or more; use --model=resnet18 or --model=cnn.'
-            )
+        check_image_size(input_shape, 'vgg11', 32, ('resnet18', 'cnn'))  # halves images five times
         self.remat = remat
-        made: dict[str, Any] = {'norm': norm, 'convolution': convolution, 'rngs': rngs}
+        options: dict[str, Any] = {'norm': norm, 'convolution': convolution, 'rngs': rngs}
         stages = []
         for widths in STAGES:
-            stages.append(Stage(channels, widths, **made))
+            stages.append(Stage(channels, widths, **options))
             channels = widths[-1]
         self.stages = nnx.List(stages)
         features = (height // 32) * (width // 32) * channels

@@ -1,8 +1,8 @@
 """Partitions of the training examples among clients, pure functions of data and seed.
 
-`PARTITIONS` maps a name to a function whose keyword-only parameters, but for those that every
-partition may be told (`num_clients`, `seed` and `users`), are its settings and flags. To add a
-partition of your own, put its function here: `PARTITIONS['mine'] = mine`.
+`PARTITIONS` maps a name to a function. Its keyword-only parameters are its settings and flags,
+except `num_clients`, `seed` and `users`, which every partition may take. To add a partition,
+register its function: `PARTITIONS['mine'] = mine`.
 """
 
 import inspect
@@ -25,21 +25,18 @@ from jaxfed.partition.quantity import quantity
 from jaxfed.partition.sharding import sharding
 
 PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
-    'iid': iid,
-    'dirichlet': dirichlet,
-    'client_dirichlet': client_dirichlet,
-    'extended_dirichlet': extended_dirichlet,
-    'sharding': sharding,
-    'label_quantity': label_quantity,
-    'quantity': quantity,
-    'natural': natural,
-}
+    function.__name__: function
+    for function in (
+        iid, dirichlet, client_dirichlet, extended_dirichlet, sharding, label_quantity, quantity,
+        natural,
+    )
+}  # fmt: skip
 
-_TOLD = ('labels', 'num_clients', 'seed', 'users')
+_COMMON = ('labels', 'num_clients', 'seed', 'users')
 
 
 def partition_settings(name: str) -> dict[str, inspect.Parameter]:
-    """The settings of a partition, with their types and defaults.
+    """Lists the settings of a partition, with their types and defaults.
 
     Args:
       name: a key of PARTITIONS.
@@ -48,7 +45,7 @@ def partition_settings(name: str) -> dict[str, inspect.Parameter]:
       Name -> inspect.Parameter, in the order of the function's signature.
     """
     parameters = inspect.signature(PARTITIONS[name]).parameters
-    return {key: parameter for key, parameter in parameters.items() if key not in _TOLD}
+    return {key: parameter for key, parameter in parameters.items() if key not in _COMMON}
 
 
 def make_partition(
@@ -60,33 +57,32 @@ def make_partition(
     users: np.ndarray | None = None,
     **settings: Any,
 ) -> list[np.ndarray]:
-    """Partitions the examples by the name of a partition.
+    """Partitions the examples by the partition `name`.
 
     Args:
       name: a key of PARTITIONS.
       labels: [n] integers, the class of each training example.
       num_clients: number of clients N.
       seed: of the partition.
-      users: [n] integers, who made each training example; None if the dataset does not tell.
-      **settings: of the partition, as `partition_settings` lists them.
+      users: [n] integers, the user of each training example; None if the dataset has no users.
+      **settings: of the partition, see `partition_settings`.
 
     Returns:
-      N sorted int64 arrays, the examples of each client; together every example once, but for
+      N sorted int64 arrays, the examples of each client; every example once in all, except with
       `natural`, which may leave users out.
 
     Raises:
-      ValueError: if the name is unknown, a setting is not the partition's or lacks, or the
-        partition is impossible.
+      ValueError: if the name is unknown, a setting is unknown or missing, or the partition is
+        impossible.
     """
     if name not in PARTITIONS:
         raise ValueError(f'partition={name!r} is unknown: choose one of {", ".join(PARTITIONS)}.')
-    own = partition_settings(name)
-    stray = [key for key in settings if key not in own]
-    lacking = [key for key, p in own.items() if p.default is p.empty and key not in settings]
-    if stray or lacking:
+    known = partition_settings(name)
+    required = {key for key, p in known.items() if p.default is p.empty}
+    if not required <= settings.keys() <= known.keys():
         raise ValueError(
-            f'partition={name!r} was given {", ".join(settings) or "no settings"}: it takes '
-            f'{", ".join(own) or "none"}, and needs those without a default.'
+            f'partition={name!r} got {", ".join(settings) or "no settings"}: it takes '
+            f'{", ".join(known) or "none"}, and requires those without a default.'
         )
     if 'users' in inspect.signature(PARTITIONS[name]).parameters:
         settings['users'] = users

@@ -1,6 +1,6 @@
-"""Show how data is dealt: python -m jaxfed.partition --alpha=0.1 --num_clients=20."""
+"""Show the partition of the data: python -m jaxfed.partition --alpha=0.1 --num_clients=20."""
 
 import runpy
 
-# The command needs settings and data, which stand above partitions, so it is a module of its own.
+# The command needs settings and data, which are on higher floors, so it lives in `jaxfed.runs`.
 runpy.run_module('jaxfed.runs.partition_map', run_name='__main__', alter_sys=True)

@@ -1,4 +1,4 @@
-"""Checks that every partition makes of its input."""
+"""Checks of the partitions' arguments; all raise a ValueError that names the flag to change."""
 
 import numpy as np
 
@@ -6,46 +6,26 @@ Seed = int | np.random.SeedSequence
 
 
 def checked_labels(labels: np.ndarray, num_clients: int) -> np.ndarray:
-    """Returns the labels as an int64 vector after checking that the clients can share them.
-
-    Args:
-      labels: [n] integers, not negative, the class of each training example.
-      num_clients: number of clients N, 1 to n.
-
-    Returns:
-      [n] int64.
-
-    Raises:
-      ValueError: if the labels are not such a vector or there are more clients than examples.
-    """
+    """Returns the labels as int64 [n], after checking that there is one for each client."""
     labels = np.asarray(labels)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(
-            f'labels has shape {labels.shape} and dtype {labels.dtype}: pass one integer an '
-            'example, [n].'
+            f'labels has shape {labels.shape} and dtype {labels.dtype}: it must be [n] integers.'
         )
     if num_clients < 1:
-        raise ValueError(f'num_clients={num_clients}: there must be at least 1 client.')
+        raise ValueError(f'num_clients={num_clients} must be at least 1.')
     if num_clients > labels.size:
         raise ValueError(
             f'num_clients={num_clients} is more than the {labels.size} training examples: choose '
             f'--num_clients from 1 to {labels.size}.'
         )
     if labels.min() < 0:
-        raise ValueError(f'labels holds {labels.min()}: classes are numbered from 0.')
+        raise ValueError(f'labels has the value {labels.min()}: classes must be numbered from 0.')
     return labels.astype(np.int64)
 
 
 def check_concentration(name: str, alpha: float) -> None:
-    """Checks a Dirichlet concentration.
-
-    Args:
-      name: of the flag that gives it.
-      alpha: the concentration.
-
-    Raises:
-      ValueError: if it is not positive and finite.
-    """
+    """Checks a Dirichlet concentration that the flag `name` sets."""
     # The limits keep 1 / alpha and num_clients * alpha finite.
     if not 1e-100 < alpha < 1e100:
         raise ValueError(
@@ -55,37 +35,19 @@ def check_concentration(name: str, alpha: float) -> None:
 
 
 def check_min_size(min_size: int, num_clients: int, num_examples: int) -> None:
-    """Checks that every client can hold the smallest size.
-
-    Args:
-      min_size: examples that every client must hold at least.
-      num_clients: number of clients N.
-      num_examples: number of examples n to deal.
-
-    Raises:
-      ValueError: if min_size is below 1 or `N * min_size` above n.
-    """
+    """Checks that every client can have `min_size` examples."""
     if min_size < 1:
-        raise ValueError(f'min_size={min_size}: every client needs at least 1 example.')
+        raise ValueError(f'min_size={min_size} must be at least 1.')
     if min_size * num_clients > num_examples:
         raise ValueError(
-            f'min_size={min_size} examples for each of num_clients={num_clients} are more than '
-            f'the {num_examples} there are: lower --min_size to at most '
-            f'{num_examples // num_clients} or lower --num_clients.'
+            f'min_size={min_size} for each of num_clients={num_clients} is more than the '
+            f'{num_examples} examples: lower --min_size to at most {num_examples // num_clients} '
+            'or lower --num_clients.'
         )
 
 
 def check_labels_per_client(labels_per_client: int, num_clients: int, num_classes: int) -> None:
-    """Checks that clients with k classes each can hold all classes.
-
-    Args:
-      labels_per_client: classes k of each client.
-      num_clients: number of clients N.
-      num_classes: number of classes C.
-
-    Raises:
-      ValueError: if k is not in 1..C or `N * k < C`.
-    """
+    """Checks that clients with so many classes each can hold all classes."""
     if not 1 <= labels_per_client <= num_classes:
         raise ValueError(
             f'labels_per_client={labels_per_client} with {num_classes} classes: choose '
@@ -100,16 +62,7 @@ def check_labels_per_client(labels_per_client: int, num_clients: int, num_classe
 
 
 def check_holders(holds: np.ndarray, classes: np.ndarray, class_sizes: np.ndarray) -> None:
-    """Checks that there is an example of each class for each of its holders.
-
-    Args:
-      holds: [N, C] bool, who holds which class.
-      classes: [C] integers, the classes.
-      class_sizes: [C] integers, examples of each class.
-
-    Raises:
-      ValueError: if a class has fewer examples than holders.
-    """
+    """Checks that each class [C] has an example for each of its holders, `holds` [N, C] bool."""
     holders = holds.sum(axis=0)
     c = np.argmax(holders - class_sizes)
     if holders[c] > class_sizes[c]:
@@ -121,17 +74,7 @@ def check_holders(holds: np.ndarray, classes: np.ndarray, class_sizes: np.ndarra
 
 
 def generator(seed: Seed) -> np.random.Generator:
-    """Returns the random generator of a seed.
-
-    Args:
-      seed: integer, not negative, or a SeedSequence.
-
-    Returns:
-      A NumPy generator that depends on the seed only.
-
-    Raises:
-      ValueError: if the seed is negative.
-    """
+    """Makes the NumPy generator of a seed."""
     if isinstance(seed, int | np.integer) and seed < 0:
-        raise ValueError(f'seed={seed}: a seed is an integer from 0 on.')
+        raise ValueError(f'seed={seed} must be at least 0.')
     return np.random.default_rng(seed)

@@ -12,10 +12,10 @@ def client_dirichlet(
     """Fills clients of equal size by class proportions that each draws from a Dirichlet.
 
     `p_i ~ Dir(alpha, ..., alpha)` over the C classes for each client `i`, whose examples are drawn
-    from `p_i` for all clients at once. Where they ask for more of a class than there is, its
-    examples go to the requests at random, and what a client still needs is drawn from its `p_i`
-    over the classes that are left. So clients differ in their labels alone, where `dirichlet`
-    makes them differ in size, too.
+    from `p_i` for all clients at once. If clients request more of a class than it has, its examples
+    go to the requests at random, and the rest of a client's examples is drawn from its `p_i` over
+    the classes that are left. So clients differ only in their labels; with `dirichlet` they also
+    differ in size.
 
     Args:
       labels: [n] integers, the class of each training example.
@@ -24,8 +24,8 @@ def client_dirichlet(
       seed: of proportions and shuffles.
 
     Returns:
-      N sorted int64 arrays, the examples of each client, whose sizes differ by at most one;
-      together every example once.
+      N sorted int64 arrays, the examples of each client, whose sizes differ by at most one; every
+      example once in all.
 
     Raises:
       ValueError: if alpha is not positive and finite or there are more clients than examples.
@@ -44,14 +44,15 @@ def client_dirichlet(
     needed = np.full(num_clients, labels.size // num_clients)
     needed[: labels.size % num_clients] += 1
     counts = np.zeros((num_clients, left.size), np.int64)
-    # Whoever still needs examples has met a class that ran out: C + 1 turns at most.
+    # A client that still needs examples has requested a class that ran out, so this takes at most
+    # C + 1 iterations.
     while needed.any():
-        open_ = np.where(left > 0, log_gamma, -np.inf)
-        p = np.exp(open_ - open_.max(axis=1, keepdims=True))
-        asked = rng.multinomial(needed, p / p.sum(axis=1, keepdims=True))
-        for c in np.flatnonzero(asked.sum(axis=0) > left):
-            asked[:, c] = rng.multivariate_hypergeometric(asked[:, c], left[c])
-        counts += asked
-        needed -= asked.sum(axis=1)
-        left -= asked.sum(axis=0)
+        logits = np.where(left > 0, log_gamma, -np.inf)
+        p = np.exp(logits - logits.max(axis=1, keepdims=True))
+        drawn = rng.multinomial(needed, p / p.sum(axis=1, keepdims=True))
+        for c in np.flatnonzero(drawn.sum(axis=0) > left):
+            drawn[:, c] = rng.multivariate_hypergeometric(drawn[:, c], left[c])
+        counts += drawn
+        needed -= drawn.sum(axis=1)
+        left -= drawn.sum(axis=0)
     return deal_counts(rng, labels, counts)

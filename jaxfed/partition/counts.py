@@ -1,4 +1,4 @@
-"""How many examples of each class the clients hold."""
+"""Label counts of the clients."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ def label_counts(labels: np.ndarray, parts: Sequence[np.ndarray], num_classes: i
     labels = np.asarray(labels)
     if labels.size and not 0 <= labels.min() <= labels.max() < num_classes:
         raise ValueError(
-            f'labels run from {labels.min()} to {labels.max()}: with num_classes={num_classes} '
+            f'labels are from {labels.min()} to {labels.max()}: with num_classes={num_classes} '
             f'they must be in 0..{num_classes - 1}.'
         )
     client = np.repeat(np.arange(len(parts)), [len(part) for part in parts])

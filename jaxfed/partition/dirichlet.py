@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from jaxfed.partition.checks import (
-    Seed,
-    check_concentration,
-    check_min_size,
-    checked_labels,
-    generator,
+from jaxfed.partition.checks import Seed, checked_labels, generator
+from jaxfed.partition.proportions import (
+    Request,
+    deal_counts,
+    draw_by_client,
+    draw_counts,
+    log_gammas,
 )
-from jaxfed.partition.proportions import deal_counts, draw_counts, draw_in_turn, log_gammas
 
 
 def dirichlet(
@@ -24,7 +24,7 @@ def dirichlet(
     """Splits each class among the clients in proportions drawn from a Dirichlet distribution.
 
     `p_c ~ Dir(alpha, ..., alpha)` over the N clients for each class `c`, and client `i` gets a
-    share `p_{c,i}` of the class; all proportions are drawn anew until every client holds at least
+    share `p_{c,i}` of the class; all proportions are redrawn until every client holds at least
     `min_size` examples. In the balanced variant the classes are dealt one after another, and a
     client that already holds `n / N` examples gets no more: its proportion is set to zero and the
     others are renormalised.
@@ -38,7 +38,7 @@ def dirichlet(
       balanced: whether to cap the clients' sizes as above.
 
     Returns:
-      N sorted int64 arrays, the examples of each client; together every example once.
+      N sorted int64 arrays, the examples of each client; every example once in all.
 
     Raises:
       ValueError: if alpha is not positive and finite, or `min_size` cannot be reached or was not
@@ -51,8 +51,6 @@ def dirichlet(
       and FedLMD.
     """
     labels = checked_labels(labels, num_clients)
-    check_concentration('alpha', alpha)
-    check_min_size(min_size, num_clients, labels.size)
     rng = generator(seed)
     _, class_sizes = np.unique(labels, return_counts=True)
     counts = draw_counts(
@@ -61,20 +59,16 @@ def dirichlet(
         np.ones((num_clients, class_sizes.size), bool),
         alpha=alpha,
         min_size=min_size,
-        draw=_draw_balanced if balanced else draw_in_turn,
+        draw=_draw_balanced if balanced else draw_by_client,
     )
     return deal_counts(rng, labels, counts)
 
 
 def _draw_balanced(
-    rng: np.random.Generator,
-    class_sizes: np.ndarray,
-    holds: np.ndarray,
-    alpha: float,
-    least: np.ndarray,
-    attempts: int,
+    rng: np.random.Generator, request: Request, attempts: int
 ) -> tuple[np.ndarray | None, int]:
-    """Draws as `draw_in_turn` does, class after class, where every client holds every class."""
+    """Draws class after class, where every client holds every class, with capped clients."""
+    class_sizes, holds, alpha, min_sizes = request
     num_clients = len(holds)
     cap = class_sizes.sum() / num_clients
     shape = (attempts, num_clients)
@@ -87,5 +81,5 @@ def _draw_balanced(
         edge = np.rint(share / share[:, -1:] * class_size).astype(np.int64)
         counts[c] = np.diff(edge, axis=1, prepend=0)
         sizes += counts[c]
-    large = np.flatnonzero((sizes >= least).all(axis=1))
-    return (counts[:, large[0]].T if large.size else None), counts.size
+    enough = np.flatnonzero((sizes >= min_sizes).all(axis=1))
+    return (counts[:, enough[0]].T if enough.size else None), counts.size

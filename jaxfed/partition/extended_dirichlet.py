@@ -4,10 +4,8 @@ import numpy as np
 
 from jaxfed.partition.checks import (
     Seed,
-    check_concentration,
     check_holders,
     check_labels_per_client,
-    check_min_size,
     checked_labels,
     generator,
 )
@@ -28,7 +26,7 @@ def extended_dirichlet(
     Each client takes the k classes that have the fewest holders so far, ties broken at random, so
     that the classes' numbers of holders differ by at most one. Of a class `c` each holder gets one
     example, so that a client has exactly k classes at any alpha, and a share `p_{c,i}` of the
-    rest, `p_c ~ Dir(alpha, ..., alpha)` over the holders; all proportions are drawn anew until
+    rest, `p_c ~ Dir(alpha, ..., alpha)` over the holders; all proportions are redrawn until
     every client holds at least `min_size` examples.
 
     Args:
@@ -40,7 +38,7 @@ def extended_dirichlet(
       min_size: examples that every client must hold at least.
 
     Returns:
-      N sorted int64 arrays, the examples of each client; together every example once.
+      N sorted int64 arrays, the examples of each client; every example once in all.
 
     Raises:
       ValueError: if k is not in 1..C, if N * k < C, if a class has fewer examples than holders, if
@@ -54,8 +52,6 @@ def extended_dirichlet(
     labels = checked_labels(labels, num_clients)
     classes, class_sizes = np.unique(labels, return_counts=True)
     check_labels_per_client(labels_per_client, num_clients, classes.size)
-    check_concentration('alpha', alpha)
-    check_min_size(min_size, num_clients, labels.size)
     rng = generator(seed)
     holds = np.zeros((num_clients, classes.size), bool)
     for row in holds:

@@ -1,4 +1,4 @@
-"""Examples that each client keeps for testing itself."""
+"""Personal test data: examples that each client holds out from training."""
 
 from collections.abc import Sequence
 
@@ -8,30 +8,29 @@ import numpy as np
 def hold_out(
     parts: Sequence[np.ndarray], labels: np.ndarray, *, share: float, seed: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Splits each client's examples into some to train on and some to test with.
+    """Splits each client's examples into training and test data.
 
-    Of a client's `m` examples `round(share * m)` are for testing, but not all of them. They are
-    chosen evenly over the examples sorted by class, at random within a class, so that of each
-    class their number is its share rounded up or down. A client's choice depends on seed and
-    client only.
+    Of a client's `m` examples `round(share * m)` are for testing, at most `m - 1`. They are evenly
+    spaced in the examples sorted by class, in random order within a class, so that each class
+    contributes its share rounded up or down. A client's draws depend only on the seed and its id.
 
     Args:
       parts: N index arrays into labels, the examples of each client.
       labels: [n] integers, the class of each training example.
       share: of each client's examples, 0 for none, below 1.
-      seed: of the choice.
+      seed: of the draws.
 
     Returns:
-      N sorted index arrays to train on, each with at least one example where the client has any,
-      and N sorted index arrays to test with, empty for clients with too few examples.
+      N sorted index arrays of training data, each with at least one example where the client has
+      any, and N sorted index arrays of test data, empty for clients with too few examples.
 
     Raises:
-      ValueError: if share is not in this range.
+      ValueError: if share is out of range.
     """
     if not 0 <= share < 1:
         raise ValueError(
-            f'personal_test={share}: choose --personal_test from 0 (none) to below 1; every client '
-            'trains with at least 1 example.'
+            f'personal_test={share} must be at least 0 (none) and below 1: every client trains on '
+            'at least 1 example.'
         )
     if not share:  # a generator for each of a million clients takes half a minute
         return [np.sort(part) for part in parts], [np.array([], np.int64)] * len(parts)

@@ -1,4 +1,4 @@
-"""Examples dealt at random: every client sees the distribution of the whole."""
+"""Examples dealt at random, so that all clients have the same distribution."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from jaxfed.partition.checks import Seed, checked_labels, generator
 
 
 def iid(labels: np.ndarray, *, num_clients: int, seed: Seed) -> list[np.ndarray]:
-    """Deals the examples at random, sizes differ by at most one.
+    """Deals the examples at random, in sizes that differ by at most one.
 
     Args:
       labels: [n] integers, the class of each training example (only their number matters).
@@ -14,7 +14,7 @@ def iid(labels: np.ndarray, *, num_clients: int, seed: Seed) -> list[np.ndarray]
       seed: of the shuffle.
 
     Returns:
-      N sorted int64 arrays, the examples of each client; together every example once.
+      N sorted int64 arrays, the examples of each client; every example once in all.
 
     Raises:
       ValueError: if there are more clients than examples.

@@ -1,4 +1,4 @@
-"""Wrong labels at the clients."""
+"""Label noise at the clients."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -17,12 +17,12 @@ def label_noise(
     seed: int,
     form: NoiseForm = 'equal',
 ) -> np.ndarray:
-    """Replaces labels of the clients by other classes (symmetric noise).
+    """Corrupts labels of the clients with symmetric noise.
 
     Client `i` replaces each of its labels with probability `rho_i` by one of the `C - 1` other
     classes, all equally likely; `rho_i = rho`, or `rho_i ~ U(0, rho)` in the form 'uniform'. A
-    client's draws depend on seed and client only, and an example that is wrong at some rate is
-    just as wrong at every higher one.
+    client's draws depend only on the seed and its id, and an example that is wrong at some rate has
+    the same wrong label at every higher rate.
 
     Args:
       labels: [n] integers in 0..C-1, the class of each training example; not changed.
@@ -30,28 +30,28 @@ def label_noise(
       num_classes: number of classes C.
       rate: rho, 0..1.
       seed: of the noise.
-      form: whether all clients have the same rate or each draws its own.
+      form: 'equal' for the same rate at all clients, 'uniform' for a random rate at each.
 
     Returns:
-      [n] integers, a copy of labels with the noise; labels of examples that no client holds are
-      as they were.
+      [n] integers, a copy of labels with the noise; labels of examples that no client holds do not
+      change.
 
     Raises:
-      ValueError: if rate or form is not one of these, or there is no other class.
+      ValueError: if rate or form is invalid, or there is only one class.
 
     Reference:
       Symmetric noise as in Patrini et al., Making Deep Neural Networks Robust to Label Noise,
-      CVPR 2017; a rate of each client's own as in Xu et al., FedCorr: Multi-Stage Federated
+      CVPR 2017; a rate for each client as in Xu et al., FedCorr: Multi-Stage Federated
       Learning for Label Noise Correction, CVPR 2022, section 3.
     """
     if not 0 <= rate <= 1:
-        raise ValueError(f'label_noise={rate}: choose --label_noise from 0 (none) to 1 (all).')
+        raise ValueError(f'label_noise={rate} must be from 0 (none) to 1 (all).')
     if form not in ('equal', 'uniform'):
-        raise ValueError(f'label_noise_form={form!r}: choose --label_noise_form=equal or uniform.')
+        raise ValueError(f'label_noise_form={form!r} must be equal or uniform.')
     if rate > 0 and num_classes < 2:
         raise ValueError(
-            f'label_noise={rate} with num_classes={num_classes}: there is no other class to take; '
-            'choose --label_noise=0.'
+            f'label_noise={rate} with num_classes={num_classes}: there is no other class; choose '
+            '--label_noise=0.'
         )
     noisy = np.array(labels)
     if rate == 0:
@@ -59,8 +59,7 @@ def label_noise(
     for i, part in enumerate(parts):
         rng = np.random.default_rng([seed, i])
         scale = rng.random()
-        own_rate = rate * (scale if form == 'uniform' else 1)
-        wrong = rng.random(len(part)) < own_rate
+        wrong = rng.random(len(part)) < rate * (scale if form == 'uniform' else 1)
         shift = rng.integers(1, num_classes, len(part))
         noisy[part] = np.where(wrong, (noisy[part] + shift) % num_classes, noisy[part])
     return noisy

@@ -9,6 +9,7 @@ from jaxfed.partition.checks import (
     checked_labels,
     generator,
 )
+from jaxfed.partition.proportions import deal_counts
 
 
 def label_quantity(
@@ -16,9 +17,9 @@ def label_quantity(
 ) -> list[np.ndarray]:
     """Gives each client k random classes and splits each class evenly among its holders.
 
-    The classes are first dealt in turn, one to each client or, if there are fewer clients than
-    classes, until all are dealt, so that every class has a holder; the rest of a client's k
-    classes are drawn from those it does not hold.
+    First every client gets one class in a random order or, if there are fewer clients than
+    classes, all classes are dealt, so that every class has a holder. The rest of a client's k
+    classes is drawn from those that it does not hold.
 
     Args:
       labels: [n] integers, the class of each training example.
@@ -27,7 +28,7 @@ def label_quantity(
       seed: of the classes and shuffles.
 
     Returns:
-      N sorted int64 arrays, the examples of each client; together every example once.
+      N sorted int64 arrays, the examples of each client; every example once in all.
 
     Raises:
       ValueError: if k is not in 1..C, if N * k < C, or if a class has fewer examples than holders.
@@ -42,15 +43,12 @@ def label_quantity(
     check_labels_per_client(labels_per_client, num_clients, num_classes)
     rng = generator(seed)
     holds = np.zeros((num_clients, num_classes), bool)
-    turn = np.arange(max(num_clients, num_classes))
-    holds[turn % num_clients, rng.permutation(num_classes)[turn % num_classes]] = True
+    pairs = np.arange(max(num_clients, num_classes))
+    holds[pairs % num_clients, rng.permutation(num_classes)[pairs % num_classes]] = True
     for row in holds:
         row[rng.choice(np.flatnonzero(~row), labels_per_client - row.sum(), replace=False)] = True
     check_holders(holds, classes, class_sizes)
-    parts: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
-    for column, label in enumerate(classes):
-        holders = np.flatnonzero(holds[:, column])
-        members = rng.permutation(np.flatnonzero(labels == label))
-        for i, piece in zip(holders, np.array_split(members, holders.size), strict=True):
-            parts[i].append(piece)
-    return [np.sort(np.concatenate(part)) for part in parts]
+    # The first holders of a class get one example more if it does not divide evenly.
+    size, remainder = np.divmod(class_sizes, holds.sum(axis=0))
+    counts = holds * (size + (holds.cumsum(axis=0) <= remainder))
+    return deal_counts(rng, labels, counts)

@@ -2,28 +2,17 @@
 
 import numpy as np
 
-from jaxfed.partition.checks import (
-    Seed,
-    check_concentration,
-    check_min_size,
-    checked_labels,
-    generator,
-)
+from jaxfed.partition.checks import Seed, checked_labels, generator
 from jaxfed.partition.proportions import deal_counts, draw_counts
 
 
 def quantity(
-    labels: np.ndarray,
-    *,
-    num_clients: int,
-    seed: Seed,
-    size_alpha: float = 0.5,
-    min_size: int = 10,
+    labels: np.ndarray, *, num_clients: int, seed: Seed, size_alpha: float = 0.5, min_size: int = 10
 ) -> list[np.ndarray]:
     """Deals the examples at random in sizes drawn from a Dirichlet distribution.
 
     `q ~ Dir(beta, ..., beta)` over the N clients, and client `i` gets a share `q_i` of all
-    examples; the shares are drawn anew until every client holds at least `min_size` examples.
+    examples; the shares are redrawn until every client holds at least `min_size` examples.
 
     Args:
       labels: [n] integers, the class of each training example (only their number matters).
@@ -33,7 +22,7 @@ def quantity(
       min_size: examples that every client must hold at least.
 
     Returns:
-      N sorted int64 arrays, the examples of each client; together every example once.
+      N sorted int64 arrays, the examples of each client; every example once in all.
 
     Raises:
       ValueError: if `size_alpha` is not positive and finite, or `min_size` cannot be reached or
@@ -44,10 +33,8 @@ def quantity(
       section IV-C (quantity skew).
     """
     labels = checked_labels(labels, num_clients)
-    check_concentration('size_alpha', size_alpha)
-    check_min_size(min_size, num_clients, labels.size)
     rng = generator(seed)
-    # All examples are of one kind here, which is split as `dirichlet` splits a class.
+    # All examples are treated as one class, which is split as in `dirichlet`.
     counts = draw_counts(
         rng,
         np.array([labels.size]),

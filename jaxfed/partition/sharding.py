@@ -12,9 +12,9 @@ def sharding(
 
     The number of shards of a class follows its size: each class gets one, and each further shard
     goes to the class whose shards are the largest so far, which makes the largest shard as small
-    as can be. A class is cut into shards that differ by at most one example. So all clients are
-    of the same size if classes are equally large and their shards come out even (CIFAR-10 with
-    100 clients and s = 2); otherwise the sizes differ as little as shards of a single class allow.
+    as possible. The shards of a class differ by at most one example. So all clients have the same
+    size if the classes are equally large and divide evenly (CIFAR-10 with 100 clients and s = 2);
+    otherwise the sizes differ as little as shards of a single class allow.
 
     Args:
       labels: [n] integers, the class of each training example.
@@ -23,7 +23,7 @@ def sharding(
       seed: of shuffles and deal.
 
     Returns:
-      N sorted int64 arrays, the examples of each client; together every example once.
+      N sorted int64 arrays, the examples of each client; every example once in all.
 
     Raises:
       ValueError: if there are fewer shards than classes or more shards than examples.
@@ -36,18 +36,16 @@ def sharding(
     classes, class_sizes = np.unique(labels, return_counts=True)
     num_shards = num_clients * shards_per_client
     if shards_per_client < 1:
-        raise ValueError(
-            f'shards_per_client={shards_per_client}: every client needs at least 1 shard.'
-        )
+        raise ValueError(f'shards_per_client={shards_per_client} must be at least 1.')
     if num_shards < classes.size:
         raise ValueError(
-            f'num_clients={num_clients} with shards_per_client={shards_per_client} are '
+            f'num_clients={num_clients} with shards_per_client={shards_per_client} makes '
             f'{num_shards} shards for {classes.size} classes, one class each: raise '
             f'--shards_per_client to at least {-(-classes.size // num_clients)}.'
         )
     if num_shards > labels.size:
         raise ValueError(
-            f'num_clients={num_clients} with shards_per_client={shards_per_client} are '
+            f'num_clients={num_clients} with shards_per_client={shards_per_client} makes '
             f'{num_shards} shards for {labels.size} examples: lower --shards_per_client or '
             '--num_clients.'
         )
@@ -59,4 +57,4 @@ def sharding(
     for label, pieces in zip(classes, shards_of_class, strict=True):
         shards += np.array_split(rng.permutation(np.flatnonzero(labels == label)), pieces)
     dealt = rng.permutation(num_shards).reshape(num_clients, shards_per_client)
-    return [np.sort(np.concatenate([shards[s] for s in hand])) for hand in dealt]
+    return [np.sort(np.concatenate([shards[s] for s in row])) for row in dealt]

@@ -71,7 +71,7 @@ def cost_in_words(cost: dict[str, Any]) -> str:
     """Describe what a method costs beyond FedAvg; '' if nothing.
 
     Args:
-      cost: the fields of `costs.Cost`.
+      cost: the fields of `costs.MethodCost`.
     """
     base = cost['parameter_bytes']
 

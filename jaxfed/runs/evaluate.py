@@ -16,15 +16,15 @@ from jaxfed.engine.local_evaluation import Own, evaluate_locals, personal_accura
 from jaxfed.engine.round import ServerState
 from jaxfed.engine.stacking import row
 from jaxfed.metrics import Evaluation, Teacher
-from jaxfed.metrics.history import Past
+from jaxfed.metrics.history import History
 from jaxfed.metrics.measures import (
-    Locals,
-    Seen,
+    LocalModels,
+    RoundData,
+    measure_round,
+    need_local_models,
     needs,
-    of_local_models,
     parse_clients,
     parse_measures,
-    take,
 )
 from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.gradients import make_gradients
@@ -47,11 +47,11 @@ class Tests(NamedTuple):
     # (server before the round, after it, what the round kept, [S] cohort)
     # -> means over the round's clients, and what the chosen measures look at
     of_locals: Callable[
-        [ServerState, ServerState, Kept, np.ndarray], tuple[dict[str, float], Locals | None]
+        [ServerState, ServerState, Kept, np.ndarray], tuple[dict[str, float], LocalModels | None]
     ]
     # (cohort, evaluation, earlier rounds, local models), None where not evaluated
     # -> fields of the chosen measures
-    measure: Callable[[np.ndarray, Evaluation | None, Past, Locals | None], dict[str, Any]]
+    measure: Callable[[np.ndarray, Evaluation | None, History, LocalModels | None], dict[str, Any]]
     memory: int  # bytes that the largest program takes on each device, besides the test data
 
 
@@ -214,7 +214,7 @@ def make_tests(
     config, dealt = experiment.config, experiment.dealt
     names = parse_measures(config.measure)
     chosen, needed = parse_clients(config.confusion_clients), needs(names)
-    looks_at_locals = bool(chosen) or of_local_models(names)
+    looks_at_locals = bool(chosen) or need_local_models(names)
     teaches = 'agreement' in needed
 
     def test(server: ServerState) -> tuple[Evaluation, Teacher | None]:
@@ -227,7 +227,7 @@ def make_tests(
 
     def of_locals(
         before: ServerState, server: ServerState, kept: Kept, cohort: np.ndarray
-    ) -> tuple[dict[str, float], Locals | None]:
+    ) -> tuple[dict[str, float], LocalModels | None]:
         arrived = cohort[kept.slots]
         if not arrived.size:
             return {}, None
@@ -254,7 +254,7 @@ def make_tests(
         if evaluation is None:
             return means, None
         with_models = 'models' in needed
-        return means, Locals(
+        return means, LocalModels(
             before=evaluation,
             after=observe(server)[0],
             each=each,
@@ -270,11 +270,12 @@ def make_tests(
     def measure(
         cohort: np.ndarray,
         now: Evaluation | None,
-        past: Past,
-        local: Locals | None,
+        past: History,
+        local: LocalModels | None,
     ) -> dict[str, Any]:
         counts = dealt.label_counts[cohort]
-        return take(names, Seen(cohort, counts, dealt.dataset.y_test, past, chosen), now, local)
+        data = RoundData(cohort, counts, dealt.dataset.y_test, past, chosen)
+        return measure_round(names, data, now, local)
 
     return Tests(
         of_global=lambda server: observe(server)[0],

@@ -3,7 +3,7 @@
 from absl import flags
 
 from jaxfed import methods
-from jaxfed.methods.costs import Cost, method_cost
+from jaxfed.methods.costs import MethodCost, method_cost
 from jaxfed.metrics.measures import MEASURES
 from jaxfed.models import make_model
 from jaxfed.recording import display
@@ -34,7 +34,7 @@ def list_measures() -> None:
     display.show_measures(rows)
 
 
-def cost_of(name: str) -> Cost:
+def cost_of(name: str) -> MethodCost:
     """What a method costs beyond FedAvg with the FedNTD CNN on CIFAR-10.
 
     Args:

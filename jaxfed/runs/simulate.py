@@ -24,7 +24,7 @@ from jaxfed.internal import console, files
 from jaxfed.internal.signals import Interrupted, stopping
 from jaxfed.methods.costs import method_cost
 from jaxfed.methods.method import Method
-from jaxfed.metrics.history import Past, no_past, remember
+from jaxfed.metrics.history import History, empty_history, update_history
 from jaxfed.recording import display, run_files
 from jaxfed.recording.checkpoints import FOLDER, open_checkpoints, restore, save
 from jaxfed.recording.curve import draw_accuracy
@@ -73,7 +73,7 @@ class State(NamedTuple):
 
     server: ServerState  # [X, ...]
     clients: PyTree  # rows of [X N, ...] NumPy, states of clients; the next round changes them
-    past: list[Past]  # X
+    past: list[History]  # X
     recorded: np.ndarray  # [X] rounds recorded of an experiment that has stopped, -1 while it runs
     diverged: np.ndarray  # [X] bool, whether it stopped in a round that is not recorded
 
@@ -404,7 +404,7 @@ def start(
     first = State(
         prepared.server,
         prepared.client_states,
-        [no_past(dataset.num_classes, len(dataset.y_test)) for _ in experiments],
+        [empty_history(dataset.num_classes, len(dataset.y_test)) for _ in experiments],
         np.full(count, -1, np.int32),
         np.zeros(count, bool),
     )
@@ -484,7 +484,7 @@ def play(
         entry['local_evaluation_seconds'] = round(ticks[2] - ticks[1], 4)
         entries[x] = entry
         if evaluation is not None:
-            past[x] = remember(past[x], evaluation)
+            past[x] = update_history(past[x], evaluation)
     return state._replace(server=server, past=past), after, entries
 
 

@@ -19,7 +19,17 @@ ONE_MAJOR = np.array([False, True, False, False])
 TRUE_AND_ONE_MAJOR = np.array([True, True, False, False])
 ALL_BUT_ONE_MAJOR = np.array([False, True, True, True])
 ALL_MAJOR = np.ones(4, bool)
-NO_MAJOR = np.zeros(4, bool)
+
+
+def label_masking(majority):
+    return lambda z: losses.label_masking_distillation(
+        z, ZG[None], np.array([0]), majority, temperature=2.0
+    )
+
+
+def teacher_free(majority):
+    return lambda z: losses.label_masking_teacher_free(z, np.array([0]), majority, temperature=2.0)
+
 
 BY_HAND = (
     # -log 4/22; p - e_1
@@ -71,61 +81,47 @@ BY_HAND = (
     # 4 (2/3 log 14/3 + 1/3 log 7/12); 2 (p' - pg')
     dict(
         testcase_name='label_masking_distillation',
-        loss=lambda z: losses.label_masking_distillation(
-            z, ZG[None], np.array([0]), ONE_MAJOR, temperature=2.0
-        ),
+        loss=label_masking(ONE_MAJOR),
         value=3.3891891,
         gradient=[0, 4 / 7, -22 / 21, 10 / 21],
     ),
-    # the same whether or not the true class is in the majority itself
+    # the same if the true class is in the majority
     dict(
         testcase_name='label_masking_distillation_true_class_in_majority',
-        loss=lambda z: losses.label_masking_distillation(
-            z, ZG[None], np.array([0]), TRUE_AND_ONE_MAJOR, temperature=2.0
-        ),
+        loss=label_masking(TRUE_AND_ONE_MAJOR),
         value=3.3891891,
         gradient=[0, 4 / 7, -22 / 21, 10 / 21],
     ),
-    # pg' = 1 on class 2 alone: 4 (-log 1/7); 2 (p' - pg')
+    # pg' = 1 on class 2 only: 4 (-log 1/7); 2 (p' - pg')
     dict(
         testcase_name='label_masking_distillation_one_class_left',
-        loss=lambda z: losses.label_masking_distillation(
-            z, ZG[None], np.array([0]), np.array([False, True, False, True]), temperature=2.0
-        ),
+        loss=label_masking(np.array([False, True, False, True])),
         value=7.7836406,
         gradient=[0, 4 / 7, -12 / 7, 8 / 7],
     ),
     # only the true class is not in the majority: nothing left to teach
     dict(
         testcase_name='label_masking_distillation_all_but_the_true_class_masked',
-        loss=lambda z: losses.label_masking_distillation(
-            z, ZG[None], np.array([0]), ALL_BUT_ONE_MAJOR, temperature=2.0
-        ),
+        loss=label_masking(ALL_BUT_ONE_MAJOR),
         value=0.0,
         gradient=[0, 0, 0, 0],
     ),
     dict(
         testcase_name='label_masking_distillation_everything_masked',
-        loss=lambda z: losses.label_masking_distillation(
-            z, ZG[None], np.array([0]), ALL_MAJOR, temperature=2.0
-        ),
+        loss=label_masking(ALL_MAJOR),
         value=0.0,
         gradient=[0, 0, 0, 0],
     ),
     # u' = 1/2 over 2, 3: 4 (1/2 log 7/2 + 1/2 log 7/8) = 4 log 7/4; 2 (p' - u')
     dict(
         testcase_name='label_masking_teacher_free',
-        loss=lambda z: losses.label_masking_teacher_free(
-            z, np.array([0]), ONE_MAJOR, temperature=2.0
-        ),
+        loss=teacher_free(ONE_MAJOR),
         value=2.2384632,
         gradient=[0, 4 / 7, -5 / 7, 1 / 7],
     ),
     dict(
         testcase_name='label_masking_teacher_free_everything_masked',
-        loss=lambda z: losses.label_masking_teacher_free(
-            z, np.array([0]), ALL_MAJOR, temperature=2.0
-        ),
+        loss=teacher_free(ALL_MAJOR),
         value=0.0,
         gradient=[0, 0, 0, 0],
     ),

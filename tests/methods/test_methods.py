@@ -6,8 +6,17 @@ import jax.numpy as jnp
 import pytest
 
 from jaxfed import methods
-from jaxfed.methods import Part, build, describe, hyperparameters, resolve
-from jaxfed.methods.method import LocalView, MergeView, Method, chain
+from jaxfed.methods import (
+    LocalView,
+    MergeView,
+    Method,
+    Part,
+    build,
+    chain,
+    describe,
+    hyperparameters,
+    resolve,
+)
 
 
 def test_resolve_fills_in_defaults():
@@ -36,7 +45,11 @@ def test_each_part_has_its_own_hyperparameters():
         ('fedlmd', {'mu': 1.0}, 'it takes --fedlmd.beta, --fedlmd.tau'),
         ('fedlmd', {'fedprox.mu': 1.0}, '--fedprox.mu=1.0'),
         ('fedlmd+kd', {'tau': 3.0}, '--fedlmd.tau or --kd.tau'),
-        ('fedlmd', {'fedlmd.beta': 1.0, 'beta': 2.0}, '--fedlmd.beta=1.0 and --beta=2.0 are both'),
+        (
+            'fedlmd',
+            {'fedlmd.beta': 1.0, 'beta': 2.0},
+            '--fedlmd.beta=1.0 and --beta=2.0 are both',
+        ),
     ],
 )
 def test_resolve_refuses(specification, given, message):
@@ -100,7 +113,7 @@ def test_two_supervised_losses_do_not_combine():
         build(resolve('fedcad+label_smoothing', {}))
 
 
-def test_chain_of_nothing():
+def test_chain_without_parts():
     with pytest.raises(ValueError, match='at least one'):
         chain()
 

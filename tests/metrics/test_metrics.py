@@ -44,7 +44,12 @@ BY_HAND = (
     ('consistent', metrics.class_consistency, (HISTORY[0], HISTORY[0] / 2), 1),
     ('consistent_zeros', metrics.class_consistency, (np.zeros(3), np.zeros(3)), 1),
     ('consistency_with_zeros', metrics.class_consistency, (np.zeros(3), HISTORY[0]), 0),
-    ('same_predictions', metrics.same_predictions, ([0, 1, 2, 2], [0, 2, 2, 2]), 0.75),
+    (
+        'same_predictions',
+        metrics.same_predictions,
+        (np.array([0, 1, 2, 2]), np.array([0, 2, 2, 2])),
+        0.75,
+    ),
     (
         'confusion',
         functools.partial(metrics.confusion_matrix, num_classes=3),
@@ -73,9 +78,9 @@ BY_HAND = (
         (ACTIVATIONS, np.array([0, 0, 2])),
         [0, 2, 0],
     ),
-    # Class 0 has no examples, so nobody prefers it.
+    # Class 0 has no examples, so no neuron prefers it.
     (
-        'preference_of_what_is_there',
+        'class_preference_without_examples',
         functools.partial(metrics.class_preference, num_classes=3),
         (-ACTIVATIONS, np.array([1, 1, 2])),
         [2, 1, 1],
@@ -125,8 +130,6 @@ class ByHandTest(chex.TestCase):
     @chex.variants(with_jit=True, without_jit=True)
     @parameterized.named_parameters(*BY_HAND)
     def test_value(self, function, arguments, right):
-        if self._testMethodName.count('same_predictions'):
-            arguments = tuple(map(np.array, arguments))
         found = self.variant(function)(*arguments)
         jax.tree.map(
             functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
@@ -166,7 +169,7 @@ def test_local_models_next_to_their_teacher():
     assert agreement.alignment[0, 1] == 1
     np.testing.assert_allclose(agreement.kl[0, 1], 0, atol=1e-6)
     assert agreement.kl[0, 0] > 0.01
-    # Nobody is evaluated in the last place.
+    # The last place has no client.
     assert not any(np.any(leaf[1, 1]) for leaf in jax.tree.leaves((evaluations, agreement)))
 
 
@@ -290,7 +293,7 @@ def right_values(experiment, before, after, models, cohort, forward, gradient, c
     mean, std = (np.asarray(a, np.float64) for a in channel_statistics(dataset.x_train))
     y, classes = dataset.y_test, dataset.num_classes
 
-    def look(weights):
+    def evaluate(weights):
         features, z = forward(*weights, (dataset.x_test - mean) / std)
         right = z.argmax(-1) == y
         each = np.array([right[y == c].mean() if (y == c).any() else 0 for c in range(classes)])
@@ -301,7 +304,7 @@ def right_values(experiment, before, after, models, cohort, forward, gradient, c
         return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), weights)
 
     before, after = wide(before), wide(after)
-    seen_before, seen_after = look(before), look(after)
+    seen_before, seen_after = evaluate(before), evaluate(after)
     updates = [flat(models[c][0]) - flat(before[0]) for c in cohort]
     mean_update = sum(updates) / len(updates)
     norms = [np.linalg.norm(u) for u in updates]
@@ -316,7 +319,7 @@ def right_values(experiment, before, after, models, cohort, forward, gradient, c
     for c in cohort:
         p = counts[c] / counts[c].sum()
         out = (1 - p) / (classes - 1)
-        accuracy, probability, preference, predicted = look(wide(models[c]))
+        accuracy, probability, preference, predicted = evaluate(wide(models[c]))
         for end, a in (('', accuracy), ('_b', seen_before[0]), ('_a', seen_after[0])):
             right[f'in{end}'].append(p @ a)
             right[f'out{end}'].append(out @ a)
@@ -478,7 +481,7 @@ def test_waves_give_the_same_measures(run):
                 np.testing.assert_allclose(a[name], b[name], rtol=1e-3, atol=1e-5, err_msg=name)
 
 
-def test_a_run_that_diverges_has_no_values(cheap_runs, tmp_path):
+def test_a_diverged_run_has_no_values(cheap_runs, tmp_path):
     x = np.random.default_rng(0).integers(0, 256, (60, 3, 3, 1)).astype(np.uint8)
     y = np.arange(60) % 3
     np.savez(tmp_path / 'tiny.npz', x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])
@@ -512,7 +515,7 @@ def test_values_that_are_not_finite_become_null(cheap_runs, tmp_path, monkeypatc
     assert result.summary['two'] == 3
 
 
-def test_names_are_parsed():
+def test_parsing_of_names():
     assert parse_measures('none') == ()
     assert parse_measures('all') == tuple(MEASURES)
     assert parse_measures('drift, forgetting') == ('drift', 'forgetting')
@@ -540,6 +543,6 @@ def test_names_are_parsed():
         ({'confusion_clients': '20'}, '--confusion_clients=20 must be from 0 to 19'),
     ],
 )
-def test_bad_input_is_told(settings_, message):
+def test_invalid_settings_are_refused(settings_, message):
     with pytest.raises(ValueError, match=message):
         checks.check(Config(**settings_))

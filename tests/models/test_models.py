@@ -8,22 +8,15 @@ import pytest
 from flax import nnx
 from jax import lax
 
-from jaxfed.models import MODELS, layers, make_model, with_precision
+from jaxfed.models import MODELS, make_model, with_precision
+from jaxfed.models.blocks import ConvNorm
 from jaxfed.models.ops import convolution
 from jaxfed.types import Outputs
+from tests.models.weights import draw
 
 
 def count(params):
     return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
-def draw(model, *leading):
-    """Parameters of the right shapes from NumPy, which has nothing to compile."""
-    rng = np.random.default_rng(7)
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    return jax.tree.map(
-        lambda a: (0.1 * rng.standard_normal((*leading, *a.shape))).astype(np.float32), shapes
-    )
 
 
 # Counted with the same layers in PyTorch.
@@ -126,7 +119,7 @@ CASES = [
 @pytest.mark.parametrize(('name', 'input_shape', 'width'), CASES)
 def test_mapped_over_clients_equals_one_client_at_a_time(name, input_shape, width):
     model = make_model(name, input_shape=input_shape, num_classes=7)
-    params = draw(model, 2)
+    params, _ = draw(model, 2)
     x = np.random.default_rng(0).standard_normal((2, 3, *input_shape), np.float32)
 
     def loss(params, x):
@@ -153,7 +146,7 @@ def test_mapped_over_clients_equals_one_client_at_a_time(name, input_shape, widt
 def test_features_are_the_input_of_the_last_layer(name):
     side = 32 if name == 'vgg11' else 16
     model = make_model(name, input_shape=(side, side, 3), num_classes=5)
-    params = draw(model)
+    params, _ = draw(model)
     x = np.random.default_rng(1).standard_normal((4, side, side, 3), np.float32)
     logits, features, _ = jax.jit(model.evaluate)(params, x, model.stats)
     last = params['classifier']
@@ -171,7 +164,7 @@ def relu_then_pool(x):
 @pytest.mark.parametrize(('name', 'padding'), [('cnn', 'SAME'), ('lenet', 'VALID')])
 def test_convolutional_networks_are_conv_bias_relu_pool(name, padding):
     model = make_model(name, input_shape=(18, 17, 2), num_classes=4)
-    params = draw(model)
+    params, _ = draw(model)
     inputs = np.random.default_rng(1).standard_normal((3, 18, 17, 2), np.float32)
 
     @jax.jit
@@ -261,14 +254,13 @@ def test_precision_rounds_products_and_keeps_parameters_float32():
 
 @pytest.mark.parametrize('use', ['grouped', 'unrolled', 'patches', 'fourier', None])
 def test_convolution_layer_computes_with_the_operations_it_is_given(use):
-    layer = layers.conv(
-        3, 4, kernel_size=(3, 3), padding='SAME', strides=2, convolution=convolution(use),
-        rngs=nnx.Rngs(0),
-    )  # fmt: skip
+    layer = ConvNorm(
+        3, 4, strides=2, norm='none', convolution=convolution(use), rngs=nnx.Rngs(0)
+    ).conv
     bound = 1 / np.sqrt(3 * 9)
     assert 0.9 * bound < jnp.abs(layer.kernel[...]).max() <= bound
     x = jax.random.normal(jax.random.key(0), (2, 7, 8, 3))
-    plain = nnx.Conv(3, 4, (3, 3), 2, padding='SAME', rngs=nnx.Rngs(1))
+    plain = nnx.Conv(3, 4, (3, 3), 2, padding=((1, 1), (1, 1)), rngs=nnx.Rngs(1))
     plain.kernel[...], plain.bias[...] = layer.kernel[...], layer.bias[...]
     np.testing.assert_allclose(layer(x), plain(x), rtol=1e-5, atol=1e-5)
 

@@ -11,11 +11,12 @@ from flax import nnx
 from jax import lax
 
 from jaxfed.models import as_model, make_model, with_precision
-from jaxfed.models.blocks import BatchNorm, GroupNorm
+from jaxfed.models.norm import BatchNorm, GroupNorm
 from jaxfed.models.ops import convolution
 from jaxfed.models.remat import recomputed
 from jaxfed.models.resnet import Bottleneck, ResNet
 from jaxfed.types import Outputs
+from tests.models.weights import draw
 
 SHAPE = (12, 10, 3)
 MASK = np.array([1, 1, 0, 1, 0], bool)
@@ -24,15 +25,6 @@ DEEP = ['resnet8', 'mobilenet']
 
 def images(n=5, shape=SHAPE):
     return np.random.default_rng(1).standard_normal((n, *shape), np.float32)
-
-
-def draw(model):
-    """Parameters and statistics away from their initial values, from NumPy."""
-    rng = np.random.default_rng(7)
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    params = jax.tree.map(lambda a: (0.3 * rng.standard_normal(a.shape)).astype(np.float32), shapes)
-    stats = jax.tree.map(lambda a: rng.uniform(0.5, 1.5, a.shape).astype(np.float32), model.stats)
-    return params, stats
 
 
 def make(name, **options):
@@ -95,7 +87,7 @@ def mobilenet(params, stats, x, norm):
 @pytest.mark.parametrize(('name', 'plain'), [('resnet8', resnet8), ('mobilenet', mobilenet)])
 def test_network_is_its_layers_written_out(name, plain):
     model = make(name)
-    params, stats = draw(model)
+    params, stats = draw(model, scale=0.3)
     x = images()
     evaluated = jax.jit(model.evaluate)(params, x, stats)
     want = jax.jit(plain, static_argnums=3)(params, stats, x, Norms())
@@ -134,7 +126,7 @@ def test_bottlenecks_and_the_stem_for_large_images():
         )
 
     model = as_model(build)
-    params, stats = draw(model)
+    params, stats = draw(model, scale=0.3)
     assert params['stem']['conv']['kernel'].shape == (7, 7, 3, 2)
     x = images(3, (17, 20, 3))
     got = jax.jit(model.evaluate)(params, x, stats).features
@@ -145,7 +137,7 @@ def test_bottlenecks_and_the_stem_for_large_images():
 @pytest.mark.parametrize('name', DEEP)
 def test_padded_examples_change_nothing(name):
     model = make(name)
-    params, stats = draw(model)
+    params, stats = draw(model, scale=0.3)
     x, labels = images(), np.arange(5) % 4
 
     def loss(params, x, labels, mask):
@@ -162,16 +154,30 @@ def test_padded_examples_change_nothing(name):
     chex.assert_trees_all_close(padded, cut, rtol=1e-3, atol=1e-3)
 
 
+class OneLayer(nnx.Module):
+    """A network of one normalisation."""
+
+    def __init__(self, norm, channels, rngs):
+        self.layer = norm(channels, rngs=rngs)
+
+    def __call__(self, x, mask=None):
+        y = self.layer(x, mask=mask)
+        return Outputs(y, y)
+
+
+def one_layer(norm, channels):
+    return as_model(lambda rngs: OneLayer(norm, channels, rngs))
+
+
 def test_running_statistics_by_hand():
-    layer = BatchNorm(1, rngs=nnx.Rngs(0))
-    model = as_model(lambda rngs: Alone(layer_type=BatchNorm, rngs=rngs))
+    model = one_layer(BatchNorm, 1)
     x = np.array([1.0, 3.0, 100.0], np.float32).reshape(3, 1, 1, 1)
     outputs = model.train({'layer': {'scale': np.ones(1), 'bias': np.zeros(1)}}, x, model.stats,
                           np.array([True, True, False]))  # fmt: skip
     np.testing.assert_allclose(outputs.stats['layer']['mean'], [0.9 * 0 + 0.1 * 2], rtol=1e-6)
     np.testing.assert_allclose(outputs.stats['layer']['var'], [0.9 * 1 + 0.1 * 1], rtol=1e-6)
     np.testing.assert_allclose(outputs.logits[:2].ravel(), [-1, 1], rtol=1e-4)
-    assert layer.momentum == 0.9
+    assert BatchNorm(1, rngs=nnx.Rngs(0)).momentum == 0.9
 
 
 @pytest.mark.parametrize('shape', [(5, 32, 32, 3), (5, 3, 2, 3)])
@@ -181,7 +187,7 @@ def test_batch_normalisation_and_its_derivatives_are_those_of_its_equation(shape
     scale, bias, to_mean, to_var = rng.standard_normal((4, 3), np.float32)
 
     def layer(x, scale, bias):
-        model = as_model(lambda rngs: Three(rngs=rngs))
+        model = one_layer(BatchNorm, 3)
         outputs = model.train({'layer': {'scale': scale, 'bias': bias}}, x, model.stats, MASK)
         return outputs.logits, outputs.stats['layer']['mean'], outputs.stats['layer']['var']
 
@@ -206,30 +212,8 @@ def test_batch_normalisation_and_its_derivatives_are_those_of_its_equation(shape
     chex.assert_trees_all_close(got, want, rtol=2e-3, atol=2e-4)
 
 
-class Three(nnx.Module):
-    """Batch normalisation of three channels as a network."""
-
-    def __init__(self, rngs):
-        self.layer = BatchNorm(3, rngs=rngs)
-
-    def __call__(self, x, mask=None):
-        y = self.layer(x, mask=mask)
-        return Outputs(y, y)
-
-
-class Alone(nnx.Module):
-    """A normalisation as a network."""
-
-    def __init__(self, layer_type, rngs):
-        self.layer = layer_type(1 if layer_type is BatchNorm else 4, rngs=rngs)
-
-    def __call__(self, x, mask=None):
-        y = self.layer(x, mask=mask)
-        return Outputs(y, y)
-
-
 def test_group_normalisation_sees_one_example_at_a_time():
-    model = as_model(lambda rngs: Alone(layer_type=GroupNorm, rngs=rngs))
+    model = one_layer(GroupNorm, 4)
     assert model.stats == ()
     params = {'layer': {'scale': np.ones(4, np.float32), 'bias': np.zeros(4, np.float32)}}
     x = images(3, (5, 2, 4))
@@ -269,7 +253,7 @@ def test_recomputing_changes_neither_values_nor_gradients(platform):
 
 @pytest.mark.parametrize('name', DEEP)
 def test_remat_changes_memory_only(name):
-    params, stats = draw(make(name))
+    params, stats = draw(make(name), scale=0.3)
     x = images()
 
     def program(remat):
@@ -289,7 +273,7 @@ def test_remat_changes_memory_only(name):
 
 def test_bfloat16_reaches_every_convolution_and_statistics_stay_float32():
     model = with_precision(make('resnet8', convolution=convolution('grouped')), 'bfloat16')
-    params, stats = draw(model)
+    params, stats = draw(model, scale=0.3)
     jaxpr = str(jax.make_jaxpr(model.train)(params, images(), stats, MASK))
     kinds = re.findall(r':(\w+)\[[\d,]*\] = conv_general_dilated', jaxpr)
     assert kinds == ['bf16'] * 9
@@ -320,7 +304,7 @@ def test_options_are_checked(name, options, message):
 
 def test_statistics_must_be_given():
     model = make('resnet8')
-    params, _ = draw(model)
+    params, _ = draw(model, scale=0.3)
     with pytest.raises(ValueError, match=r'apply\(params, x, stats\)'):
         model.apply(params, images())
 

@@ -210,7 +210,7 @@ def test_label_noise(labels, rate, form, seed):
     noisy = noise(rate)
     assert np.array_equal(labels, before)
     assert np.array_equal(noisy, noise(rate))
-    assert np.array_equal(noisy[:5], labels[:5])  # nobody's
+    assert np.array_equal(noisy[:5], labels[:5])  # of no client
     assert noisy.min() >= 0 and noisy.max() < classes
     wrong = noisy != labels
     more = noise((rate + 1) / 2)
@@ -432,7 +432,7 @@ def test_seed_decides(name):
             {'num_clients': 500, 'labels_per_client': 3, 'alpha': 1.0, 'min_size': 1},
             'class 0 has 100 examples for the 150 .* labels_per_client=3',
         ),
-        (natural, {'num_clients': 2, 'users': None}, 'does not tell: choose a --dataset'),
+        (natural, {'num_clients': 2, 'users': None}, 'has no users: choose a --dataset'),
         (natural, {'num_clients': 2, 'users': np.zeros(3, int)}, r'users has shape \(3,\)'),
         (natural, {'num_clients': 2, 'users': np.zeros(1000)}, 'dtype float64'),
         (natural, {'num_clients': 11, 'users': ten_classes()}, 'num_clients=11 .* 10 of 10 users'),
@@ -484,8 +484,8 @@ def test_hold_out_refuses(share):
     'name, given, message',
     [
         ('dirichle', {}, "partition='dirichle' is unknown: choose one of iid"),
-        ('iid', {'alpha': 1.0}, "partition='iid' was given alpha: it takes none"),
-        ('sharding', {}, "partition='sharding' was given no settings: it takes shards_per_client"),
+        ('iid', {'alpha': 1.0}, "partition='iid' got alpha: it takes none"),
+        ('sharding', {}, "partition='sharding' got no settings: it takes shards_per_client"),
     ],
 )
 def test_settings_of_another_partition_are_refused(name, given, message):
@@ -512,7 +512,7 @@ def test_settings_are_checked_before_data_is_read(settings, message):
         checks.check(Config(**settings))
 
 
-def test_a_partition_of_ones_own_is_an_entry_and_gets_its_flags(monkeypatch):
+def test_a_registered_partition_gets_its_flags(monkeypatch):
     def halves(labels, *, num_clients, seed, alpha: float, first: int = 3):
         return [np.arange(first), np.arange(first, labels.size)]
 
@@ -534,7 +534,7 @@ def test_a_partition_of_ones_own_is_an_entry_and_gets_its_flags(monkeypatch):
         checks.check(Config(partition='halves', partition_settings={'first': 'x'}))
 
 
-def test_what_is_dealt():
+def test_dealt_data():
     plain = Config(method='fedcad', num_clients=10, min_size=20)
     noisy = dataclasses.replace(plain, label_noise=0.5, personal_test=0.25, local_eval_every=1)
     dealt, other = (deal.deal(c, auxiliary_per_class=4) for c in (plain, noisy))
@@ -553,14 +553,14 @@ def test_what_is_dealt():
     assert np.array_equal(other.label_counts, label_counts(seen, other.partition, 10))
     with pytest.raises(ValueError, match='leaves no client an example to test with'):
         deal.deal(dataclasses.replace(noisy, personal_test=1e-6))
-    with pytest.raises(ValueError, match='does not tell'):
+    with pytest.raises(ValueError, match='the dataset has no users'):
         deal.deal(Config(partition='natural'))
 
 
 def test_users_are_dealt_without_the_auxiliary_examples(monkeypatch):
-    dataset = experiment.load_dataset('digits')
+    dataset = deal.load_dataset('digits')
     users = np.arange(len(dataset.y_train)) % 50
-    monkeypatch.setattr(experiment, 'load_dataset', lambda *_, **__: dataset._replace(users=users))
+    monkeypatch.setattr(deal, 'load_dataset', lambda *_, **__: dataset._replace(users=users))
     settings = Config(partition='natural', num_clients=10, num_users=30, auxiliary_per_class=5)
     dealt = deal.deal(settings)
     held = [np.unique(users[part]) for part in dealt.partition]
@@ -571,7 +571,7 @@ def test_users_are_dealt_without_the_auxiliary_examples(monkeypatch):
     )
 
 
-def test_unreachable_minimum_is_told(monkeypatch):
+def test_an_unreachable_minimum_is_refused(monkeypatch):
     monkeypatch.setattr(proportions, '_MAX_WORK', 10_000)
     monkeypatch.setattr(proportions, '_DRAWS_AT_ONCE', 1_000)
     with pytest.raises(ValueError, match=r'alpha=0.01 .* min_size=99'):
@@ -585,8 +585,9 @@ def test_short_steps_count_as_work(monkeypatch):
     def work(step_work):
         monkeypatch.setattr(proportions, '_STEP_WORK', step_work)
         rng = np.random.default_rng(0)
-        everyone, least = np.ones((5000, 10), bool), np.full(5000, 10)
-        return proportions.draw_in_turn(rng, np.full(10, 5000), everyone, 0.05, least, 20)[1]
+        holds, min_sizes = np.ones((5000, 10), bool), np.full(5000, 10)
+        request = proportions.Request(np.full(10, 5000), holds, 0.05, min_sizes)
+        return proportions.draw_by_client(rng, request, 20)[1]
 
     assert work(0) <= 20 * 10 * 2
     assert (work(300) - work(0)) / 300 in (1, 2, 3, 4)

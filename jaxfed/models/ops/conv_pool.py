@@ -1,46 +1,33 @@
 """A convolution and the 2x2 max-pool after it, as one operation.
 
-Whoever knows that only the maxima are wanted can order the results of the convolution such that
-the four places of a window are four long runs of memory, and need not put them back in order.
+Because only the maxima are needed, the results of the convolution are ordered such that the four
+places of a window are four long runs of memory, and are never put back in order.
 """
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxfed.models.ops.conv import LAYOUT, conv_general_dilated, explicit_padding
-from jaxfed.models.ops.fourier import Pads, fourier_conv
-from jaxfed.models.ops.lowering import check, lowering
-from jaxfed.models.ops.pool import max_pool
+from jaxfed.models.ops.conv import conv_general_dilated, explicit_padding
+from jaxfed.models.ops.fourier import fourier_conv
+from jaxfed.models.ops.lowering import LAYOUT, Pads, check_lowering, lowering
+from jaxfed.models.ops.pool import first_maximum, max_pool
 from jaxfed.types import Array
 
 
 def conv_max_pool(
     x: Array, w: Array, padding: str | Sequence[tuple[int, int]], *, use: str | None = None
 ) -> Array:
-    """Convolves with stride 1 and takes the maximum of every 2x2 window of the result.
+    """Convolves x [B, H, W, in] with w [kh, kw, in, out], stride 1, and max-pools 2x2 windows.
 
-    max_pool(conv(x, w)); a last row or column that fills no window is dropped. Of equal maxima the
-    first in row-major order takes the whole gradient.
-
-    Args:
-      x: [B, H, W, in].
-      w: [kh, kw, in, out].
-      padding: 'SAME', 'VALID' or the zeros (low, high) along H and W.
-      use: one of `ops.lowering.LOWERINGS`, instead of what `lowering` chooses.
-
-    Returns:
-      [B, H' // 2, W' // 2, out], with H' and W' the sides of the convolution's result.
-
-    Raises:
-      ValueError: unknown `use`, or the result of the convolution is smaller than a window.
+    A last row or column that fills no window is dropped; of equal maxima the first in row-major
+    order takes the whole gradient.
     """
     image, kernel = x.shape[1:3], w.shape
-    use = pooled_way(x, w, use=use)
+    use = pooled_lowering(x, w, use=use)
     pads = explicit_padding(image, kernel[:2], (1, 1), padding)
     sides = [image[i] + sum(pads[i]) - kernel[i] + 1 for i in range(2)]
     if min(sides) < 2:
@@ -55,31 +42,17 @@ def conv_max_pool(
     return max_pool(conv_general_dilated(x, w, (1, 1), pads, dimension_numbers=LAYOUT, use=use))
 
 
-def pooled_way(x: Array, w: Array, padding: Any = None, *, use: str | None = None) -> str:
-    """Says how `conv_max_pool` computes its convolution.
-
-    Args:
-      x: as there, like all others.
-      w: see there.
-      padding: see there.
-      use: see there.
-
-    Returns:
-      One of `ops.lowering.LOWERINGS`.
-
-    Raises:
-      ValueError: unknown `use`.
-    """
-    del padding
-    check(use)
+def pooled_lowering(x: Array, w: Array, *, use: str | None = None) -> str:
+    """Returns the lowering of `conv_max_pool`, one of `LOWERINGS`."""
+    check_lowering(use)
     return use or lowering(x.shape[1:3], w.shape, pooled=True)
 
 
 def _blocks(x: Array, w: Array, pads: Pads) -> Array:
-    """A convolution of 2x2 blocks of pixels, whose channels are the four places of a window.
+    """Convolves 2x2 blocks of pixels; the channels of the result are the places of a window.
 
-    Few channels become four times as many, which matrix products want, for at most (k + 1)^2 / k^2
-    of the arithmetic.
+    Few channels become four times as many, which is faster in matrix products, for at most
+    (k + 1)^2 / k^2 of the arithmetic.
     """
     batch, *image, channels = x.shape
     *kernel, _, out = w.shape
@@ -93,7 +66,7 @@ def _blocks(x: Array, w: Array, pads: Pads) -> Array:
     x = x.transpose(0, 1, 3, 2, 4, 5).reshape(batch, *blocks, 4 * channels)
 
     def placed(low: tuple[int, int]) -> Array:
-        """The kernel where it computes the place `low` of a window."""
+        """Pads the kernel such that it computes the place `low` of a window."""
         edges = [(low[i], 2 * reach[i] - kernel[i] - low[i]) for i in range(2)]
         return jnp.pad(w, (*edges, (0, 0), (0, 0)))
 
@@ -105,7 +78,7 @@ def _blocks(x: Array, w: Array, pads: Pads) -> Array:
 
 
 def _fourier(x: Array, w: Array, pads: Pads) -> Array:
-    """The convolution by Fourier transform, which can give its results in any order."""
+    """Convolves by Fourier transform, which can return its results in any order."""
     half = [(x.shape[1 + i] + sum(pads[i]) - w.shape[i] + 1) // 2 for i in range(2)]
     rows, columns = (tuple(p + 2 * q for p in range(2) for q in range(n)) for n in half)
     y = fourier_conv(x, w, pads, rows, columns)
@@ -115,14 +88,9 @@ def _fourier(x: Array, w: Array, pads: Pads) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _largest(leading: bool, y: Array) -> Array:
-    """The maximum over the four places of a window.
+    """Computes the maximum over the four places of a window.
 
-    Args:
-      leading: the places are axes 0 (column) and 2 (row); else quarters of the last axis.
-      y: [2, W, 2, H, B, out], or [..., 4 out].
-
-    Returns:
-      [W, H, B, out], or [..., out].
+    If `leading`, y [2, W, 2, H, B, out] -> [W, H, B, out]; else y [..., 4 out] -> [..., out].
     """
     return _largest_forward(leading, y)[0]
 
@@ -132,11 +100,7 @@ def _largest_forward(leading: bool, y: Array) -> tuple[Array, Array]:
         places = [y[column, :, row] for row in range(2) for column in range(2)]
     else:
         places = jnp.split(y, 4, axis=-1)
-    maximum, position = places[0], jnp.zeros(places[0].shape, jnp.uint8)
-    for index, place in enumerate(places[1:], start=1):
-        position = jnp.where(place > maximum, jnp.uint8(index), position)
-        maximum = jnp.maximum(place, maximum)
-    return maximum, position
+    return first_maximum(places)
 
 
 def _largest_backward(leading: bool, position: Array, g: Array) -> tuple[Array]:

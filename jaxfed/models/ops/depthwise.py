@@ -1,4 +1,4 @@
-"""Convolution of each channel on its own, as a sum of shifted images."""
+"""Depthwise convolution, as a sum of shifted images."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -7,36 +7,39 @@ import jax
 import jax.numpy as jnp
 
 from jaxfed.models.ops.chunks import sum_over_chunks
-from jaxfed.models.ops.fourier import Pads
+from jaxfed.models.ops.lowering import Pads
 from jaxfed.types import Array
 
 
 def depthwise_conv(x: Array, w: Array, strides: Sequence[int], pads: Pads) -> Array:
-    """Convolves every channel with a kernel of its own.
+    """Convolves each channel of x [B, H, W, channels] with w [height, width, 1, channels].
 
-    y[b, i, j, c] = sum_{k, l} x[b, s_1 i + k, s_2 j + l, c] w[k, l, 0, c]
+    y[b, i, j, c] = sum_{k, l} x[b, s_1 i + k, s_2 j + l, c] w[k, l, 0, c], strides s
 
-    There is no product of matrices in it, only arithmetic on elements, which XLA fuses, and which
-    derivatives and mapping over kernels leave as it is.
-
-    Args:
-      x: [B, H, W, channels].
-      w: [height, width, 1, channels].
-      strides: s_1 and s_2.
-      pads: zeros (low, high) along height and width.
-
-    Returns:
-      [B, H', W', channels].
+    It is elementwise arithmetic, which XLA fuses, and stays so under derivatives and `jax.vmap`.
     """
-    return _depthwise(tuple(strides), pads, x, w)
+    convolve = partial(_shifted_sum, tuple(strides), pads)
 
+    @jax.custom_vjp
+    def conv(x: Array, w: Array) -> Array:
+        return convolve(x, w)
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _depthwise(strides: tuple[int, ...], pads: Pads, x: Array, w: Array) -> Array:
-    return _shifted_sum(strides, pads, x, w)
+    def backward(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+        x, w = residuals
+        (dx,) = jax.vjp(lambda x: convolve(x, w), x)[1](g)
+
+        def dw(x: Array, g: Array) -> Array:
+            return jax.vjp(lambda w: convolve(x, w), w)[1](g)[0]
+
+        # Each element of the kernel has a product as large as the images, so they are chunked.
+        return dx, sum_over_chunks(dw, x, g, places=g.shape[1] * g.shape[2])
+
+    conv.defvjp(lambda x, w: (conv(x, w), (x, w)), backward)
+    return conv(x, w)
 
 
 def _shifted_sum(strides: tuple[int, ...], pads: Pads, x: Array, w: Array) -> Array:
+    """Sums the shifted images, each times its element of the kernel."""
     x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
     last = [x.shape[1 + i] - w.shape[i] + 1 for i in range(2)]
     terms = [
@@ -45,26 +48,3 @@ def _shifted_sum(strides: tuple[int, ...], pads: Pads, x: Array, w: Array) -> Ar
         for j in range(w.shape[1])
     ]
     return sum(terms[1:], terms[0])
-
-
-def _forward(
-    strides: tuple[int, ...], pads: Pads, x: Array, w: Array
-) -> tuple[Array, tuple[Array, Array]]:
-    return _depthwise(strides, pads, x, w), (x, w)
-
-
-def _backward(
-    strides: tuple[int, ...], pads: Pads, kept: tuple[Array, Array], g: Array
-) -> tuple[Array, Array]:
-    x, w = kept
-    convolve = partial(_shifted_sum, strides, pads)
-    (dx,) = jax.vjp(lambda x: convolve(x, w), x)[1](g)
-
-    def dw(x: Array, g: Array) -> Array:
-        return jax.vjp(lambda w: convolve(x, w), w)[1](g)[0]
-
-    # A product for each element of the kernel, as large as the image: not all images at once.
-    return dx, sum_over_chunks(dw, x, g, places=g.shape[1] * g.shape[2])
-
-
-_depthwise.defvjp(_forward, _backward)

@@ -3,11 +3,11 @@
 With X, W and Y the transforms of image, kernel and result, a convolution is one small complex
 matrix product at each frequency, Y = X W: for 5x5 kernels a ninth of the arithmetic. The
 transforms are matrix products too, so all of it runs at the speed of matrix products, and mapping
-and differentiating it need no rule of their own.
+and differentiating it need no special rules.
 
 Rows have the frequencies 2 pi u / N. Columns have 2 pi (v + 1/2) / N, which a real image spreads
 over N / 2 complex numbers exactly, with no special case at either end: what wraps around changes
-sign, but the period N is chosen so that nothing that is kept wraps around.
+sign, but the period N is chosen so that no value of the result wraps around.
 """
 
 from functools import cache
@@ -16,9 +16,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfed.models.ops.lowering import Pads
 from jaxfed.types import Array
-
-Pads = tuple[tuple[int, int], tuple[int, int]]
 
 
 class _Transform(NamedTuple):
@@ -26,8 +25,8 @@ class _Transform(NamedTuple):
 
     columns: np.ndarray  # [V 2, W], image columns -> frequencies
     rows: np.ndarray  # [2 U, 2 H], complex rows -> frequencies
-    kernel_real: np.ndarray  # [F 2, kh kw], what the two parts of X give to Y's real part
-    kernel_imag: np.ndarray  # [F 2, kh kw], what they give to its imaginary part
+    kernel_real: np.ndarray  # [F 2, kh kw], from both parts of X to the real part of Y
+    kernel_imag: np.ndarray  # [F 2, kh kw], to its imaginary part
     back_rows: np.ndarray  # [2 H', 2 U]
     back_columns: np.ndarray  # [W', V 2]
 
@@ -70,31 +69,14 @@ def _transform(
 
 
 def fourier_conv(
-    x: Array,
-    w: Array,
-    padding: Pads,
-    rows: tuple[int, ...] | None = None,
-    columns: tuple[int, ...] | None = None,
+    x: Array, w: Array, padding: Pads, rows: tuple[int, ...], columns: tuple[int, ...]
 ) -> Array:
-    """Convolves with stride 1, the result with its rows and columns in front.
+    """Convolves x [B, H, W, in] with w [kh, kw, in, out], stride 1, to [columns, rows, B, out].
 
-    y[o] = sum_j x[o + j - low] w[j]
-
-    Args:
-      x: [B, H, W, in].
-      w: [kh, kw, in, out].
-      padding: zeros (low, high) along H and W.
-      rows: the rows of the result in the order wanted; None for all.
-      columns: the columns of the result in the order wanted; None for all.
-
-    Returns:
-      [columns, rows, B, out].
+    y[o] = sum_j x[o + j - low] w[j], for the given rows and columns o in their order
     """
     batch, *image, channels = x.shape
     *kernel, _, out = w.shape
-    sides = [image[i] + sum(padding[i]) - kernel[i] + 1 for i in range(2)]
-    rows = tuple(range(sides[0])) if rows is None else rows
-    columns = tuple(range(sides[1])) if columns is None else columns
     dtype = jnp.result_type(x, w)
     exact = jnp.promote_types(dtype, jnp.float32)  # bfloat16 is too coarse for the transforms
     t = _transform(tuple(image), tuple(kernel), padding, rows, columns)
@@ -103,7 +85,7 @@ def fourier_conv(
     v, u = t.columns.shape[0] // 2, t.rows.shape[0] // 2
 
     def along_rows(matrix: np.ndarray, z: Array) -> Array:
-        """[v, 2 n, B c] -> [v, 2 m, B c], the same matrix for every column frequency."""
+        """Multiplies every column frequency, [v, 2 n, B c] -> [v, 2 m, B c]."""
         return jnp.matmul(jnp.broadcast_to(matrix, (v, *matrix.shape)), z)
 
     z = jnp.matmul(t.columns, x.transpose(2, 1, 0, 3).reshape(image[1], -1))
@@ -111,7 +93,7 @@ def fourier_conv(
     z = jnp.concatenate([z[:, 0], z[:, 1]], axis=-1).reshape(v * u, batch, 2 * channels)
 
     def product(matrix: np.ndarray) -> Array:
-        """One part of X W."""
+        """Computes the real or the imaginary part of X W."""
         spread = jnp.matmul(matrix, w.reshape(matrix.shape[1], -1))
         return jnp.matmul(z, spread.reshape(v * u, 2 * channels, out)).reshape(v, u, -1)
 

@@ -1,9 +1,9 @@
-"""How a convolution is computed: the one place that chooses, by what was measured.
+"""Chooses how a convolution is computed, from measurements.
 
-- `grouped`: `jax.lax.conv_general_dilated` and its automatic gradients; a convolution that is
-  mapped over kernels becomes a grouped one.
-- `unrolled`: one convolution for each kernel, with gradients of its own (`ops.conv`).
-- `patches`: one matrix product with the pixels that each place of the result sees.
+- `grouped`: `jax.lax.conv_general_dilated` and its automatic gradients; `jax.vmap` over
+  kernels makes it a grouped convolution.
+- `unrolled`: one convolution for each kernel, with its gradients written down (`ops.unrolled`).
+- `patches`: one matrix product with the receptive field of each place of the result.
 - `fourier`: matrix products at each frequency (`ops.fourier`).
 - `blocks`: where a 2x2 max-pool follows, a convolution of 2x2 blocks of pixels (`ops.conv_pool`);
   elsewhere the same as `unrolled`.
@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import jax
 
+Pads = tuple[tuple[int, int], tuple[int, int]]  # zeros (low, high) along height and width
+LAYOUT = ('NHWC', 'HWIO', 'NHWC')  # of all fast lowerings
 LOWERINGS = ('grouped', 'unrolled', 'patches', 'fourier', 'blocks')
 
 
@@ -24,17 +26,9 @@ def lowering(
     pooled: bool = False,
     platform: str | None = None,
 ) -> str:
-    """Chooses how to compute a convolution.
+    """Chooses one of `LOWERINGS` for an image [H, W] and a kernel [height, width, in, out].
 
-    Args:
-      image: height and width of the input.
-      kernel: height, width, input and output channels.
-      strides: step along height and width.
-      pooled: whether a 2x2 max-pool follows.
-      platform: 'cpu', 'gpu', 'tpu' ...; None for the default backend's.
-
-    Returns:
-      One of `LOWERINGS`.
+    `pooled` is whether a 2x2 max-pool follows.
     """
     if (platform or jax.default_backend()) != 'cpu':
         return 'grouped'
@@ -43,7 +37,7 @@ def lowering(
         return 'blocks'
     if channels < 4 or max(strides) > 1 or height * width == 1:
         return 'unrolled'
-    # A large image has too many frequencies for a small kernel to pay for, and with many channels
+    # The frequencies of a large image cost more than a small kernel saves, and with many channels
     # the products at the frequencies take longer than the arithmetic they save.
     large = height * width >= 16 and max(image) <= 32
     small = height * width >= 9 and 4 <= max(image) <= 16 and channels * max(image) <= 1024
@@ -53,14 +47,7 @@ def lowering(
     return 'patches' if max(image) <= 4 else 'unrolled'
 
 
-def check(use: str | None) -> None:
-    """Refuses an unknown way to compute a convolution.
-
-    Args:
-      use: one of `LOWERINGS`, or None.
-
-    Raises:
-      ValueError: it is neither.
-    """
+def check_lowering(use: str | None) -> None:
+    """Raises a ValueError unless `use` is one of `LOWERINGS` or None."""
     if use is not None and use not in LOWERINGS:
         raise ValueError(f'use={use!r} must be one of {", ".join(LOWERINGS)}, or None to choose.')

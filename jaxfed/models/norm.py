@@ -1,0 +1,119 @@
+"""Normalisation layers, called with (x [B, H, W, channels], mask [B] or None to evaluate)."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from jaxfed.models.ops.chunks import map_over_chunks
+from jaxfed.types import Array
+
+Norm = Literal['batch', 'group', 'none']
+
+GROUPS = 2
+EPSILON = 1e-5
+
+
+class BatchNorm(nnx.BatchNorm):
+    """Batch normalisation whose statistics are those of the real examples only.
+
+    Momentum and epsilon are PyTorch's, 0.1 of the batch and 1e-5. The running variance is that of
+    the batch, without PyTorch's factor m / (m - 1), m the pixels of a batch.
+    """
+
+    def __init__(self, channels: int, *, rngs: nnx.Rngs) -> None:
+        super().__init__(channels, momentum=0.9, epsilon=EPSILON, rngs=rngs)
+
+    def __call__(
+        self, x: Array, use_running_average: bool | None = None, *, mask: Array | None = None
+    ) -> Array:
+        """Normalises by the statistics of the batch, or by the running ones without a mask."""
+        del use_running_average
+        if mask is None:
+            return super().__call__(x, use_running_average=True).astype(x.dtype)
+        assert self.scale is not None and self.bias is not None
+        y, mean, var = _normalise(x, self.scale[...], self.bias[...], mask)
+        for running, batch in ((self.mean, mean), (self.var, var)):
+            running[...] = self.momentum * running[...] + (1 - self.momentum) * batch
+        return y
+
+
+# flax's with its automatic derivatives takes about 1.5 times as long on the CPU.
+@jax.custom_vjp
+def _normalise(x: Array, scale: Array, bias: Array, mask: Array) -> tuple[Array, Array, Array]:
+    """Batch normalisation, and the mean and variance [channels] of the real examples."""
+    return _normalise_forward(x, scale, bias, mask)[0]
+
+
+def _normalise_forward(
+    x: Array, scale: Array, bias: Array, mask: Array
+) -> tuple[tuple[Array, Array, Array], tuple[Array, ...]]:
+    # Computed in float32, like the statistics, whatever the precision of the network.
+    exact = x.astype(jnp.float32)
+    real = mask[:, None, None, None]
+    places = jnp.sum(mask) * x.shape[1] * x.shape[2]
+    mean, square = (jnp.sum(z, (0, 1, 2), where=real) / places for z in (exact, exact * exact))
+    var = jnp.maximum(square - mean * mean, 0.0)
+    inverse = lax.rsqrt(var + EPSILON)
+    y = (exact - mean) * (inverse * scale) + bias
+    return (y.astype(x.dtype), mean, var), (x, scale, bias, mask, mean, inverse, places)
+
+
+def _normalise_backward(
+    residuals: tuple[Array, ...], gradients: tuple[Array, Array, Array]
+) -> tuple[Array, Array, Array, None]:
+    x, scale, bias, mask, mean, inverse, places = residuals
+    g, g_mean, g_var = gradients
+    g_bias, product = (
+        jnp.sum(z, (0, 1, 2))
+        for z in (g.astype(jnp.float32), g.astype(jnp.float32) * (x.astype(jnp.float32) - mean))
+    )
+    g_scale = product * inverse
+    factor = inverse * scale
+    # The gradient that reaches each real place through the mean and the variance.
+    slope = (2 * g_var - factor * inverse * g_scale) / places
+    shift = (g_mean - factor * g_bias) / places
+
+    def of_example(x: Array, g: Array, real: Array) -> Array:
+        statistics = slope * (x.astype(jnp.float32) - mean) + shift
+        return (factor * g + jnp.where(real, statistics, 0.0)).astype(x.dtype)
+
+    dx = map_over_chunks(of_example, x, g, mask, places=x.shape[1] * x.shape[2])
+    return dx, g_scale.astype(scale.dtype), g_bias.astype(bias.dtype), None
+
+
+_normalise.defvjp(_normalise_forward, _normalise_backward)
+
+
+class GroupNorm(nnx.GroupNorm):
+    """Group normalisation of each example over 2 groups of channels.
+
+    Reference:
+      Wu and He, Group Normalization, ECCV 2018; 2 groups as in Reddi et al., Adaptive Federated
+      Optimization, ICLR 2021.
+    """
+
+    def __init__(self, channels: int, *, rngs: nnx.Rngs) -> None:
+        super().__init__(channels, num_groups=GROUPS, epsilon=EPSILON, rngs=rngs)
+
+    def __call__(self, x: Array, *, mask: Array | None = None) -> Array:
+        """Normalises each example independently of the others, so without the mask."""
+        del mask
+        return super().__call__(x)
+
+
+class Identity(nnx.Module):
+    """No normalisation."""
+
+    def __init__(self, channels: int, *, rngs: nnx.Rngs) -> None:
+        del channels, rngs
+
+    def __call__(self, x: Array, *, mask: Array | None = None) -> Array:
+        """Returns x."""
+        del mask
+        return x
+
+
+NORMS = {'batch': BatchNorm, 'group': GroupNorm, 'none': Identity}

@@ -1,0 +1,186 @@
+"""The lowering 'unrolled': one convolution for each kernel, with its gradients written down.
+
+`jax.vmap` over kernels makes a grouped convolution, whose gradients are very slow, and on the CPU
+a convolution inside a loop leaves the fast path unless its dimension numbers are NHWC, HWIO, NHWC,
+which those of the automatic weight gradient are not. In this module the convolution and its input
+gradient are convolutions in that layout, the weight gradient is a sum of matrix products, and a
+batching rule defines what mapping over each operand means.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxfed.models.ops.chunks import sum_over_chunks
+from jaxfed.models.ops.lowering import LAYOUT, Pads
+from jaxfed.types import Array
+
+Bilinear = Callable[[Array, Array], Array]
+
+
+class _Geometry(NamedTuple):
+    """The static part of a convolution; pairs are along height and width."""
+
+    image: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    pads: Pads
+    precision: Any
+
+    @property
+    def outputs(self) -> list[int]:
+        """Height and width of the result."""
+        image, kernel, strides, pads, _ = self
+        return [
+            (image[i] + sum(pads[i]) - kernel[i]) // strides[i] + 1 if image[i] else 0
+            for i in range(2)
+        ]
+
+    @property
+    def spread(self) -> list[int]:
+        """Height and width of a gradient of the result that is dilated by the strides."""
+        return [(self.outputs[i] - 1) * self.strides[i] + 1 for i in range(2)]
+
+
+def unrolled_conv(
+    x: Array, w: Array, strides: tuple[int, ...], pads: Pads, precision: Any
+) -> Array:
+    """Convolves x [B, H, W, in] with w [height, width, in, out]."""
+    geometry = _Geometry(x.shape[1:3], w.shape[:2], strides, pads, precision)
+    return _differentiable(geometry)[0](x, w)
+
+
+@cache
+def _differentiable(geometry: _Geometry) -> tuple[Bilinear, Bilinear, Bilinear]:
+    """Makes a convolution y = conv(x, w) and its gradients dx(g, w) and dw(x, g).
+
+    Each is linear in both operands and the gradients of each are the other two.
+    """
+    image, kernel, strides, pads, precision = geometry
+    low, spread = [pads[i][0] for i in range(2)], geometry.spread
+    dx_pads = [(kernel[i] - 1 - low[i], image[i] + low[i] - spread[i]) for i in range(2)]
+
+    # The batching rules know which axis of each operand and of the result merely repeats.
+    @partial(_batched, folds=((0, 0), (3, 3)))
+    def forward(x: Array, w: Array) -> Array:
+        return _convolve(x, w, strides, pads, (1, 1), precision)
+
+    @partial(_batched, folds=((0, 0), (2, 3)))
+    def input_gradient(g: Array, w: Array) -> Array:
+        w = w[::-1, ::-1].swapaxes(2, 3)
+        return _convolve(g, w, (1, 1), dx_pads, strides, precision)
+
+    @partial(_batched, folds=((3, 2), (3, 3)))
+    def weight_gradient(x: Array, g: Array) -> Array:
+        # The shifted copies of all images would be far larger than the cache.
+        places = geometry.outputs[0] * geometry.outputs[1]
+        return sum_over_chunks(partial(_weight_gradient, geometry), x, g, places=places)
+
+    # Each forward pass goes through the function itself, for derivatives of higher order.
+    conv, dx, dw = map(jax.custom_vjp, (forward, input_gradient, weight_gradient))
+    conv.defvjp(_with_residuals(conv), lambda xw, g: (dx(g, xw[1]), dw(xw[0], g)))
+    dx.defvjp(_with_residuals(dx), lambda gw, x: (conv(x, gw[1]), dw(x, gw[0])))
+    dw.defvjp(_with_residuals(dw), lambda xg, w: (dx(xg[1], w), conv(xg[0], w)))
+    return conv, dx, dw
+
+
+def _with_residuals(
+    function: Bilinear,
+) -> Callable[[Array, Array], tuple[Array, tuple[Array, Array]]]:
+    """Makes the forward pass of a vjp that stores both operands."""
+    return lambda a, b: (function(a, b), (a, b))
+
+
+def _convolve(
+    x: Array,
+    w: Array,
+    strides: tuple[int, ...],
+    pads: Sequence[tuple[int, int]],
+    dilation: tuple[int, ...],
+    precision: Any,
+) -> Array:
+    """Convolves x, dilated and padded, with w in the fast layout."""
+    if w.shape[:2] == (1, 1):  # a matrix product; padding and dilation stay zero
+        edges = ((0, 0, 0), *((*pads[i], dilation[i] - 1) for i in range(2)), (0, 0, 0))
+        if strides == (1, 1):
+            y = jnp.matmul(x, w[0, 0], precision=precision)
+            return lax.pad(y, jnp.zeros((), y.dtype), edges)
+        x = lax.pad(x, jnp.zeros((), x.dtype), edges)
+        return jnp.matmul(x[:, :: strides[0], :: strides[1]], w[0, 0], precision=precision)
+    if x.shape[3] < 4:  # three input channels take two to four times as long as four
+        extra = 4 - x.shape[3]
+        x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, extra)))
+        w = jnp.pad(w, ((0, 0), (0, 0), (0, extra), (0, 0)))
+    if any(w.shape[i] > x.shape[1 + i] for i in range(2)) and dilation == (1, 1):
+        # The compiler swaps a small image and its kernel, which leaves the fast path, unless the
+        # padding happens before a barrier.
+        x = lax.optimization_barrier(jnp.pad(x, ((0, 0), *pads, (0, 0))))
+        pads = ((0, 0), (0, 0))
+    return lax.conv_general_dilated(
+        x, w, strides, pads, lhs_dilation=dilation, dimension_numbers=LAYOUT, precision=precision
+    )
+
+
+def _weight_gradient(geometry: _Geometry, x: Array, g: Array) -> Array:
+    """Computes the gradient [height, width, in, out] of the kernel by matrix products."""
+    _, kernel, strides, pads, precision = geometry
+    outputs, (rows, columns) = geometry.outputs, geometry.spread
+    x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *((*p, 0) for p in pads), (0, 0, 0)))
+    channels, out = x.shape[3], g.shape[3]
+    shifted = [x[:, :, j : j + columns : strides[1]] for j in range(kernel[1])]
+    wide = jnp.concatenate(shifted, axis=3)  # the receptive fields' rows
+
+    tall = outputs[0] >= 8 and kernel[0] > 1 and strides[0] == 1
+    if tall and out <= channels * kernel[1]:
+        # All places in one product: x shifted by columns with g shifted by rows. The narrower of
+        # the two is copied for every row of the kernel.
+        edge = kernel[0] - 1
+        g = jnp.pad(g, ((0, 0), (edge, edge), (0, 0), (0, 0)))
+        down = [g[:, edge - i : edge - i + x.shape[1]] for i in range(kernel[0])]
+        left, right = wide.reshape(-1, wide.shape[3]), jnp.concatenate(down, axis=3)
+        dw = jnp.matmul(left.T, right.reshape(-1, kernel[0] * out), precision=precision)
+        return dw.reshape(kernel[1], channels, kernel[0], out).transpose(2, 0, 1, 3)
+
+    def product(i: int) -> Array:
+        fields = wide[:, i : i + rows : strides[0]].reshape(-1, wide.shape[3])
+        return jnp.matmul(fields.T, g.reshape(-1, out), precision=precision)
+
+    # One product for each row of the kernel: the pixels under it with the gradient of each place.
+    dw = jnp.stack([product(i) for i in range(kernel[0])])
+    return dw.reshape(*kernel, channels, out)
+
+
+def _batched(function: Bilinear, *, folds: tuple[tuple[int, int], tuple[int, int]]) -> Bilinear:
+    """Gives a bilinear function its batching rule.
+
+    `folds` holds, for each operand, its axis and the axis of the result that grow together: an
+    operand that is mapped over alone is folded into them, which leaves one large convolution. If
+    both operands are mapped over, the function is unrolled.
+    """
+    batched = jax.custom_batching.custom_vmap(function)
+
+    @batched.def_vmap
+    def rule(size: int, mapped: list[bool], a: Array, b: Array) -> tuple[Array, bool]:
+        if all(mapped):
+            return jnp.stack([batched(a[i], b[i]) for i in range(size)]), True
+        axis, out_axis = folds[0] if mapped[0] else folds[1]
+        operands = (_fold(a, axis), b) if mapped[0] else (a, _fold(b, axis))
+        return _unfold(batched(*operands), out_axis, size), True
+
+    return batched
+
+
+def _fold(x: Array, axis: int) -> Array:
+    """Merges the leading axis into `axis` of the rest."""
+    x = jnp.moveaxis(x, 0, axis)
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
+
+def _unfold(x: Array, axis: int, size: int) -> Array:
+    """Undoes `_fold`."""
+    x = x.reshape(*x.shape[:axis], size, -1, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x, axis, 0)
