@@ -44,7 +44,7 @@ def leave(workdir: Path | None, word: str, *, ours: bool = False) -> None:
         *(workdir.glob(f'*/{run_files.METRICS}') if workdir else ()),
     ]
     done = any(path.is_file() and path.stat().st_size for path in paths)
-    left = f'the rounds done are in {workdir}' if done else liveness.left_elsewhere()
+    left = f'the rounds done are in {workdir}' if done else liveness.describe_rest()
     console.show_last_words(f'{word}; {left}.')
     if ours and workdir and not (workdir / run_files.PARTITION).exists():
         run_files.discard_workdir(workdir)
@@ -86,12 +86,12 @@ def _main(arguments: Sequence[str]) -> int:
         )
     except ValueError as error:
         console.show_error(str(error))
-        return distributed.abandon(2)
-    with distributed.together():
+        return distributed.abort(2)
+    with distributed.propagate_errors():
         status, message = train()
         if message:
             console.show_error(message)
-        return distributed.end(status, message)
+        return distributed.shut_down(status, message)
 
 
 def train() -> tuple[int, str]:
@@ -107,18 +107,18 @@ def train() -> tuple[int, str]:
         told = f' ({error})' if str(error) else ''
         return 2, f'JAX finds no device with JAX_PLATFORMS={asked}{told}; leave it out.'
     console.say(f'device: {found}', quiet=False)
-    if idle and distributed.leader():
+    if idle and distributed.is_leader():
         console.show_warning(idle)
     if flags.FLAGS.compilation_cache and 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
         keep_compiled_programs()
     try:
-        distributed.agree(
+        distributed.check_settings(
             {f'--{name}': flags.FLAGS[name].value for name in config_flags.OF_COMMANDS}
         )
         settings = config_flags.from_flags()
         of_many = flags.FLAGS.sweep, flags.FLAGS.halving, flags.FLAGS.together
         if any(of_many) or flags.FLAGS.seeds != 1:
-            if distributed.count() > 1:
+            if distributed.process_count() > 1:
                 raise ValueError(
                     '--sweep, --seeds and --halving train in one process; leave --num_processes '
                     'and --distributed out.'
@@ -131,7 +131,7 @@ def train() -> tuple[int, str]:
     except (ValueError, OSError) as error:  # of them TooLarge in a dry run
         return 2, str(error)
     try:
-        with ending(functools.partial(leave, experiment.workdir, ours=distributed.leader())):
+        with ending(functools.partial(leave, experiment.workdir, ours=distributed.is_leader())):
             simulate.train(experiment)
     except simulate.Diverged as error:
         return 1, str(error)

@@ -9,7 +9,7 @@ from absl import flags
 
 from jaxfed import methods
 from jaxfed.config import _MAPPINGS, GROUPS, Config
-from jaxfed.engine.sampling import SAMPLINGS
+from jaxfed.engine.cohorts import SAMPLINGS
 from jaxfed.internal import command_line
 from jaxfed.internal.type_checks import printable
 from jaxfed.models import MODELS
