@@ -110,12 +110,12 @@ def _open_round(
 ) -> tuple[PyTree, SampledClients]:
     """What experiment x's server shares, and its clients before they train."""
     data = inputs.data._replace(x=())
-    server, (clients, epochs), tuned, keys, data = row(inputs._replace(data=data), x)
+    server, (clients, epochs), tuned, key, data = row(inputs._replace(data=data), x)
     method, info = context.method_of(tuned), round_info(context, inputs, x)
     size, label_counts = data.size[clients], data.label_counts[clients]
     steps = epochs * steps_per_epoch(size, context.batch_size)
     # A client's random stream depends on the seed, the round and its id, not on its lane.
-    round_key = jax.random.fold_in(keys, server.round)
+    round_key = jax.random.fold_in(key, server.round)
     apply = bind_stats(context.model, server.stats)
     shared = method.share(
         ServerView(
@@ -134,8 +134,8 @@ def _open_round(
     )
     infos = ClientInfo(label_counts, size)
     static = jax.vmap(method.prepare)(infos)
-    key = jax.vmap(jax.random.fold_in, (None, 0))(round_key, clients)
-    return shared, SampledClients(clients, infos, static, steps, key, share, weight)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(round_key, clients)
+    return shared, SampledClients(clients, infos, static, steps, keys, share, weight)
 
 
 def _nothing_trained(context: Context, device: DeviceInputs, lanes: Lane) -> Trained:

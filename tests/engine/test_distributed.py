@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import chex
@@ -26,7 +27,8 @@ from safetensors.numpy import load_file
 
 import jaxfed
 from jaxfed.engine import client_states, devices, distributed
-from jaxfed.engine.distributed import join, private_api, transfer
+from jaxfed.engine.distributed import join, transfer
+from jaxfed.engine.distributed.private_api import private_attribute
 from jaxfed.internal import signals
 from jaxfed.runs import config_flags, simulate
 from jaxfed.runs.experiment import set_up
@@ -174,7 +176,7 @@ def assert_same_run(a, b, atol=1e-6):
 
 
 @pytest.fixture
-def alone(cheap_runs, tmp_path):
+def single(cheap_runs, tmp_path):
     """Runs an experiment in this process, with all its devices."""
 
     def run(name, **settings):
@@ -193,7 +195,7 @@ def stop_after(rounds):
     return watch
 
 
-def test_two_processes_train_as_one(pair, alone, tmp_path):
+def test_two_processes_train_as_one(pair, single, tmp_path):
     # The last run was begun by one process, of four devices.
     begun = {**RESUMED, 'workdir': str(tmp_path / 'begun')}
     settings = jaxfed.Config(**{**SMALL, **begun})
@@ -201,16 +203,16 @@ def test_two_processes_train_as_one(pair, alone, tmp_path):
         simulate.train(set_up(settings), quiet=True, watch=stop_after(3))
     runs = [{**run, 'workdir': name} for name, run in RUNS.items()]
     with pair(scripts(*runs, begun)) as processes:
-        told = ends(processes)
-    assert [process.returncode for process in processes] == [0, 0], told
-    assert told[0][0] == told[1][0]  # summaries of the first one on both
-    assert [json.loads(line)[1] for line in told[0][0].splitlines()] == [4, 4, 4, 6]
-    summaries = [json.loads(line)[0] for line in told[0][0].splitlines()]
+        outputs = ends(processes)
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert outputs[0][0] == outputs[1][0]  # summaries of the first one on both
+    assert [json.loads(line)[1] for line in outputs[0][0].splitlines()] == [4, 4, 4, 6]
+    summaries = [json.loads(line)[0] for line in outputs[0][0].splitlines()]
     assert [summary['devices'] for summary in summaries] == [4, 4, 3, 4]
     assert summaries[3]['resumed_after'] == 3
     for name, run in RUNS.items():
-        assert_same_run(tmp_path / 'host0' / name, alone(name, **run))
-    assert_same_run(tmp_path / 'begun', alone('whole', **RESUMED))
+        assert_same_run(tmp_path / 'host0' / name, single(name, **run))
+    assert_same_run(tmp_path / 'begun', single('whole', **RESUMED))
     # The other process needs no place for records.
     assert list((tmp_path / 'host1').iterdir()) == []
 
@@ -219,7 +221,7 @@ LONG = ('--model=mlp', '--num_clients=9', '--clients_per_round=5', '--local_epoc
 LONG += ('--rounds=40', '--checkpoint_every=2', '--method=scaffold', '--workdir=run')
 
 
-def test_the_first_process_dies_and_one_process_goes_on(pair, alone, tmp_path):
+def test_the_first_process_dies_and_one_process_goes_on(pair, single, tmp_path):
     with pair(commands(*LONG)) as processes:
         wait_for_rounds(tmp_path / 'host0' / 'run' / 'metrics.jsonl', 5, processes)
         processes[0].kill()
@@ -232,7 +234,7 @@ def test_the_first_process_dies_and_one_process_goes_on(pair, alone, tmp_path):
     ]
     settings = {'method': 'scaffold', 'rounds': 40, 'checkpoint_every': 0}
     (tmp_path / 'host0' / 'run').rename(tmp_path / 'rest')
-    rest, whole = (alone(name, **settings) for name in ('rest', 'whole'))
+    rest, whole = (single(name, **settings) for name in ('rest', 'whole'))
     assert json.loads((rest / 'summary.json').read_text())['resumed_after'] >= 2
     assert_same_run(rest, whole, atol=2e-4)  # rounding grows
 
@@ -261,7 +263,8 @@ from jaxfed.runs import simulate
 name = sys.argv.pop(1)
 quick = getattr(simulate, name)
 def slow(*arguments):
-    while not any('training stopped' in text for _, text in key_value_store().key_value_dir_get('jaxfed/')):
+    store = key_value_store()
+    while not any('training stopped' in text for _, text in store.key_value_dir_get('jaxfed/')):
         time.sleep(0.05)
     return quick(*arguments)
 setattr(simulate, name, slow)
@@ -297,7 +300,7 @@ def test_all_diverge_in_the_same_round(pair, tmp_path):
     assert errors[0].startswith('error: round ') and errors[0].count('\n') == 1
 
 
-def test_processes_that_meet_for_different_reasons_are_told(monkeypatch):
+def test_processes_that_meet_for_different_reasons_are_reported(monkeypatch):
     class Client:
         def key_value_set(self, key, value):
             pass
@@ -313,9 +316,9 @@ def test_processes_that_meet_for_different_reasons_are_told(monkeypatch):
 
 def test_processes_of_one_host_share_its_memory(monkeypatch):
     mesh = devices.make_mesh()
-    alone = devices.memory(mesh)
+    whole = devices.memory(mesh)
     monkeypatch.setattr(distributed, 'processes_on_host', lambda: 2)
-    assert devices.memory(mesh) == alone / 2
+    assert devices.memory(mesh) == whole / 2
 
 
 @pytest.mark.parametrize(
@@ -327,7 +330,7 @@ def test_processes_of_one_host_share_its_memory(monkeypatch):
         (('--dataset=npz', '--npz=b.npz'), "--dataset='digits' in process 0, 'npz' in process 1"),
     ],
 )
-def test_processes_that_disagree_are_told_before_training(second, message, pair, tmp_path):
+def test_processes_that_disagree_are_reported_before_training(second, message, pair, tmp_path):
     with pair(commands('--workdir=run', second=second)) as processes:
         errors = [error for _, error in ends(processes)]
     assert [process.returncode for process in processes] == [2, 2], errors
@@ -364,7 +367,7 @@ def test_bad_addresses_and_numbers_are_refused(given, message):
         join.start(*given)
 
 
-def test_no_cluster_or_a_taken_port_is_told():
+def test_no_cluster_or_a_taken_port_is_reported():
     with pytest.raises(ValueError, match='--distributed finds --process_id=1 itself'):
         join.start(process_id=1, detect=True)
     with pytest.raises(ValueError, match='--distributed: JAX finds no job of SLURM'):
@@ -402,7 +405,7 @@ def test_missing_private_api_is_an_error_that_names_the_version(monkeypatch):
     with pytest.raises(ValueError, match=r'clusters\.ClusterEnv\..*; install jax 0\.10'):
         join.start(detect=True)
     with pytest.raises(ValueError, match=r'need jax\._src\.version\.nothing'):
-        private_api.private_api('version', 'nothing')
+        private_attribute('version', 'nothing')
 
 
 PROCESSES = 3
@@ -432,18 +435,17 @@ class Processes:
 
     def run(self, work):
         """The results of `work` in every process."""
-        results = [None] * PROCESSES
 
         def call(index):
             self._self.index = index
-            results[index] = work(index)
+            try:
+                return work(index)
+            except BaseException:
+                self._barrier.abort()
+                raise
 
-        threads = [threading.Thread(target=call, args=(i,)) for i in range(PROCESSES)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return results
+        with ThreadPoolExecutor(PROCESSES) as pool:
+            return list(pool.map(call, range(PROCESSES)))
 
 
 @pytest.fixture
@@ -464,13 +466,13 @@ def test_rows_of_all_processes_come_together_and_apart(three):
         'empty': np.zeros((rows, 0), np.float32),
     }
     like = jax.tree.map(np.zeros_like, whole)
-    parts = three.run(
-        lambda i: client_states.scatter(
-            whole if i == 0 else None, jax.tree.map(lambda leaf: leaf[i::PROCESSES], like), rows
-        )
-    )
+
+    def part_of(tree, i):
+        return jax.tree.map(lambda leaf: leaf[i::PROCESSES], tree)
+
+    parts = three.run(lambda i: client_states.scatter(None if i else whole, part_of(like, i), rows))
     for i, part in enumerate(parts):
-        chex.assert_trees_all_equal(part, jax.tree.map(lambda leaf: leaf[i::PROCESSES], whole))
+        chex.assert_trees_all_equal(part, part_of(whole, i))
     gathered = three.run(lambda i: client_states.gather(parts[i], rows))
     chex.assert_trees_all_equal(gathered[0], whole)
     assert gathered[1:] == parts[1:]  # others keep their own
@@ -494,15 +496,13 @@ def test_rows_of_a_round_go_to_their_devices_and_back(three, monkeypatch):
     every = np.arange(10, dtype=np.int32)[:, None] * np.ones(3, np.int32)
     rows = np.array([[7, 0], [2, 9], [4, 0], [1, 5], [8, 0]])
     used = np.array([[1, 0], [1, 1], [1, 0], [1, 1], [1, 0]], bool)
-    local = [[0, 1], [2], [3, 4]]
+    devices_of = [[0, 1], [2], [3, 4]]
 
     def work(i):
-        states = every[i::PROCESSES].copy()
-        loaded = client_states.load_rows(states, rows, used, None)
-        np.testing.assert_array_equal(
-            loaded[local[i]][used[local[i]]][:, 0], rows[local[i]][used[local[i]]]
-        )
-        client_states.store_rows(states, rows, used, loaded[local[i]] + 100, None)
+        states, local = every[i::PROCESSES].copy(), devices_of[i]
+        loaded = client_states.load_rows(states, rows, used, None)[local]
+        np.testing.assert_array_equal(loaded[used[local]][:, 0], rows[local][used[local]])
+        client_states.store_rows(states, rows, used, loaded + 100, None)
         return states
 
     whole = np.empty_like(every)
