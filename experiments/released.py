@@ -12,7 +12,7 @@ of a class a client gets is another draw, for the order of a dataset differs bet
 import numpy as np
 
 from jaxfed import main
-from jaxfed.engine.sampling import SAMPLINGS
+from jaxfed.engine.cohorts import SAMPLINGS
 from jaxfed.partition import PARTITIONS
 
 PARTITION_SEED = 19940817  # a constant of the code

@@ -169,7 +169,7 @@ class Config:
     sampling: str = _clients(
         'uniform',
         "of a round's clients; uniform, by size, or in turn",
-        registry='jaxfed.engine.sampling:SAMPLINGS',
+        registry='jaxfed.engine.cohorts:SAMPLINGS',
         in_program='absent',
     )
     aggregation: Aggregation = _clients(

@@ -42,7 +42,7 @@ def leave(workdir: Path | None, word: str, *, exclusive: bool = False) -> None:
     patterns = (run_files.METRICS, f'*/{run_files.METRICS}') if workdir else ()
     paths = [path for pattern in patterns for path in Path(str(workdir)).glob(pattern)]
     done = any(path.is_file() and path.stat().st_size for path in paths)
-    kept = f'the rounds done are in {workdir}' if done else liveness.left_elsewhere()
+    kept = f'the rounds done are in {workdir}' if done else liveness.describe_rest()
     console.show_last_words(f'{word}; {kept}.')
     if exclusive and workdir and not (workdir / run_files.PARTITION).exists():
         run_files.discard_workdir(workdir)
@@ -81,12 +81,12 @@ def main(arguments: Sequence[str]) -> int:
             )
         except ValueError as error:
             console.show_error(str(error))
-            return distributed.abandon(2)
-        with distributed.together():
+            return distributed.abort(2)
+        with distributed.propagate_errors():
             status, message = train()
             if message:
                 console.show_error(message)
-            return distributed.end(status, message)
+            return distributed.shut_down(status, message)
 
 
 def train() -> tuple[int, str]:
@@ -102,13 +102,13 @@ def train() -> tuple[int, str]:
         reason = f' ({error})' if str(error) else ''
         return 2, f'JAX finds no device with JAX_PLATFORMS={platforms}{reason}; leave it out.'
     console.say(f'device: {devices}', quiet=False)
-    if idle and distributed.leader():
+    if idle and distributed.is_leader():
         console.show_warning(idle)
     if flags.FLAGS.compilation_cache and 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
         keep_compiled_programs()
     try:
         agreed = [name for name, flag in config_flags.COMMAND_FLAGS.items() if flag.agreed]
-        distributed.agree({f'--{name}': flags.FLAGS[name].value for name in agreed})
+        distributed.check_settings({f'--{name}': flags.FLAGS[name].value for name in agreed})
         config = config_flags.from_flags()
         values = flags.FLAGS
         if values.sweep or values.halving or values.together or values.seeds != 1:
@@ -120,7 +120,9 @@ def train() -> tuple[int, str]:
     except (ValueError, OSError) as error:  # also TooLarge, in a dry run
         return 2, str(error)
     try:
-        with ending(functools.partial(leave, experiment.workdir, exclusive=distributed.leader())):
+        with ending(
+            functools.partial(leave, experiment.workdir, exclusive=distributed.is_leader())
+        ):
             simulate.train(experiment)
     except simulate.Diverged as error:
         return 1, str(error)
@@ -146,7 +148,7 @@ def train_sweep(config: Config) -> tuple[int, str]:
       ValueError: for bad input, before training.
       OSError: if data cannot be read.
     """
-    if distributed.count() > 1:
+    if distributed.process_count() > 1:
         raise ValueError(
             '--sweep, --seeds and --halving train in one process; leave --num_processes and '
             '--distributed out.'

@@ -1,4 +1,4 @@
-"""The values that pass between the parts of jaxfed, every array field with its shape.
+"""The values that pass between the rooms of jaxfed, every array field with its shape.
 
 Letters: `B` examples in a batch, `C` classes, `F` features, `N` clients, `S` clients sampled a
 round, `n` training examples. Everything a method sees is written for ONE client; the engine maps
@@ -34,41 +34,32 @@ class Outputs(NamedTuple):
 class Model(NamedTuple):
     """A network as a pair of pure functions; parameters are a nested dict of arrays.
 
-    A network with batch statistics has them in `stats` as they are at the start, and `apply` takes
-    two arguments more: (params, x, stats) evaluates, (params, x, stats, mask [B]) trains.
+    A network with batch statistics has their initial values in `stats`, and its `apply` takes two
+    more arguments: (params, x, stats) evaluates, (params, x, stats, mask [B]) trains.
     """
 
     init: Callable[[Array], PyTree]  # random key -> params
     apply: Callable[..., Outputs]  # (params, x [B, H, W, channels]) -> Outputs
-    stats: PyTree = ()  # running means and variances; not trained, not a method's business
+    stats: PyTree = ()  # running means and variances; not trained, not seen by methods
 
     def evaluate(self, params: PyTree, x: Array, stats: PyTree) -> Outputs:
-        """Outputs with fixed statistics.
-
-        Args:
-          params: the parameters.
-          x: [B, H, W, channels] images.
-          stats: batch statistics, () for a network without.
-
-        Returns:
-          Logits and features.
-        """
+        """Logits and features of x [B, H, W, channels] with fixed statistics."""
         return self.apply(params, x, stats) if self.stats else self.apply(params, x)
 
     def train(self, params: PyTree, x: Array, stats: PyTree, mask: Array) -> Outputs:
-        """Outputs with the statistics of this batch's real examples, and the new running ones.
+        """Outputs of x [B, H, W, channels] with the batch's statistics, and new running ones.
 
         Args:
           params: the parameters.
           x: [B, H, W, channels] images.
           stats: running batch statistics, () for a network without.
-          mask: [B] bool, False for the padding of a short batch.
+          mask: [B] bool, False for the padding of a short batch, which the statistics ignore.
 
         Returns:
           Logits, features and new running statistics.
 
         Raises:
-          ValueError: if `apply` does not give the new ones.
+          ValueError: if `apply` does not return the new ones.
         """
         if not self.stats:
             return self.apply(params, x)
@@ -89,10 +80,10 @@ class ClientInfo(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """The clients sampled in a round, and how much of its work each of them gets done."""
+    """The clients sampled in a round, and how many local epochs each of them completes."""
 
     clients: Any  # array [S] int32 ids
-    epochs: Any  # array [S] int32, local epochs it does; 0 for one whose update is lost
+    epochs: Any  # array [S] int32, local epochs; 0 if the client's update is lost
 
 
 class Dataset(NamedTuple):
@@ -104,4 +95,4 @@ class Dataset(NamedTuple):
     x_test: np.ndarray  # [m, H, W, channels], as x_train
     y_test: np.ndarray  # [m] int32
     num_classes: int
-    users: np.ndarray | None = None  # [n] int32, who made each training example, where it is told
+    users: np.ndarray | None = None  # [n] int32, the author of each training example, if known

@@ -21,7 +21,7 @@ from jaxfed import methods
 from jaxfed.data import load_dataset
 from jaxfed.data.prepare import RECIPES
 from jaxfed.data.prepare import __main__ as prepare_command
-from jaxfed.engine.sampling import SAMPLINGS
+from jaxfed.engine.cohorts import SAMPLINGS
 from jaxfed.models import MODELS
 from jaxfed.partition import PARTITIONS
 from jaxfed.report import __main__ as report_command

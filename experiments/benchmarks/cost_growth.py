@@ -31,10 +31,11 @@ from rich.progress import track
 from rich.table import Table
 
 from experiments.benchmarks.machine import machine
+from experiments.benchmarks.single_experiment import round_arguments, run_round
 from jaxfed.data.augment import make_augment, normalise
 from jaxfed.engine.cohorts import everyone
 from jaxfed.engine.devices import check_devices, make_mesh, replicate, use_every_core
-from jaxfed.engine.execution import alone, compile_round, run_round
+from jaxfed.engine.execution import compile_round
 from jaxfed.engine.lanes import schedule
 from jaxfed.engine.local import LocalSettings, steps_per_epoch
 from jaxfed.engine.round import ServerState, TrainingData, make_round
@@ -244,7 +245,7 @@ def round_program(point: Point) -> Program:
     server, data, key = replicate((server, images(point), jax.random.key(1)), mesh)
     cohort = everyone(np.arange(point.clients), settings.local_epochs)
     plan = schedule([point.steps] * point.clients, lanes=1, devices=mesh.size)
-    arguments = alone(server, (), cohort, plan, LEARNING_RATE, key, data)
+    arguments = round_arguments(server, (), cohort, plan, LEARNING_RATE, key, data)
     began = time.perf_counter()
     programs = compile_round(parts, mesh, *arguments)
     seconds = time.perf_counter() - began

@@ -27,6 +27,7 @@ from rich.progress import track
 from rich.table import Table
 
 from experiments.benchmarks.machine import machine
+from experiments.benchmarks.single_experiment import round_arguments, run_round
 from jaxfed import losses, methods
 from jaxfed.data.augment import make_augment, normalise
 from jaxfed.engine.cohorts import everyone
@@ -39,7 +40,7 @@ from jaxfed.engine.devices import (
     split,
     use_every_core,
 )
-from jaxfed.engine.execution import alone, compile_round, peak_memory, run_round
+from jaxfed.engine.execution import compile_round, peak_memory
 from jaxfed.engine.lanes import schedule
 from jaxfed.engine.local import LocalSettings, local_optimizer
 from jaxfed.engine.round import ServerState, TrainingData, make_round
@@ -285,7 +286,7 @@ def round_program(
     server_state, client_state = built.init(params, model.stats)
     server = ServerState(params, server_state, jnp.zeros((), jnp.int32), model.stats)
     server, data, key = replicate((server, data, jax.random.key(1)), mesh)
-    arguments = alone(
+    arguments = round_arguments(
         server,
         jax.tree.map(lambda leaf: np.stack([leaf] * clients), client_state),
         everyone(np.arange(clients), 1),

@@ -28,10 +28,11 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.benchmarks.machine import machine
+from experiments.benchmarks.single_experiment import round_arguments, run_round
 from jaxfed.data.augment import normalise
 from jaxfed.engine.cohorts import everyone
 from jaxfed.engine.devices import make_mesh, replicate, use_every_core
-from jaxfed.engine.execution import alone, compile_round, run_round
+from jaxfed.engine.execution import compile_round
 from jaxfed.engine.lanes import choose_lanes, schedule
 from jaxfed.engine.local import LocalSettings, steps_per_epoch
 from jaxfed.engine.round import ServerState, TrainingData, make_round
@@ -129,7 +130,7 @@ def round_program(
     parts = make_round(model, Method(), settings, lambda _, x: to_input(x), to_input, mesh=mesh)
     params = model.init(jax.random.key(0))
     server = ServerState(params, (), jnp.zeros((), jnp.int32))
-    arguments = alone(
+    arguments = round_arguments(
         replicate(server, mesh),
         (),
         everyone(np.arange(len(sizes)), EPOCHS),

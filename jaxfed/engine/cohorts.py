@@ -1,11 +1,57 @@
-"""Who takes part in a round, and what becomes of them: sampling, failures, stragglers."""
+"""The clients of a round: sampling, failures and stragglers.
+
+`SAMPLINGS` maps a name to a function of the round's number, the clients' sizes, how many to sample
+and a seed. To add one, assign it: `SAMPLINGS['mine'] = mine`.
+"""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
-from jaxfed.engine.sampling import sample
 from jaxfed.types import Cohort
+
+
+def uniform(round_: int, size: np.ndarray, *, number: int, seed: int) -> np.ndarray:
+    """Samples clients without replacement, each with the same probability; [number] ids."""
+    return np.random.default_rng([seed, round_]).choice(len(size), number, replace=False)
+
+
+def by_size(round_: int, size: np.ndarray, *, number: int, seed: int) -> np.ndarray:
+    """Samples clients without replacement, in proportion to their examples; [number] ids."""
+    rng = np.random.default_rng([seed, round_])
+    return rng.choice(len(size), number, replace=False, p=size / size.sum())
+
+
+def round_robin(round_: int, size: np.ndarray, *, number: int, seed: int) -> np.ndarray:
+    """Cycles through the clients in one random order; [number] ids."""
+    order = np.random.default_rng(seed).permutation(len(size))
+    return order[((round_ - 1) * number + np.arange(number)) % len(size)]
+
+
+# name -> function of (number of the round from 1, size [N] examples of each client,
+# *, number of clients to sample, seed), which returns distinct client ids [number] in any order
+SAMPLINGS: dict[str, Callable[..., np.ndarray]] = {
+    'uniform': uniform,
+    'size': by_size,
+    'round_robin': round_robin,
+}
+
+
+def sample(name: str, round_: int, size: np.ndarray, *, number: int, seed: int) -> np.ndarray:
+    """The clients of a round by the name of a sampling, [number] int64 ids, ascending.
+
+    Raises:
+      ValueError: if the sampling returns anything but that many distinct clients.
+    """
+    chosen = np.sort(np.atleast_1d(SAMPLINGS[name](round_, size, number=number, seed=seed)))
+    whole = chosen.shape == (number,) and np.issubdtype(chosen.dtype, np.integer)
+    if not (whole and (np.diff(chosen) > 0).all() and chosen[0] >= 0 and chosen[-1] < len(size)):
+        raise ValueError(
+            f'--sampling={name} gave {np.array2string(chosen, threshold=20)} in round {round_}; '
+            f'it must give {number} distinct clients from 0 to {len(size) - 1}.'
+        )
+    return chosen.astype(np.int64)
 
 
 def draw_cohort(
@@ -21,15 +67,15 @@ def draw_cohort(
     cohort_seed: int,
     availability_seed: int,
 ) -> Cohort:
-    """Draws the clients of a round and how much of its work each of them gets done.
+    """Draws the clients of a round and how many local epochs each of them completes.
 
-    `ceil((1 + over_selection) S)` clients are sampled. Each is lost with probability `dropout`;
-    each of the others is a straggler with probability `stragglers` and then does 1 to E local
-    epochs, any number as likely, instead of E. The server waits for S clients: the first to report,
-    those with the fewest examples to go through, are the round; the others' work is lost.
+    `ceil((1 + over_selection) S)` clients are sampled. Each fails with probability `dropout`. Each
+    of the others is a straggler with probability `stragglers`, and completes 1 to E local epochs,
+    uniformly, instead of E. The server waits for the S clients that report first, those with the
+    fewest examples to process; the work of the others is lost.
 
     Args:
-      round_: its number, 1 for the first.
+      round_: number of the round, from 1.
       size: [N] examples of each client.
       clients_per_round: S.
       local_epochs: E.
@@ -38,13 +84,13 @@ def draw_cohort(
       stragglers: probability that a client does not finish in time.
       over_selection: clients sampled beyond S, as a share of S.
       cohort_seed: of sampling.
-      availability_seed: of what becomes of the sampled clients.
+      availability_seed: of failures and stragglers.
 
     Returns:
       The cohort, sorted by client; clients that failed fill it up to S.
 
     Raises:
-      ValueError: if a sampling of one's own does not give distinct clients.
+      ValueError: if a user's sampling does not return distinct clients.
 
     Reference:
       Bonawitz et al., Towards Federated Learning at Scale, 2019, section 2 (over-selection, 0.3);
@@ -57,35 +103,19 @@ def draw_cohort(
     slow = rng.random(sampled) < stragglers
     fewer = rng.integers(1, local_epochs, sampled, endpoint=True)
     epochs = np.where(arrives, np.where(slow, fewer, local_epochs), 0)
-    # Who fails never reports.
+    # A client that fails never reports.
     work = np.where(arrives, epochs * size[chosen], np.inf)
     first = np.sort(np.argsort(work, kind='stable')[:clients_per_round])
     return Cohort(chosen[first].astype(np.int32), epochs[first].astype(np.int32))
 
 
 def candidates(clients_per_round: int, over_selection: float) -> int:
-    """Clients that are sampled so that enough of them report, ceil((1 + over_selection) S).
-
-    Args:
-      clients_per_round: S.
-      over_selection: a share of S.
-
-    Returns:
-      The number.
-    """
+    """Clients sampled in a round, ceil((1 + over_selection) S)."""
     # Rounded first: 1.1 * 10 is a little more than 11.
     return math.ceil(round((1 + over_selection) * clients_per_round, 9))
 
 
 def everyone(clients: np.ndarray | list[int], local_epochs: int) -> Cohort:
-    """A cohort in which nobody fails or is late.
-
-    Args:
-      clients: [S] ids.
-      local_epochs: E.
-
-    Returns:
-      The cohort.
-    """
+    """A cohort of clients [S] that all complete their local epochs."""
     ids = np.asarray(clients, np.int32)
     return Cohort(ids, np.full(ids.shape, local_epochs, np.int32))

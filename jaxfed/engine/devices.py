@@ -1,5 +1,6 @@
 """The devices that train: GPUs, TPU cores, or the cores of a CPU."""
 
+import collections
 import importlib.util
 import math
 import os
@@ -22,9 +23,8 @@ AXIS = 'devices'
 def use_every_core() -> None:
     """Make each core of the CPU a device, so that clients train on different cores.
 
-    XLA shares the work of each single operation out to the cores, which small networks leave half
-    idle; clients on devices of their own never wait for each other. To be called before JAX is
-    used for anything else.
+    XLA splits every single operation over the cores, which small networks leave half idle; clients
+    on different devices never wait for each other. Call it before JAX is used for anything else.
 
     Raises:
       RuntimeError: if JAX has been used already.
@@ -39,35 +39,28 @@ def cores() -> int:
 
 
 def describe_devices(devices: Sequence[Any]) -> str:
-    """Says what devices there are, in a few words.
-
-    Args:
-      devices: JAX's, all of one kind.
-
-    Returns:
-      The words, as '4 cpu cores, each one a device' or '2 x NVIDIA H100, 60 GiB each for JAX'.
-    """
-    first, among = devices[0], ''
-    if distributed.count() > 1:
-        first = next(device for device in devices if device.process_index == distributed.number())
-        among = f', of {distributed.count()} processes'
+    """Devices of one kind in words, as '4 cpu cores, each one a device' or '2 x NVIDIA H100'."""
+    first, processes = devices[0], ''
+    if distributed.process_count() > 1:
+        index = distributed.process_index()
+        first = next(device for device in devices if device.process_index == index)
+        processes = f', of {distributed.process_count()} processes'
     if first.platform == 'cpu':
-        here = cores()
+        count = cores()
         return (
-            f'{len(devices)} cpu cores, each one a device{among}'
+            f'{len(devices)} cpu cores, each one a device{processes}'
             if len(devices) > 1
-            else f'1 cpu device of {here} core{"s" * (here > 1)}'
+            else f'1 cpu device of {count} core{"s" * (count > 1)}'
         )
-    told = (first.memory_stats() or {}).get('bytes_limit')
-    room = f', {told / 2**30:.0f} GiB each for JAX' if told else ''
-    return f'{len(devices)} x {first.device_kind}{room}{among}'
+    limit = _memory_limit(first)
+    memory = f', {limit / 2**30:.0f} GiB each for JAX' if limit else ''
+    return f'{len(devices)} x {first.device_kind}{memory}{processes}'
 
 
 def idle_accelerator() -> str | None:
-    """Says how to use a GPU or TPU of this machine that JAX does not use.
+    """How to use a GPU or TPU of this machine that JAX does not use.
 
-    Returns:
-      A sentence; None where JAX uses an accelerator, there is none, or the CPU was asked for.
+    None if JAX uses an accelerator, there is none, or the user asked for the CPU.
     """
     if jax.default_backend() != 'cpu' or 'cpu' in (asked_platforms() or '').split(','):
         return None
@@ -80,35 +73,32 @@ def idle_accelerator() -> str | None:
     if importlib.util.find_spec(package):
         return (
             f'this machine has {kind} that JAX cannot use, although {package} is installed: '
-            'python -c "import jax; print(jax.devices())" tells why.'
+            'python -c "import jax; print(jax.devices())" shows why.'
         )
     return (
-        f"this machine has {kind} that JAX cannot use: pip install -e '.[{extra}]' lets it; "
-        'JAX_PLATFORMS=cpu says that the CPU is meant.'
+        f"this machine has {kind} that JAX cannot use: pip install -e '.[{extra}]' enables it; "
+        'JAX_PLATFORMS=cpu selects the CPU and silences this warning.'
     )
 
 
 def asked_platforms() -> str | None:
-    """What JAX_PLATFORMS, or a program in its place, asks for."""
+    """The platforms that JAX_PLATFORMS, or the program in its place, asks for."""
     return jax.config.jax_platforms  # type: ignore[attr-defined]
 
 
 def has_nvidia_driver() -> bool:
-    """Tells whether an NVIDIA GPU with its driver is here; in WSL the driver is Windows' own."""
-    files = ('/proc/driver/nvidia/version', '/dev/nvidia0')
-    return any(map(os.path.exists, files)) or shutil.which('nvidia-smi') is not None
+    """Whether this machine has an NVIDIA GPU with a driver, which in WSL belongs to Windows."""
+    paths = ('/proc/driver/nvidia/version', '/dev/nvidia0')
+    return any(map(os.path.exists, paths)) or shutil.which('nvidia-smi') is not None
 
 
 def has_tpu() -> bool:
-    """Tells whether a TPU is here, as far as its device file does."""
+    """Whether this machine has the device file of a TPU."""
     return os.path.exists('/dev/accel0')
 
 
 def check_devices(wanted: str) -> None:
-    """Check what was asked for against the devices that there are.
-
-    Args:
-      wanted: 'all' or a number.
+    """Checks --devices, 'all' or a number, against the devices of JAX.
 
     Raises:
       ValueError: if it is neither, or there are fewer.
@@ -117,72 +107,67 @@ def check_devices(wanted: str) -> None:
         return
     if not wanted.isdecimal() or int(wanted) < 1:
         raise ValueError(f"--devices={wanted} must be at least 1, or 'all'.")
-    here = len(jax.devices())
-    if int(wanted) > here:
-        kind = jax.devices()[0].platform
-        raise ValueError(f'--devices={wanted}: JAX sees {here} {kind} device(s) here.')
-    if int(wanted) < distributed.count():
+    devices = jax.devices()
+    if int(wanted) > len(devices):
         raise ValueError(
-            f'--devices={wanted} must be at least --num_processes={distributed.count()}: it counts the '
-            'devices of all processes, and each has to train.'
+            f'--devices={wanted}: JAX sees {len(devices)} {devices[0].platform} device(s) here.'
+        )
+    if int(wanted) < distributed.process_count():
+        raise ValueError(
+            f'--devices={wanted} must be at least --num_processes={distributed.process_count()}: '
+            'it counts the devices of all processes, and each process has to train.'
         )
 
 
 def make_mesh(wanted: str | int = 'all', *, most: int | None = None) -> Mesh:
-    """Make the mesh of the devices that train.
+    """The mesh of the devices that train, with one axis `AXIS`.
 
     Args:
-      wanted: 'all' or how many, of all processes together; the same number of each, as far as that
-        goes.
+      wanted: 'all' or how many, of all processes; each process has the same number, as far as
+        possible.
       most: the largest number that has work to do; None for no limit.
 
     Returns:
-      A mesh of one axis, `AXIS`.
+      The mesh; the devices of a process are adjacent.
     """
-    own: dict[int, int] = {}  # process -> devices so far
+    places: collections.Counter[int] = collections.Counter()  # process -> devices so far
 
-    def turn(device: Any) -> int:
-        own[device.process_index] = own.get(device.process_index, -1) + 1
-        return own[device.process_index]
+    def place(device: Any) -> int:
+        places[device.process_index] += 1
+        return places[device.process_index]
 
-    devices = sorted(jax.devices(), key=turn)
+    devices = sorted(jax.devices(), key=place)  # stable: the first of each process, the second, ...
     devices = devices if wanted == 'all' else devices[: int(wanted)]
-    # Those of a process lie side by side.
     devices = sorted(devices[:most], key=lambda device: device.process_index)
     return Mesh(np.array(devices), (AXIS,))
 
 
 def memory(mesh: Mesh) -> float:
-    """Memory in bytes that each device of a mesh can use.
+    """Bytes of memory that each device of a mesh can use, the least of all processes.
 
-    Args:
-      mesh: from `make_mesh`.
-
-    Returns:
-      The accelerator's, or a CPU device's share of this machine's; infinity where nobody tells. Of
-      several processes, the least of theirs.
+    A CPU device's memory is its share of this machine's; it is infinite where it is unknown.
     """
-    return distributed.least('memory there', _own_memory(mesh, distributed.on_this_host()))
+    devices, processes = mesh.local_devices, distributed.processes_on_host()
+    limit = _memory_limit(devices[0])
+    if not limit and devices[0].platform == 'cpu' and hasattr(os, 'sysconf'):
+        machine = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+        limit = machine / len(devices) / processes
+    return distributed.minimum('memory available', limit or math.inf)
 
 
-def _own_memory(mesh: Mesh, processes: int) -> float:
-    own = mesh.local_devices
-    told = own[0].memory_stats() or {}
-    if 'bytes_limit' in told:
-        return float(told['bytes_limit'])
-    if own[0].platform != 'cpu' or not hasattr(os, 'sysconf'):
-        return math.inf
-    return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / len(own) / processes
+def _memory_limit(device: Any) -> float:
+    """Bytes that JAX may use of an accelerator, 0 where it is unknown."""
+    return float((device.memory_stats() or {}).get('bytes_limit', 0))
 
 
 def replicate(tree: PyTree, mesh: Mesh, *, copy: bool = True) -> PyTree:
-    """Put arrays on every device of a mesh, on a CPU without a copy for each of its devices.
+    """Puts arrays on every device of a mesh; the devices of a CPU share one copy.
 
     Args:
       tree: NumPy or JAX arrays.
       mesh: from `make_mesh`.
-      copy: whether a CPU's devices read a copy of each array; without it they read the arrays
-        themselves, made by `aligned` and not to be changed any more.
+      copy: False if a CPU's devices may read the arrays themselves, which `aligned` made and which
+        do not change any more.
 
     Returns:
       The same arrays, replicated.
@@ -192,7 +177,7 @@ def replicate(tree: PyTree, mesh: Mesh, *, copy: bool = True) -> PyTree:
 
     def put(leaf: np.ndarray | jax.Array) -> jax.Array:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-            return leaf  # it comes from a program that leaves it everywhere
+            return leaf  # the result of a program, already replicated
         if devices[0].platform != 'cpu' or isinstance(leaf, jax.Array):
             if len(devices) == mesh.size:
                 return jax.device_put(leaf, everywhere)
@@ -210,14 +195,10 @@ def replicate(tree: PyTree, mesh: Mesh, *, copy: bool = True) -> PyTree:
 
 
 def split(tree: PyTree, mesh: Mesh) -> PyTree:
-    """Put arrays [D n, ...] on a mesh of D devices, n rows on each.
+    """Puts arrays [D n, ...] on a mesh of D devices, n rows on each.
 
-    Args:
-      tree: NumPy or JAX arrays, of all devices also where a process has only some of them.
-      mesh: from `make_mesh`.
-
-    Returns:
-      The same arrays, split along their first axis.
+    A process that has only some of the devices passes the rows of all of them, and its devices read
+    theirs.
     """
     over_devices = NamedSharding(mesh, PartitionSpec(AXIS))
     if len(mesh.local_devices) == mesh.size:
@@ -228,35 +209,19 @@ def split(tree: PyTree, mesh: Mesh) -> PyTree:
 
 
 def fetch(tree: PyTree) -> PyTree:
-    """What is on the devices, of all processes, on each host. All processes have to call it.
-
-    Args:
-      tree: JAX arrays, split or everywhere, or those of NumPy.
-
-    Returns:
-      NumPy arrays.
-    """
+    """Arrays of JAX, split or replicated, as NumPy arrays; all processes have to call it."""
 
     def get(leaf: jax.Array) -> np.ndarray:
-        spread = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
-        if spread and not leaf.is_fully_replicated:
-            return transfer.gather(leaf)
-        return np.asarray(leaf)
+        partial = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+        return (
+            transfer.gather(leaf) if partial and not leaf.is_fully_replicated else np.asarray(leaf)
+        )
 
     return jax.tree.map(get, tree)
 
 
 def aligned(shape: tuple[int, ...], dtype: Any, *, boundary: int = 64) -> np.ndarray:
-    """Make an array of zeros that starts where JAX can use it as it is.
-
-    Args:
-      shape: of the array.
-      dtype: of the array.
-      boundary: in bytes, of which its address is a multiple.
-
-    Returns:
-      The array.
-    """
+    """Zeros at an address, a multiple of `boundary` bytes, where JAX uses them without a copy."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.zeros(size + boundary, np.uint8)
     offset = -memory.ctypes.data % boundary
@@ -264,6 +229,6 @@ def aligned(shape: tuple[int, ...], dtype: Any, *, boundary: int = 64) -> np.nda
 
 
 def keep_compiled_programs() -> None:
-    """Let JAX keep compiled programs on disk, so that the next start need not compile again."""
+    """Makes JAX keep compiled programs on disk, so that the next start does not compile again."""
     jax.config.update('jax_compilation_cache_dir', str(cache_folder() / 'compiled'))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)

@@ -1,4 +1,4 @@
-"""A round as the host runs it: clients' states go to the devices that train them, and come back."""
+"""A round as the host runs it: the states of its clients move to the devices that train them."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,54 +12,34 @@ from jaxfed.engine import client_states as states_of
 from jaxfed.engine import distributed
 from jaxfed.engine.devices import fetch, replicate, split
 from jaxfed.engine.lanes import Schedule
-from jaxfed.engine.round import Round, RoundMetrics, ServerState, TrainingData, Tuned
+from jaxfed.engine.round import Round
+from jaxfed.engine.types import RoundInputs, RoundMetrics, ServerState, TrainingData, Tuned
 from jaxfed.types import Array, Cohort, PyTree
 
 
 def compile_round(
-    parts: Round,
+    functions: Round,
     mesh: Mesh,
     server: ServerState,
     client_states: PyTree,
     cohort: Cohort,
-    plan: Schedule,
+    schedule: Schedule,
     tuned: Tuned,
     keys: Array,
     data: TrainingData,
 ) -> Round:
-    """Compile the functions of a round.
-
-    Args:
-      parts: from `make_round`.
-      mesh: the same.
-      server: and all others: of any round, as for `run_waves`.
-      client_states: see there.
-      cohort: see there.
-      plan: see there.
-      tuned: see there.
-      keys: see there.
-      data: see there.
-
-    Returns:
-      The compiled functions.
-    """
-    states, placed, sampled, own = _place(mesh, client_states, cohort, plan, tuned, data)
-    train = jax.jit(parts.train).lower(server, sampled, states, placed, own, keys, data).compile()
-    merge = jax.jit(parts.merge).lower(server, sampled, train.out_info.sums, own, data).compile()
+    """Compiles the functions of a round for the arguments of any round, as for `run_waves`."""
+    inputs = RoundInputs(server, *_replicate(mesh, cohort, tuned), keys, data)
+    states = _load_states(mesh, client_states, cohort, schedule, data)
+    train = jax.jit(functions.train).lower(inputs, states, split(schedule, mesh)).compile()
+    merge = jax.jit(functions.merge).lower(inputs, train.out_info.sums).compile()
     return Round(train, merge)
 
 
 def peak_memory(program: Any) -> int:
-    """Memory in bytes that a program takes on each device.
-
-    Args:
-      program: compiled.
-
-    Returns:
-      Arguments, results and what it needs besides.
-    """
-    told = program.memory_analysis()
-    return int(told.argument_size_in_bytes + told.output_size_in_bytes + told.temp_size_in_bytes)
+    """Bytes that a compiled program takes on each device: arguments, results, temporaries."""
+    sizes = program.memory_analysis()
+    return int(sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes)
 
 
 def run_waves(
@@ -74,9 +54,7 @@ def run_waves(
     *,
     keep: bool = True,
 ) -> tuple[ServerState, RoundMetrics | None, list[tuple[Schedule, PyTree]]]:
-    """Run a round of X experiments, some of the clients after others.
-
-    Where no client's update arrives, there is no wave and the server stays as it is.
+    """Runs a round of X experiments in waves of clients.
 
     Args:
       programs: the functions of the round, compiled or jitted.
@@ -86,125 +64,53 @@ def run_waves(
         of one experiment after another. Those of the cohort are replaced in place.
       cohort: [X, S].
       waves: schedules whose slots together are those of the cohort, each with the data of its
-        clients.
+        clients; none if no client's update arrives.
       tuned: [X] arrays.
       keys: [X] of batches.
-      keep: whether to give the local models.
+      keep: whether to return the local models.
 
     Returns:
-      (server, metrics or None, the schedule of each wave and its clients' local models). The models
-      are NumPy arrays, without room for others: (parameters, batch statistics), [n, ...] in the
-      order of the used places of the schedule; () if the programs or `keep` do not give them.
+      (server, metrics, the schedule of each wave and its clients' local models). The models are
+      NumPy arrays of the used positions of the schedule: (parameters, batch statistics), [n, ...];
+      () if the programs or `keep` leave them out. Without waves the server is unchanged and the
+      metrics are None.
     """
     sums: Any = None
     models: list[tuple[Schedule, PyTree]] = []
-    for plan, data in waves:
-        states, placed, sampled, own = _place(mesh, client_states, cohort, plan, tuned, data)
-        trained = programs.train(server, sampled, states, placed, own, keys, data)
-        # A CPU's devices do not wait for each other inside a program: XLA ends the process when
+    replicated = _replicate(mesh, cohort, tuned)
+    for schedule, data in waves:
+        inputs = RoundInputs(server, *replicated, keys, data)
+        states = _load_states(mesh, client_states, cohort, schedule, data)
+        trained = programs.train(inputs, states, split(schedule, mesh))
+        # A CPU's devices must not wait for each other inside a program: XLA ends the process when
         # they do so for 40 seconds, and clients are unequal.
         jax.block_until_ready(trained.sums)
-        distributed.meet('wave')
+        distributed.barrier('wave')
         sums = jax.tree.map(jnp.add, sums, trained.sums) if models else trained.sums
-        used = plan.used
-        rows = state_rows(cohort, plan.slot, data.size.shape[1])
-        states_of.put(client_states, rows, used, trained.states, mesh)
+        used = schedule.used
+        rows = state_rows(cohort, schedule.slot, data.size.shape[1])
+        states_of.store_rows(client_states, rows, used, trained.states, mesh)
         kept = trained.models if keep else ()
-        models.append((plan, jax.tree.map(lambda leaf, used=used: fetch(leaf)[used], kept)))
+        models.append((schedule, jax.tree.map(lambda leaf, used=used: fetch(leaf)[used], kept)))
     if not models:
         return server, None, models
-    server, metrics = programs.merge(server, sampled, sums, own, data)
+    server, metrics = programs.merge(inputs, sums)
     return server, metrics, models
 
 
 def state_rows(cohort: Cohort, slots: np.ndarray, num_clients: int) -> np.ndarray:
-    """Where the states of clients are.
-
-    x N + i of client i of experiment x
-
-    Args:
-      cohort: [X, S].
-      slots: places in the cohort, x S + s, of any shape.
-      num_clients: N.
-
-    Returns:
-      Rows of the clients' states, of the same shape.
-    """
+    """Rows of the clients' states, x N + i for client i of experiment x, of slots of any shape."""
     experiment, place = np.divmod(slots, cohort.clients.shape[1])
     return experiment * num_clients + cohort.clients[experiment, place]
 
 
-def alone(
-    server: ServerState,
-    client_states: PyTree,
-    cohort: Cohort,
-    plan: Schedule,
-    learning_rate: float,
-    key: Array,
-    data: TrainingData,
-) -> tuple[ServerState, PyTree, Cohort, Schedule, Tuned, Array, TrainingData]:
-    """What `run_round` takes after the mesh, of an experiment that has a program for itself.
-
-    Args:
-      server: [...].
-      client_states: [N, ...].
-      cohort: [S].
-      plan: of the cohort.
-      learning_rate: of the clients in this round.
-      key: of batches.
-      data: its training data.
-
-    Returns:
-      The same, with an axis X = 1 in front where there has to be one.
-    """
-    server, cohort, key, own = jax.tree.map(
-        lambda leaf: leaf[None], (server, cohort, key, data._replace(x=()))
-    )
-    tuned = Tuned(np.array([learning_rate]))
-    return server, client_states, cohort, plan, tuned, key, own._replace(x=data.x)
+def _load_states(
+    mesh: Mesh, client_states: PyTree, cohort: Cohort, schedule: Schedule, data: TrainingData
+) -> PyTree:
+    rows = state_rows(cohort, schedule.slot, data.size.shape[1])
+    return states_of.load_rows(client_states, rows, schedule.used, mesh)
 
 
-def run_round(
-    programs: Round,
-    mesh: Mesh,
-    server: ServerState,
-    client_states: PyTree,
-    cohort: Cohort,
-    plan: Schedule,
-    tuned: Tuned,
-    keys: Array,
-    data: TrainingData,
-) -> tuple[ServerState, RoundMetrics, PyTree]:
-    """Run a round in one piece.
-
-    Args:
-      programs: as for `run_waves`, like all that is not named here.
-      mesh: see there.
-      server: see there.
-      client_states: see there.
-      cohort: see there.
-      plan: of the cohort, from `lanes.schedule`.
-      tuned: see there.
-      keys: see there.
-      data: the training data.
-
-    Returns:
-      (server, metrics, the local models as for `run_waves`).
-    """
-    server, metrics, models = run_waves(
-        programs, mesh, server, client_states, cohort, [(plan, data)], tuned, keys
-    )
-    assert metrics is not None
-    return server, metrics, models[0][1]
-
-
-def _place(
-    mesh: Mesh, client_states: PyTree, cohort: Cohort, plan: Schedule, tuned: Tuned,
-    data: TrainingData,
-) -> tuple[PyTree, Schedule, Cohort, Tuned]:  # fmt: skip
-    """The arguments that change from round to round, on the devices that need them."""
-    rows = state_rows(cohort, plan.slot, data.size.shape[1])
-    states = states_of.take(client_states, rows, plan.used, mesh)
-    placed = split(plan, mesh)
-    own = jax.tree.map(lambda value: np.asarray(value, np.float32), tuned)
-    return states, placed, *replicate((cohort, own), mesh)
+def _replicate(mesh: Mesh, cohort: Cohort, tuned: Tuned) -> tuple[Cohort, Tuned]:
+    numbers = jax.tree.map(lambda number: np.asarray(number, np.float32), tuned)
+    return replicate((cohort, numbers), mesh)

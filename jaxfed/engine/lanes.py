@@ -1,13 +1,13 @@
-"""Dealing the clients of a round to devices and lanes.
+"""Assignment of the clients of a round to devices and lanes.
 
-A lane is one slot of the stacked axis, and every device has L of them. A lane that has finished a
-client takes the next one, so a few long clients do not leave the others idle, and memory grows
-with lanes, not with clients. The lanes of a device run in step; devices do not wait for each other
-before the round's end.
+A lane is one entry of the stacked axis; every device has L of them. A lane that has finished a
+client takes the next one, so a few long clients do not leave the others idle, and memory grows with
+lanes, not with clients. The lanes of a device step together; devices wait for each other only at
+the end of the round.
 
 The schedule of a device is a list of events in the order of time, one for each of its clients: "run
 all lanes for `steps` local steps; then lane `lane` has finished the client at this position, and
-starts the one at position `next`". It is computed on the host and given to the compiled round as
+starts the one at position `next`". It is computed on the host and passed to the compiled round as
 arrays of fixed shape, so that every cohort uses the same program.
 """
 
@@ -30,7 +30,7 @@ class Schedule(NamedTuple):
     lane: np.ndarray  # [D, M] int32, the lane that trains it
     next: np.ndarray  # [D, M] int32, position of the client that the lane takes next, -1 for none
     first: np.ndarray  # [D, L] int32, position of the client each lane starts with
-    clients: np.ndarray  # [D] int32, how many the device trains; what is behind is not used
+    clients: np.ndarray  # [D] int32, clients of the device; later positions are not used
 
     @property
     def used(self) -> np.ndarray:
@@ -39,12 +39,12 @@ class Schedule(NamedTuple):
 
     @property
     def executed(self) -> int:
-        """Steps the program executes, idle lanes counted in, waiting devices not."""
+        """Steps the program executes, including those of idle lanes, not of waiting devices."""
         return int(self.steps.sum()) * self.first.shape[1]
 
     @property
     def length(self) -> int:
-        """Steps that the device with most of them runs after each other."""
+        """Steps of the device that runs most of them one after another."""
         return int(self.steps.sum(axis=1).max())
 
 
@@ -55,14 +55,13 @@ def schedule(
     devices: int = 1,
     cohort_size: int | None = None,
 ) -> Schedule:
-    """Deal clients to lanes, longest first, each to the lane that is free first.
+    """Assigns clients to lanes, longest first, each to the lane that is free first.
 
     Args:
-      steps: [S] local steps of each client of the cohort.
+      steps: local steps of each client.
       lanes: L, of each device.
       devices: D; L D must lie in 1..S.
-      cohort_size: S, where these clients are only some of the cohort and the schedule has to have
-        the shape of all.
+      cohort_size: S, which sets the shape of the schedule; None for the number of clients.
 
     Returns:
       The schedule.
@@ -79,50 +78,49 @@ def schedule(
         )
     # Many devices have room for twice their share, which balance never needs, and not for all.
     room = cohort_size if devices == 1 else min(cohort_size, 2 * -(-cohort_size // devices))
-    own: list[list[tuple[int, int, int]]] = [[] for _ in range(devices)]  # (end, lane, slot)
+    assigned: list[list[tuple[int, int, int]]] = [[] for _ in range(devices)]  # (end, lane, slot)
     free = [(0, lane, device) for lane in range(lanes) for device in range(devices)]
     for slot in np.argsort(-steps, kind='stable'):
         now, lane, device = heapq.heappop(free)
-        while len(own[device]) == room:
+        while len(assigned[device]) == room:
             now, lane, device = heapq.heappop(free)
         end = now + int(steps[slot])
-        own[device].append((end, lane, int(slot)))
+        assigned[device].append((end, lane, int(slot)))
         heapq.heappush(free, (end, lane, device))
 
-    plan = Schedule(
+    result = Schedule(
         slot=np.zeros((devices, room), np.int32),
         steps=np.zeros((devices, room), np.int32),
         lane=np.zeros((devices, room), np.int32),
         next=np.full((devices, room), -1, np.int32),
         first=np.zeros((devices, lanes), np.int32),
-        clients=np.array([len(clients) for clients in own], np.int32),
+        clients=np.array([len(clients) for clients in assigned], np.int32),
     )
-    for device, clients in enumerate(own):
+    for device, clients in enumerate(assigned):
         now, last = 0, dict[int, int]()
         for position, (end, lane, slot) in enumerate(sorted(clients, key=lambda c: c[0])):
-            plan.slot[device, position], plan.lane[device, position] = slot, lane
-            plan.steps[device, position] = end - now
+            result.slot[device, position], result.lane[device, position] = slot, lane
+            result.steps[device, position] = end - now
             if lane in last:
-                plan.next[device, last[lane]] = position
+                result.next[device, last[lane]] = position
             else:
-                plan.first[device, lane] = position
+                result.first[device, lane] = position
             now, last[lane] = end, position
-    return plan
+    return result
 
 
 def choose_lanes(
     steps: Sequence[np.ndarray], *, cohort_size: int, most: int, devices: int = 1, seed: int = 0
 ) -> int:
-    """Choose the number of lanes: the largest that keeps most of the lanes' time useful.
+    """Chooses the number of lanes: the largest that keeps at least 90 % of their steps useful.
 
     The share of useful steps, sum_i K_i / (D L max_l sum_{i on l} K_i), is estimated on random
-    cohorts. The largest L <= `most` with a share of at least 90 % is taken, else the L with the
-    largest share; short last batches waste a few percent of the examples besides.
+    cohorts. If it is below 90 % for every L <= `most`, the L with the largest share is chosen.
 
     Args:
       steps: of each of X experiments [N], the local steps K_i of every client.
       cohort_size: S, clients a round of each experiment.
-      most: the largest number of lanes worth having on a device.
+      most: the largest number of lanes of a device that can be useful.
       devices: D.
       seed: of the random cohorts.
 
@@ -130,25 +128,24 @@ def choose_lanes(
       L, in 1..min(X S // D, most).
     """
     rng = np.random.default_rng(seed)
-    # Large cohorts are much alike, and dealing them takes the host's time.
+    # Large cohorts are alike, and scheduling them takes the host's time.
     rounds = max(1, min(20, 20_000 // (len(steps) * cohort_size)))
     cohorts = [
-        np.concatenate([rng.choice(own, cohort_size, replace=False) for own in steps])
+        np.concatenate([rng.choice(clients, cohort_size, replace=False) for clients in steps])
         for _ in range(rounds)
     ]
 
     def useful(lanes: int) -> float:
-        plans = [schedule(cohort, lanes=lanes, devices=devices) for cohort in cohorts]
-        room = sum(plan.length for plan in plans) * lanes * devices
-        return sum(int(cohort.sum()) for cohort in cohorts) / max(room, 1)
+        length = sum(schedule(c, lanes=lanes, devices=devices).length for c in cohorts)
+        return sum(int(cohort.sum()) for cohort in cohorts) / max(length * lanes * devices, 1)
 
     limit = min(len(steps) * cohort_size // devices, most)
     # Above 32 every fourth of a power of two: a finer choice gains nothing.
-    tried = [
+    choices = [
         n
         for n in range(1, limit + 1)
         if n <= 32 or n == limit or n % 2 ** (n.bit_length() - 3) == 0
     ]
-    share = {lanes: useful(lanes) for lanes in tried}
+    share = {lanes: useful(lanes) for lanes in choices}
     good = [lanes for lanes, value in share.items() if value >= 0.9]
     return max(good) if good else max(share, key=lambda lanes: share[lanes])

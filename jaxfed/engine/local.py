@@ -1,45 +1,113 @@
-"""Local training of one client: its lane, its optimizer and the order of its examples."""
+"""Local training: the lane of a client, its optimizer, its batches and one local step.
 
+Every function is traced as part of `Round.train`, for one client at a time. A `position` numbers
+the clients of the device (see `lanes.Schedule`), a `slot` those of all cohorts, and `x` is the
+experiment (see `types`).
+"""
+
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
-from jaxfed.types import Array, ClientInfo, PyTree
+from jaxfed.engine.lanes import Schedule
+from jaxfed.engine.stacking import Stacking, row
+from jaxfed.engine.types import RoundInputs, ServerState, Tuned
+from jaxfed.methods.method import ClientView, LocalView, Method, RoundInfo
+from jaxfed.types import Array, Batch, ClientInfo, Model, Outputs, PyTree
 
 
 class LocalSettings(NamedTuple):
-    """What the clients do in a round."""
+    """Settings of local training."""
 
-    local_epochs: int
+    local_epochs: int  # E
     batch_size: int
     momentum: float
     weight_decay: float
     aggregation: str  # 'size' or 'uniform'
     longest: int  # examples of the largest client
-    keep_models: bool = False  # whether a round gives the local models
+    keep_models: bool = False  # whether a round returns the local models
 
 
-class _Client(NamedTuple):
-    """What a lane knows of the client it trains."""
+class Context(NamedTuple):
+    """What a round is compiled for: constants of its trace."""
 
-    slot: Array
-    info: ClientInfo
-    static: PyTree
-    state: PyTree
-    begun: PyTree
-    order: Array  # [E, M] int32, the client's examples in the order of each epoch
-    key: Array  # of augmentation
+    model: Model
+    method: Method
+    settings: LocalSettings
+    augment: Callable[[Array, Array], Array]  # (key, raw x [B, ...]) -> x, for training batches
+    normalise: Callable[[Array], Array]  # raw x [B, ...] -> x, for batches that are not augmented
+    tune: Callable[[PyTree], Method] | None  # hyper-parameters -> method; None: they are constant
+    stack: Stacking
+
+    @property
+    def batch_size(self) -> int:
+        """Examples of a batch, at most those of the largest client."""
+        return min(self.settings.batch_size, self.settings.longest)
+
+    def method_of(self, tuned: Tuned) -> Method:
+        """The method with the hyper-parameters of an experiment."""
+        return self.tune(tuned.hyperparameters) if self.tune else self.method
+
+    def momentum_of(self, tuned: Tuned) -> Any:
+        """The momentum of an experiment's local optimizer."""
+        return self.settings.momentum if tuned.momentum is None else tuned.momentum
+
+    def optimizer_of(self, tuned: Tuned) -> optax.GradientTransformation:
+        """The local optimizer of an experiment."""
+        decay = self.settings.weight_decay if tuned.weight_decay is None else tuned.weight_decay
+        momentum = self.momentum_of(tuned)
+        return local_optimizer(tuned.learning_rate, momentum=momentum, weight_decay=decay)
 
 
-class _Lane(NamedTuple):
-    """One slot of the stacked axis. The engine has L of them."""
+class SampledClients(NamedTuple):
+    """The cohort before its local training, [S, ...] or, by slot, [X S, ...]."""
+
+    id: Array  # [S] int32
+    info: ClientInfo  # [S, ...]
+    static: PyTree  # [S, ...] from the method's `prepare`
+    steps: Array  # [S] int32, local steps in this round
+    key: Array  # [S] random keys
+    share: Array  # [S] float32, weight of the batch statistics
+    weight: Array  # [S] float32, weight of the update
+
+
+class DeviceInputs(NamedTuple):
+    """What the clients of one device read while they train."""
+
+    round: RoundInputs  # [X, ...]
+    shared: PyTree  # [X, ...] from the method's `share`
+    clients: SampledClients  # [X S, ...]
+    states: PyTree  # [M, ...] before the round
+    schedule: Schedule  # of this device: [M], [L]
+
+    def experiment(self, slot: Array) -> Array | int:
+        """The experiment of a slot; constant where there is one, so that nothing is gathered."""
+        experiments, cohort_size = self.round.cohort.clients.shape
+        return slot // cohort_size if experiments > 1 else 0
+
+    def origin(self, slot: Array) -> tuple[ServerState, Tuned, PyTree]:
+        """The server's state, the numbers and the shared values that a client starts from."""
+        return row((self.round.server, self.round.tuned, self.shared), self.experiment(slot))
+
+
+class Lane(NamedTuple):
+    """A client in training: one entry of the stacked axis of L lanes."""
 
     params: PyTree
     stats: PyTree
     optimizer: optax.OptState
-    client: _Client
+    slot: Array  # [] int32
+    info: ClientInfo
+    static: PyTree  # from `prepare`
+    state: PyTree  # the method's state of the client, as it was before the round
+    begun: PyTree  # from `begin`
+    order: Array  # [E, longest] int32, the client's examples in the order of each epoch
+    key: Array  # [] random key of augmentation
     step: Array  # [] int32, local steps done
     loss: Array  # [] float32, sum of the objective over examples
 
@@ -50,47 +118,173 @@ def local_optimizer(
     """SGD as PyTorch defines it, with coupled weight decay and heavy-ball momentum.
 
     g = grad + weight_decay w; m = momentum m + g; w = w - learning_rate m
-
-    Args:
-      learning_rate: step size, may be traced as the others may.
-      momentum: in [0, 1); a 0 that is not traced keeps no buffer.
-      weight_decay: >= 0.
-
-    Returns:
-      The optax transformation.
     """
-    # What is traced may be anything; it is 0 for all where it is known.
-    without = isinstance(momentum, float | int) and momentum == 0
-    sgd = optax.sgd(learning_rate, momentum=None if without else momentum)
-    undecayed = isinstance(weight_decay, float | int) and weight_decay == 0
-    return sgd if undecayed else optax.chain(optax.add_decayed_weights(weight_decay), sgd)
+    # A traced number may have any value; a number that is 0 for all experiments is not traced.
+    no_momentum = isinstance(momentum, float | int) and momentum == 0
+    sgd = optax.sgd(learning_rate, momentum=None if no_momentum else momentum)
+    no_decay = isinstance(weight_decay, float | int) and weight_decay == 0
+    return sgd if no_decay else optax.chain(optax.add_decayed_weights(weight_decay), sgd)
 
 
 def steps_per_epoch(size: Any, batch_size: int) -> Any:
-    """Batches in one epoch, of numbers and of NumPy and JAX arrays alike.
-
-    ceil(n / B)
-
-    Args:
-      size: n, examples of a client, or integers of several.
-      batch_size: B.
-
-    Returns:
-      As `size`.
-    """
+    """Batches in one epoch of `size` examples, ceil(n / B), of numbers and arrays alike."""
     return -(-size // batch_size)
 
 
 def epoch_order(key: Array, size: Array, longest: int) -> Array:
-    """Positions 0..size-1 in random order, followed by the others up to `longest`.
-
-    Args:
-      key: random key of (client, round, epoch).
-      size: [] int32, the client's examples.
-      longest: M, examples of the largest client.
-
-    Returns:
-      [M] int32.
-    """
+    """Positions 0..size-1 in random order, then the others up to `longest`; [longest] int32."""
     draw = jax.random.uniform(key, (longest,))
     return jnp.argsort(jnp.where(jnp.arange(longest) < size, draw, jnp.inf)).astype(jnp.int32)
+
+
+def round_info(context: Context, inputs: RoundInputs, x: Array | int) -> RoundInfo:
+    """What the method sees of experiment x's round."""
+    tuned = row(inputs.tuned, x)
+    return RoundInfo(
+        number=inputs.server.round[x] + 1,
+        learning_rate=tuned.learning_rate,
+        momentum=context.momentum_of(tuned),
+        num_clients=inputs.data.size.shape[1],
+        cohort_size=jnp.sum(inputs.cohort.epochs[x] > 0),
+    )
+
+
+def bind_stats(model: Model, stats: PyTree) -> Callable[..., Outputs]:
+    """The network in evaluation mode, (params, x, stats=`stats`) -> Outputs."""
+
+    def apply(params: PyTree, x: Array, stats: PyTree = stats) -> Outputs:
+        return model.evaluate(params, x, stats)
+
+    return apply
+
+
+def start_client(context: Context, device: DeviceInputs, position: Array) -> Lane:
+    """The lane of a client before its first local step."""
+    slot, settings = device.schedule.slot[position], context.settings
+    (params, _, _, stats), tuned, _ = device.origin(slot)
+    order_key, augment_key = jax.random.split(device.clients.key[slot])
+    epochs = jnp.arange(settings.local_epochs)
+    epoch_keys = jax.vmap(jax.random.fold_in, (None, 0))(order_key, epochs)
+    order = jax.vmap(epoch_order, (0, None, None))(
+        epoch_keys, device.clients.info.size[slot], settings.longest
+    )
+    view = _view_client(context, device, position, params, stats, ())
+    return Lane(
+        params=params,
+        stats=stats,
+        optimizer=context.optimizer_of(tuned).init(params),
+        slot=slot,
+        info=view.info,
+        static=view.static,
+        state=view.state,
+        begun=context.method_of(tuned).begin(view),
+        order=_examples(context, device, slot)[order],
+        key=augment_key,
+        step=jnp.zeros((), jnp.int32),
+        loss=jnp.zeros(()),
+    )
+
+
+def finish_client(
+    context: Context, device: DeviceInputs, position: Array, lane: Lane
+) -> tuple[PyTree, PyTree]:
+    """The new state and the upload of a client whose local steps are done."""
+    _, tuned, _ = device.origin(lane.slot)
+    view = _view_client(context, device, position, lane.params, lane.stats, lane.begun)
+    return context.method_of(tuned).finish(view)
+
+
+def local_step(
+    context: Context, device: DeviceInputs, lane: Lane, origin: tuple[ServerState, Tuned, PyTree]
+) -> Lane:
+    """One step of the local optimizer on one batch; `origin` is that of the lane's client."""
+    server, tuned, shared = origin
+    method, batch = context.method_of(tuned), _draw_batch(context, device, lane)
+
+    def objective(params: PyTree) -> tuple[Array, PyTree]:
+        outputs = context.model.train(params, batch.x, lane.stats, batch.mask)
+        view = LocalView(
+            params=params,
+            outputs=outputs,
+            batch=batch,
+            global_params=server.params,
+            apply=bind_stats(context.model, server.stats),
+            info=lane.info,
+            static=lane.static,
+            state=lane.state,
+            shared=shared,
+            begun=lane.begun,
+            round=round_info(context, device.round, device.experiment(lane.slot)),
+        )
+        return view.mean(method.supervised(view)) + method.penalty(view), outputs.stats
+
+    (loss, stats), gradient = jax.value_and_grad(objective, has_aux=True)(lane.params)
+    updates, optimizer = context.optimizer_of(tuned).update(gradient, lane.optimizer, lane.params)
+    return lane._replace(
+        params=optax.apply_updates(lane.params, updates),
+        stats=stats,
+        optimizer=optimizer,
+        step=lane.step + 1,
+        loss=lane.loss + loss * jnp.sum(batch.mask),
+    )
+
+
+def _view_client(
+    context: Context, device: DeviceInputs, position: Array, params: PyTree, stats: PyTree,
+    begun: PyTree,
+) -> ClientView:  # fmt: skip
+    """A client as its method sees it before and after local training."""
+    slot = device.schedule.slot[position]
+    client, (server, _, shared) = row(device.clients, slot), device.origin(slot)
+    size, batch_size = client.info.size, context.batch_size
+    x, examples = device.experiment(slot), _examples(context, device, slot)
+
+    def fold(f: Callable[[PyTree, Batch], PyTree], initial: PyTree) -> PyTree:
+        def add_batch(i: Array, carry: PyTree) -> PyTree:
+            places = i * batch_size + jnp.arange(batch_size)
+            return f(carry, _batch(context.normalise, device, x, examples, places, size))
+
+        return lax.fori_loop(0, steps_per_epoch(size, batch_size), add_batch, initial)
+
+    return ClientView(
+        params=params,
+        stats=stats,
+        global_params=server.params,
+        apply=bind_stats(context.model, server.stats),
+        fold=fold,
+        info=client.info,
+        static=client.static,
+        state=row(device.states, position),
+        shared=shared,
+        begun=begun,
+        steps=client.steps,
+        round=round_info(context, device.round, x),
+    )
+
+
+def _examples(context: Context, device: DeviceInputs, slot: Array) -> Array:
+    """The numbers of a client's images, [longest] int32; what follows them belongs to others."""
+    x, data = device.experiment(slot), device.round.data
+    first, within = data.start[x, device.clients.id[slot]], jnp.arange(context.settings.longest)
+    return data.order[x, jnp.minimum(first + within, data.order.shape[1] - 1)]
+
+
+def _draw_batch(context: Context, device: DeviceInputs, lane: Lane) -> Batch:
+    """The training batch of a lane's next step."""
+    size, batch_size = lane.info.size, context.batch_size
+    per_epoch = jnp.maximum(steps_per_epoch(size, batch_size), 1)
+    epoch = jnp.minimum(lane.step // per_epoch, context.settings.local_epochs - 1)
+    places = lane.step % per_epoch * batch_size + jnp.arange(batch_size)
+    augment = functools.partial(context.augment, jax.random.fold_in(lane.key, lane.step))
+    x = device.experiment(lane.slot)
+    return _batch(augment, device, x, lane.order[epoch], places, size)
+
+
+def _batch(
+    prepare: Callable[[Array], Array], device: DeviceInputs, x: Array | int, order: Array,
+    places: Array, size: Array,
+) -> Batch:  # fmt: skip
+    """The images at `places` [B] of `order` [longest]; those from `size` on are masked."""
+    images = order[jnp.minimum(places, len(order) - 1)]
+    data = device.round.data
+    return Batch(prepare(data.x[images]), data.y[x, images], places < size)

@@ -1,8 +1,8 @@
 """The axis of lanes: one stacked array with `jax.vmap`, or lanes side by side in the program.
 
-An accelerator wants the stack: one operation for all lanes. On the CPU XLA runs operations that do
-not depend on each other on different cores, and lanes that are written out one after another never
-do, while a stack makes all cores wait for each other after every operation.
+An accelerator needs the stack: one operation for all lanes. On the CPU XLA runs independent
+operations on different cores, and lanes that are written out one after another are independent,
+while with a stack all cores wait for each other after every operation.
 """
 
 from collections.abc import Callable
@@ -17,51 +17,26 @@ Lanes = PyTree
 
 
 class Stacking(NamedTuple):
-    """How several values of one type are held, and a function is mapped over them."""
+    """How L values of one type are held, and how a function is mapped over them."""
 
-    from_stack: Callable[[PyTree], Lanes]
+    from_stack: Callable[[PyTree], Lanes]  # tree of arrays [L, ...] -> lanes
     map: Callable[..., Lanes]  # (function of one lane of each, one or several lanes)
     get: Callable[[Lanes, Array], PyTree]  # the value in lane i, traced
     put: Callable[[Lanes, Array, PyTree], Lanes]  # the lanes with another value in lane i
 
 
 def row(tree: PyTree, i: Array | int) -> PyTree:
-    """Takes entry i of every leaf's leading axis.
-
-    Args:
-      tree: arrays [n, ...].
-      i: the entry.
-
-    Returns:
-      The same tree of arrays [...].
-    """
+    """Entry i of every leaf's leading axis."""
     return jax.tree.map(lambda leaf: leaf[i], tree)
 
 
 def set_row(tree: PyTree, i: Array | int, value: PyTree) -> PyTree:
-    """Replaces entry i of every leaf's leading axis.
-
-    Args:
-      tree: arrays [n, ...].
-      i: the entry.
-      value: the same tree of arrays [...].
-
-    Returns:
-      The tree with the new entry.
-    """
+    """The tree with `value` as entry i of every leaf's leading axis."""
     return jax.tree.map(lambda leaf, new: leaf.at[i].set(new), tree, value)
 
 
 def each(function: Callable[[Array | int], PyTree], count: int) -> PyTree:
-    """Calls a function with 0..count-1 and stacks what it gives.
-
-    Args:
-      function: of a number, traced unless there is but one.
-      count: n, at least 1.
-
-    Returns:
-      A tree of arrays [n, ...].
-    """
+    """The results for 0..count-1, stacked; the number is traced unless there is only one."""
     if count == 1:
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], function(0))
     return jax.lax.map(function, jnp.arange(count))
@@ -82,7 +57,7 @@ def _switch(lanes: list[PyTree], i: Array) -> PyTree:
 
 def _select(lanes: list[PyTree], i: Array, value: PyTree) -> list[PyTree]:
     return [
-        jax.tree.map(lambda old, new, here=(i == j): jnp.where(here, new, old), lane, value)
+        jax.tree.map(lambda old, new, replaced=(i == j): jnp.where(replaced, new, old), lane, value)
         for j, lane in enumerate(lanes)
     ]
 
@@ -97,12 +72,5 @@ UNROLLED = Stacking(from_stack=_unstack, map=_map_each, get=_switch, put=_select
 
 
 def stacking(platform: str | None = None) -> Stacking:
-    """Chooses how lanes are held on a platform.
-
-    Args:
-      platform: 'cpu', 'gpu', 'tpu' ...; None for the default backend's.
-
-    Returns:
-      `UNROLLED` on the CPU, `STACKED` elsewhere.
-    """
+    """`UNROLLED` on the CPU, `STACKED` elsewhere; None for the default backend's platform."""
     return UNROLLED if (platform or jax.default_backend()) == 'cpu' else STACKED

@@ -1,4 +1,4 @@
-"""A request to stop, by Ctrl-C or a scheduler: met at the end of a round, or where it comes."""
+"""Requests to stop, by Ctrl-C or a scheduler: end the process at once, or after a round."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Interrupted(KeyboardInterrupt):
-    """Training was asked to stop, and did so after a round."""
+    """A signal stopped training after a round."""
 
     def __init__(self, message: str, signal_: int) -> None:
         super().__init__(message)
@@ -19,21 +19,15 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def ending(leave: Callable[[str], None]) -> Iterator[None]:
-    """Lets SIGINT and SIGTERM end the process, with the exit statuses 130 and 143.
+    """Makes SIGINT and SIGTERM end the process at once, with the exit statuses 130 and 143.
 
-    They end it where they come, as kill -9 does. An exception instead may be lost in one of JAX's
-    callbacks, and where it cuts off a compilation, the interpreter often crashes on its way out.
-    Outside the main thread, where Python allows no handlers, this does nothing.
+    An exception instead may be lost in one of JAX's callbacks, and the interpreter often crashes at
+    exit if it interrupts a compilation. Outside the main thread, where Python allows no handlers,
+    this does nothing.
 
     Args:
-      leave: called before, with 'interrupted' or 'terminated'.
-
-    Yields:
-      Nothing.
+      leave: called before the end, with 'interrupted' or 'terminated'.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def end(number: int, frame: FrameType | None) -> None:
         try:
@@ -41,52 +35,51 @@ def ending(leave: Callable[[str], None]) -> Iterator[None]:
         finally:
             os._exit(128 + number)
 
-    before = _handlers()
-    _handle(dict.fromkeys(before, end))
+    previous = _handlers()
+    _install(dict.fromkeys(previous, end))
     try:
         yield
     finally:
-        _handle(before)
+        _install(previous)
 
 
 @contextlib.contextmanager
 def stopping(say: Callable[[str], None]) -> Iterator[Callable[[], int | None]]:
-    """Takes note of SIGINT and SIGTERM instead of ending the process; the second one ends it.
+    """Records SIGINT and SIGTERM instead of ending the process; the second signal ends it.
 
-    Outside the main thread, where Python allows no handlers, it does nothing.
+    Outside the main thread, where Python allows no handlers, this records nothing.
 
     Args:
-      say: told, in words, that the request was noted.
+      say: called with a line about the recorded signal.
 
     Yields:
-      A function that gives the signal that came, None if none did.
+      A function that returns the signal, None if there was none.
     """
-    came: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
+    received: list[int] = []
+    previous = _handlers()
 
-    def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        _handle(before)
+    def record(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        _install(previous)
         say(f'{signal.Signals(number).name}: stopping after this round; once more stops at once')
 
-    before = _handlers()
-    _handle(dict.fromkeys(before, note))
+    _install(dict.fromkeys(previous, record))
     try:
-        yield lambda: came[0] if came else None
+        yield lambda: received[0] if received else None
     finally:
-        _handle(before)
+        _install(previous)
 
 
 def _handlers() -> dict[signal.Signals, Any]:
-    """How SIGINT and SIGTERM are handled now, without those that are ignored."""
-    now = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
-    # Who started the process may have it ignore one, as nohup does.
-    return {one: handler for one, handler in now.items() if handler != signal.SIG_IGN}
+    """The handlers of SIGINT and SIGTERM that may be replaced."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    # The parent process may have made this one ignore a signal, as nohup does.
+    return {one: handler for one, handler in handlers.items() if handler != signal.SIG_IGN}
 
 
-def _handle(handlers: dict[signal.Signals, Any]) -> None:
+def _install(handlers: dict[signal.Signals, Any]) -> None:
     for one, handler in handlers.items():
         # None stands for a handler that Python did not install.
         signal.signal(one, signal.SIG_DFL if handler is None else handler)

@@ -12,7 +12,7 @@ from jaxfed.engine.devices import AXIS, fetch, replicate, split
 from jaxfed.engine.evaluation import evaluate, evaluate_teacher
 from jaxfed.engine.execution import peak_memory
 from jaxfed.engine.lanes import Schedule
-from jaxfed.engine.local_evaluation import Own, evaluate_locals, personal_accuracy
+from jaxfed.engine.local_evaluation import HeldOut, evaluate_locals, personal_accuracy
 from jaxfed.engine.round import ServerState
 from jaxfed.engine.stacking import row
 from jaxfed.metrics import Evaluation, Teacher
@@ -347,7 +347,7 @@ def fill(rows: np.ndarray, total: int, room: int) -> np.ndarray:
 
 def held_out(
     experiment: Experiment, clients: np.ndarray, devices: int, room: int, most: int
-) -> Own:
+) -> HeldOut:
     """What clients hold out for themselves, filled up to one size.
 
     Args:
@@ -368,7 +368,7 @@ def held_out(
         rows[place, : len(part)], mask[place, : len(part)] = part, True
     shape = devices, room, most
     examples = rows.reshape(shape)
-    return Own(dataset.x_train[examples], dataset.y_train[examples], mask.reshape(shape))
+    return HeldOut(dataset.x_train[examples], dataset.y_train[examples], mask.reshape(shape))
 
 
 def most_held(experiments: Sequence[Experiment]) -> int:

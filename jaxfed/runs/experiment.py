@@ -48,7 +48,7 @@ def set_up(config: Config, method: Method | None = None) -> Experiment:
       OSError: if data cannot be read.
     """
     experiment = look(config, method)
-    made = distributed.from_leader(
+    made = distributed.broadcast_from_leader(
         'work directory', lambda: str(run_files.make_workdir(config, experiment.parts))
     )
     return experiment._replace(workdir=Path(made))
@@ -69,20 +69,20 @@ def look(config: Config, method: Method | None = None) -> Experiment:
       OSError: as in `set_up`.
     """
     checks.check(config)
-    distributed.agree(config_flags.common_settings(config))
-    distributed.check(config.clients_per_round, config.lanes)
+    distributed.check_settings(config_flags.common_settings(config))
+    distributed.check_work(config.clients_per_round, config.lanes)
     parts = [] if method else methods.resolve(config.method, config.hyperparameters)
     built = method or methods.build(parts, switch_round=config.switch_round)
     augmentations = parse_augment(config.augment)
     check_devices(config.devices)
-    if distributed.leader():  # who records
+    if distributed.is_leader():  # who records
         trackers.check(config)
         if config.workdir is not None:
             run_files.check_workdir(Path(config.workdir), config, parts)
     dealt = deal(config, auxiliary_per_class=built.auxiliary)
     dataset = dealt.dataset
     held = (dataset.y_train, dataset.y_test, *dealt.partition, dataset.x_train, dataset.x_test)
-    distributed.agree_on_data(config.dataset, held)
+    distributed.check_data(config.dataset, held)
     check_augment(augmentations, dataset.x_train.shape[1:])
     network = make_network(config, dataset.x_train.shape[1:], dataset.num_classes)
     model = with_precision(built.adapt(network), config.precision)

@@ -9,8 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxfed.engine.devices import AXIS, fetch, split
-from jaxfed.engine.evaluation import chunk_size
-from jaxfed.engine.gradients import gradient_sum
+from jaxfed.engine.evaluation import chunk_size, gradient_sum
 from jaxfed.engine.stacking import row
 from jaxfed.metrics.measures import Gradients
 from jaxfed.runs.deal import Dealt

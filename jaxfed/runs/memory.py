@@ -63,13 +63,13 @@ def needed_memory(
     stay = data.x.nbytes * (WAVES if streams else 1) + tested
     if mesh.devices.flat[0].platform != 'cpu':
         return inside + stay
-    row = size_of(client_states) * distributed.count() // clients
+    row = size_of(client_states) * distributed.process_count() // clients
     # All that were in a round, and two copies of a round's; of local models three if measured.
-    rows = min(clients, config.rounds * cohort_size) // distributed.count()
+    rows = min(clients, config.rounds * cohort_size) // distributed.process_count()
     stay += row * (rows + 2 * cohort_size)
     # A checkpoint is a copy of all rows, also of those that are still zero; the first of several
     # processes brings them together before it is made.
-    copies_of_all = 2 if distributed.count() > 1 else 1
+    copies_of_all = 2 if distributed.process_count() > 1 else 1
     stay += copies_of_all * row * clients if config.checkpoint_every else 0
     if config.local_eval_every:
         weights = jax.eval_shape(model.init, jax.random.key(0)), model.stats

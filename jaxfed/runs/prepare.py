@@ -122,7 +122,9 @@ def prepare(experiments: Sequence[Experiment]) -> Prepared:
             needed = needed_memory(
                 experiments, mesh, programs, tests[0], server, client_states, data, streams
             )
-            needed = -int(distributed.least('memory needed', -needed))  # the most of all processes
+            needed = -int(
+                distributed.minimum('memory needed', -needed)
+            )  # the most of all processes
             available = memory(mesh)
             if config.lanes or needed <= available or lanes == 1:
                 break

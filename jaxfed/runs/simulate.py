@@ -124,11 +124,11 @@ def train(
       Interrupted: if SIGINT or SIGTERM came, after the end of the round.
       OSError: if records or checkpoints cannot be written; earlier ones stay as they are.
     """
-    liveness.advise(
+    liveness.set_advice(
         f'with --workdir={experiment.workdir} the same command goes on from the last checkpoint'
     )
     try:
-        if not distributed.leader():
+        if not distributed.is_leader():
             return _follow(experiment)
         (result,) = train_together(
             [experiment], experiment.workdir, quiet=quiet, watch=lambda _, entry: watch(entry)
@@ -137,10 +137,12 @@ def train(
             raise result
     except (Interrupted, Diverged):
         # One that ends with an error ends the others: not before the last checkpoint is written.
-        distributed.meet('training stopped')
+        distributed.end_with_all()
         raise
-    if distributed.count() > 1:
-        distributed.from_leader('summary', lambda: json.dumps([result.summary, result.metrics]))
+    if distributed.process_count() > 1:
+        distributed.broadcast_from_leader(
+            'summary', lambda: json.dumps([result.summary, result.metrics])
+        )
     if not quiet:
         display.show_summary(result.summary, experiment.workdir)
     return result
@@ -307,7 +309,7 @@ def _follow(experiment: Experiment) -> Result:
                 whole(state, together)
             if signal:
                 raise stopped(together, number, signal)
-    summary, metrics = json.loads(distributed.from_leader('summary', str))
+    summary, metrics = json.loads(distributed.broadcast_from_leader('summary', str))
     return Result(summary, metrics, servers[0].params, servers[0].stats, experiment.workdir)
 
 
@@ -335,7 +337,7 @@ def whole(state: State, experiments: Sequence[Experiment]) -> State:
       The state.
     """
     rows = len(experiments) * experiments[0].config.num_clients
-    return state._replace(clients=states_of.collect(state.clients, rows))
+    return state._replace(clients=states_of.gather(state.clients, rows))
 
 
 def stopped(experiments: Sequence[Experiment], number: int, signal: int) -> Interrupted:
@@ -409,16 +411,18 @@ def start(
         np.zeros(count, bool),
     )
     rows = count * experiments[0].config.num_clients
-    like = first._replace(clients=states_of.blank(first.clients, rows))
-    saved = restore(checkpoints, like) if distributed.leader() else None
-    done = int(distributed.from_leader('checkpoint', lambda: str(saved.round if saved else 0)))
+    like = first._replace(clients=states_of.allocate(first.clients, rows))
+    saved = restore(checkpoints, like) if distributed.is_leader() else None
+    done = int(
+        distributed.broadcast_from_leader('checkpoint', lambda: str(saved.round if saved else 0))
+    )
     if not done:
         return 0, first
     read = saved.state if saved else first
     state = states_of.broadcast(read._replace(clients=()))
     return done, state._replace(
         server=replicate(state.server, prepared.mesh),
-        clients=states_of.spread(read.clients, first.clients, rows),
+        clients=states_of.scatter(read.clients, first.clients, rows),
         recorded=np.array(state.recorded),  # to be written to
         diverged=np.array(state.diverged),
     )

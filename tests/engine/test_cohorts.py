@@ -10,17 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxfed
-from jaxfed.engine.cohorts import candidates, draw_cohort, everyone
+from jaxfed.engine.cohorts import SAMPLINGS, candidates, draw_cohort, everyone
 from jaxfed.engine.devices import replicate
-from jaxfed.engine.execution import alone, run_waves
+from jaxfed.engine.execution import run_waves
 from jaxfed.engine.local import steps_per_epoch
-from jaxfed.engine.sampling import SAMPLINGS
 from jaxfed.runs.config_flags import define_flags, from_flags
 from jaxfed.runs.feed import plan_wave
 from jaxfed.types import Cohort
 from tests import oracle
 from tests.engine.test_round import SIZES, make, normalise, set_up, training_data
-from tests.rounds import run_round
+from tests.rounds import add_axis, run_round
 
 SEEDS = {'cohort_seed': 1, 'availability_seed': 2}
 SIZE = np.array([5, 0, 40, 7, 7, 12, 30, 3, 9, 21])
@@ -178,7 +177,7 @@ def test_lost_and_late_clients_equal_plain_loop_over_the_others(name):
 def test_round_in_which_every_client_fails_changes_nothing():
     _, _, server, states, (programs, mesh) = set_up(make('scaffold'), devices=2)
     nobody = Cohort(np.array([0, 2], np.int32), np.zeros(2, np.int32))
-    server, states, nobody, _, tuned, keys, _ = alone(
+    server, states, nobody, _, tuned, keys, _ = add_axis(
         server, states, nobody, None, 0.1, jax.random.key(0), training_data()
     )
     after, metrics, models = run_waves(

@@ -10,13 +10,14 @@ import pytest
 
 from jaxfed import methods
 from jaxfed.engine.devices import make_mesh, replicate
-from jaxfed.engine.execution import compile_round, run_round, state_rows
+from jaxfed.engine.execution import compile_round, state_rows
 from jaxfed.engine.round import Round, ServerState, Tuned, make_round
 from jaxfed.engine.stacking import STACKED, UNROLLED, row
 from jaxfed.runs.feed import plan_wave
 from jaxfed.types import Cohort
 from tests import oracle
 from tests.engine.test_round import SIZES, make, normalise, set_up, training_data
+from tests.rounds import run_experiments
 
 X = 3
 # Of every experiment: who takes part and for how long, rate, momentum, weight decay.
@@ -77,7 +78,7 @@ def together(method, tune, hyper, *, devices, lanes, stack, cohorts=COHORTS):
     )
     tuned = Tuned(RATES, MOMENTA, DECAYS, hyper)
     arguments = (mesh, server, rows, cohorts, plan, tuned, keys, own)
-    server, metrics, _ = run_round(Round(*map(jax.jit, programs)), *arguments)
+    server, metrics, _ = run_experiments(Round(*map(jax.jit, programs)), *arguments)
     return server, rows, metrics, (programs, arguments)
 
 

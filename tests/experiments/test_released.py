@@ -6,7 +6,7 @@ import pytest
 import jaxfed
 from experiments import released
 from experiments.released import released_partition, released_schedule
-from jaxfed.engine.sampling import SAMPLINGS
+from jaxfed.engine.cohorts import SAMPLINGS
 from jaxfed.partition import PARTITIONS
 
 # Drawn with alpha 0.3 by a transcript of the code with NumPy's global generator.

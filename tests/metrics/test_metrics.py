@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import jaxfed
 from jaxfed import Config, metrics
 from jaxfed.data.statistics import channel_statistics
-from jaxfed.engine import evaluation, gradients, local_evaluation
+from jaxfed.engine import evaluation, local_evaluation
 from jaxfed.engine.devices import make_mesh
 from jaxfed.engine.stacking import row
 from jaxfed.metrics import measures
@@ -142,7 +142,7 @@ class ByHandTest(chex.TestCase):
         # Logits w x of examples 1, 2 and 5, the last one not counted, classes 0, 1 and 0.
         @self.variant
         def gradient(w, x, y, mask):
-            return gradients.gradient_sum(lambda w, x: Outputs(x * w, x), w, x, y, mask)
+            return evaluation.gradient_sum(lambda w, x: Outputs(x * w, x), w, x, y, mask)
 
         x, mask = np.array([[1.0], [2.0], [5.0]]), np.array([True, True, False])
         found = gradient(np.zeros(2), x, np.array([0, 1, 0]), mask)

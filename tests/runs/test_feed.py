@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import jaxfed
 from jaxfed.engine.devices import make_mesh
 from jaxfed.engine.lanes import schedule
-from jaxfed.engine.local_evaluation import Own, personal_accuracy
+from jaxfed.engine.local_evaluation import HeldOut, personal_accuracy
 from jaxfed.runs import feed
 from jaxfed.runs.evaluate import held_out, most_held
 from jaxfed.runs.experiment import set_up
@@ -149,7 +149,8 @@ def test_personal_accuracy_by_hand(lanes):
         return Outputs(x @ params, x)
 
     measure = functools.partial(personal_accuracy, linear, mesh=make_mesh(2), lanes=lanes)
-    local, global_ = jax.jit(measure)(params, common, count, Own(*map(jnp.asarray, (x, y, mask))))
+    held_out = HeldOut(*map(jnp.asarray, (x, y, mask)))
+    local, global_ = jax.jit(measure)(params, common, count, held_out)
     for d in range(2):
         for i in range(3):
             n = held[d, i] if i < count[d] else 0

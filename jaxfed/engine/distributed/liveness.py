@@ -1,13 +1,15 @@
-"""Processes that train together end together: the loss of one is told by the others in a line.
+"""Detects a lost process and stops the others with a one-line error.
 
-JAX ends a process whose peers are gone by an abort with a stack trace, 100 s after the last sign of
-them, and at once where it is the first process, which hosts JAX's coordinator. (A callback instead
-of the abort, which JAX's client would take, ends in `std::bad_cast`.) So each process shows here,
-in the coordinator's key-value store, that it is alive, and looks for the others every second. It
-reaches the coordinator through a relay of its own, which knows of a closed connection before JAX.
+When a process is lost, JAX aborts the others with a stack trace: 100 s after its last heartbeat,
+and at once if it is the first process, which hosts JAX's coordinator. (The callback that JAX's
+client would take instead of the abort ends in `std::bad_cast`.) So each process writes heartbeats
+to the coordinator's key-value store and reads those of the others every second. It reaches the
+coordinator through a relay of its own, which notices a closed connection before JAX does.
 """
 
+import collections
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -19,87 +21,62 @@ from typing import Any
 
 from jaxfed.internal import console
 
-PERIOD = 1.0  # seconds between signs of life
+PERIOD = 1.0  # seconds between heartbeats
 LIMIT = 30.0  # seconds without one after which a process counts as lost
-SHORT = 8.0  # the same where something else has failed already
+SHORT_LIMIT = 8.0  # the same after a collective has failed
 _FOLDER = 'jaxfed'  # of keys
 
-_ending = threading.Event()  # this process ends by itself: nothing is told of others any more
+# Held by the thread that ends this process, for good: no other one reports an error any more.
+_ending = threading.RLock()
 _joined = threading.Event()
-_suspicious = threading.Event()
-_follows = threading.Event()  # another process records
-_status: list[int] = []  # with which it ends, where that is an error
+_finished = threading.Event()
+_follower = threading.Event()  # another process records
+_common = threading.Event()  # all processes end with the error of this one
+_failed = threading.Event()  # a collective has failed, maybe because a process was lost
+_peers_alive = threading.Event()  # all others have sent heartbeats since
+_status: list[int] = []  # exit status of this process, if it ends with an error
 _NOTHING = 'no round was trained'
 _advice = [_NOTHING]
 
 
-def advise(text: str) -> None:
-    """Sets what is told together with the loss of a process.
-
-    Args:
-      text: what becomes of the run, in words.
-    """
+def set_advice(text: str) -> None:
+    """Sets what the error about a lost process says of the run."""
     _advice[0] = text
 
 
-def left_elsewhere() -> str:
-    """What is left of a run that has no round on this host, in words; asked by signal handlers."""
-    return _advice[0] if _follows.is_set() else _NOTHING
+def describe_rest() -> str:
+    """What is left of a run that has no round on this host; for signal handlers."""
+    return _advice[0] if _follower.is_set() else _NOTHING
 
 
-def stop(message: str, status: int) -> None:
-    """Ends this process from any thread: the main one may wait in a collective for ever.
-
-    Args:
-      message: why.
-      status: the exit status.
-    """
-    if _ending.is_set():
+def stop(message: str, status: int, before_exit: Callable[[], None] = lambda: None) -> None:
+    """Ends this process from any thread: the main one may wait in a collective forever."""
+    if not _ending.acquire(blocking=False):
         return
-    _ending.set()
     console.show_error(message)
-    leave(status)
+    before_exit()
+    exit_now(status)
 
 
-def lost(which: str) -> None:
-    """Ends this process because others are gone.
-
-    Args:
-      which: the others, in words.
-    """
-    stop(f'{which}; {_advice[0]}.', 1)
+def stop_for_loss(loss: str) -> None:
+    """Ends this process because others are lost."""
+    stop(f'{loss}; {_advice[0]}.', 1)
 
 
-def leave(status: int) -> None:
-    """Ends this process without JAX's own end, in which it waits for all others.
-
-    Args:
-      status: the exit status.
-    """
+def exit_now(status: int) -> None:
+    """Ends this process without JAX's shutdown, which waits for all others."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
 def relay(address: str) -> str:
-    """Makes an address on this host behind which is the coordinator.
+    """An address on this host that forwards to the coordinator at HOST:PORT.
 
-    Args:
-      address: of the coordinator, HOST:PORT.
-
-    Returns:
-      The address. When the coordinator closes a connection, this process stops.
+    When the coordinator closes a connection, this process stops.
     """
     host, _, port = address.rpartition(':')
     server = socket.create_server(('127.0.0.1', 0))
-
-    def pump(source: socket.socket, sink: socket.socket, ended: Callable[[], None]) -> None:
-        try:
-            while data := source.recv(1 << 16):
-                sink.sendall(data)
-        except OSError:
-            pass
-        ended()
 
     def accept() -> None:
         while True:
@@ -107,32 +84,39 @@ def relay(address: str) -> str:
             try:
                 far = socket.create_connection((host.strip('[]'), int(port)), timeout=10)
             except OSError:
-                near.close()  # the first process is not there yet; JAX tries again
+                near.close()  # the first process has not started yet; JAX tries again
                 continue
-            for one in (near, far):
-                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for connection in (near, far):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             far.settimeout(None)
-            _probe(far)
-
-            def closed(near: socket.socket = near) -> None:
-                if not _joined.is_set():
-                    near.close()
-                    return
-                # From here on the connection to JAX stays open, so that JAX does not abort.
-                lost('process 0 was lost: it closed its connection')
-                if _status:
-                    leave(_status[0])
-
-            up = (near, far, lambda far=far: far.close())
-            threading.Thread(target=pump, args=up, daemon=True).start()
-            threading.Thread(target=pump, args=(far, near, closed), daemon=True).start()
+            _keep_alive(far)
+            for pump in ((near, far, far.close), (far, near, lambda near=near: _closed(near))):
+                threading.Thread(target=_pump, args=pump, daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
     return f'127.0.0.1:{server.getsockname()[1]}'
 
 
-def _probe(connection: socket.socket) -> None:
-    """Let a host that is gone without closing its connections be noticed, where the system can."""
+def _pump(source: socket.socket, sink: socket.socket, at_end: Callable[[], None]) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            sink.sendall(data)
+    at_end()
+
+
+def _closed(near: socket.socket) -> None:
+    """The coordinator has closed a connection whose other end is `near`."""
+    if not _joined.is_set():
+        near.close()
+        return
+    # From here on the connection to JAX stays open, so that JAX does not abort.
+    stop_for_loss('process 0 was lost: it closed its connection')
+    if _status:
+        exit_now(_status[0])
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Detects a host that is gone without closing its connections, where the system can."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ('TCP_KEEPIDLE', 10),
@@ -145,7 +129,7 @@ def _probe(connection: socket.socket) -> None:
 
 
 def watch(client: Any, process: int, processes: int) -> None:
-    """Begins to show that this process is alive, and to look for the others.
+    """Starts the heartbeats of this process and watches those of the others.
 
     Args:
       client: of JAX's coordinator.
@@ -153,94 +137,113 @@ def watch(client: Any, process: int, processes: int) -> None:
       processes: how many there are.
     """
     _joined.set()
+    answered = [time.monotonic()]  # when the coordinator last answered
+    peers = threading.Thread(
+        target=_watch_peers, args=(client, process, processes, answered), daemon=True
+    )
+    peers.start()
     if process:
-        _follows.set()
+        _follower.set()
+        threading.Thread(target=_watch_coordinator, args=(answered,), daemon=True).start()
 
-    def look() -> None:
-        heard: dict[int, tuple[str, float]] = {}
-        beat = 0
-        while not _ending.is_set():
-            time.sleep(PERIOD)
-            beat += 1
-            try:
-                client.key_value_set(f'{_FOLDER}/alive/{process}', str(beat), allow_overwrite=True)
-                ended = dict(client.key_value_dir_get(f'{_FOLDER}/ended/'))
-                signs = dict(client.key_value_dir_get(f'{_FOLDER}/alive/'))
-            except Exception:  # the relay, or who waits for an answer, tells what it means
-                continue
-            for key, text in ended.items():
-                number, (status, message) = int(key.rpartition('/')[2]), json.loads(text)
-                if number != process:
-                    seen = f'{_FOLDER}/seen/{process}'
-                    with contextlib.suppress(Exception):  # it may be gone by now
-                        client.key_value_set(seen, '.', allow_overwrite=True)
-                    stop(f'process {number} ended: {message}', status)
-            now = time.monotonic()
-            if now - answered[0] > LIMIT / 2:  # it was this process that did nothing, as in standby
-                heard = {}
+
+def _watch_peers(client: Any, process: int, processes: int, answered: list[float]) -> None:
+    heard: dict[int, tuple[str, float]] = {}  # process -> its last heartbeat, when it was new
+    since_failure: collections.Counter[int] = collections.Counter()  # process -> new heartbeats
+
+    def acknowledge() -> None:
+        with contextlib.suppress(Exception):  # the coordinator may be gone
+            client.key_value_set(f'{_FOLDER}/seen/{process}', '.', allow_overwrite=True)
+
+    for beat in itertools.count(1):
+        time.sleep(PERIOD)
+        if _finished.is_set():
+            return
+        try:
+            client.key_value_set(f'{_FOLDER}/alive/{process}', str(beat), allow_overwrite=True)
+            ended = dict(client.key_value_dir_get(f'{_FOLDER}/ended/'))
+            beats = dict(client.key_value_dir_get(f'{_FOLDER}/alive/'))
+        except Exception:  # the relay or `_watch_coordinator` reports a lost coordinator
+            continue
+        for key, text in ended.items():
+            number, (status, message, common) = int(key.rpartition('/')[2]), json.loads(text)
+            if number != process and not common:
+                stop(f'process {number} ended: {message}', status, acknowledge)
+        now = time.monotonic()
+        if now - answered[0] > LIMIT / 2:  # this process did not run, as in standby
+            heard = {}
+        answered[0] = now
+        for number in range(processes):
+            sign = beats.get(f'{_FOLDER}/alive/{number}', '')
+            if number not in heard:
+                heard[number] = (sign, now)
+            elif heard[number][0] != sign:
+                heard[number] = (sign, now)
+                since_failure[number] += _failed.is_set()
+        # The first new heartbeat may be read before the failure, and the second written before it.
+        if all(since_failure[number] >= 3 for number in range(processes)):
+            _peers_alive.set()
+        limit = min(SHORT_LIMIT, LIMIT) if _failed.is_set() else LIMIT
+        silent = [n for n, (_, since) in heard.items() if now - since > limit]
+        if silent:
+            which = f'process{"es" * (len(silent) > 1)} {", ".join(map(str, silent))}'
+            stop_for_loss(f'{which} lost: nothing heard for {limit:.0f} s')
+
+
+def _watch_coordinator(answered: list[float]) -> None:
+    last = time.monotonic()
+    while not _finished.is_set():
+        time.sleep(PERIOD)
+        now = time.monotonic()
+        if now - last > LIMIT / 2:  # as above
             answered[0] = now
-            for number in range(processes):
-                sign = signs.get(f'{_FOLDER}/alive/{number}', '')
-                if number not in heard or heard[number][0] != sign:
-                    heard[number] = (sign, now)
-            limit = min(SHORT, LIMIT) if _suspicious.is_set() else LIMIT
-            silent = [n for n, (_, since) in heard.items() if now - since > limit]
-            if silent:
-                which = 'es' * (len(silent) > 1), ', '.join(map(str, silent))
-                lost(f'process{which[0]} {which[1]} lost: nothing heard for {limit:.0f} s')
-
-    def judge() -> None:
-        last = time.monotonic()
-        while not _ending.is_set():
-            time.sleep(PERIOD)
-            now = time.monotonic()
-            if now - last > LIMIT / 2:  # as above
-                answered[0] = now
-            last = now
-            if now - answered[0] > LIMIT:
-                lost(f'process 0 was lost: it gave no answer for {LIMIT:.0f} s')
-
-    answered = [time.monotonic()]
-    threading.Thread(target=look, daemon=True).start()
-    threading.Thread(target=judge, daemon=True).start()
+        last = now
+        if now - answered[0] > LIMIT:
+            stop_for_loss(f'process 0 was lost: it gave no answer for {LIMIT:.0f} s')
 
 
-def explain() -> None:
-    """Waits, after a failed exchange, until the process that was lost is known and told.
+def wait_for_cause() -> None:
+    """Waits, after a failed collective, until all other processes prove to be alive.
 
-    It comes back where no process was lost.
+    If one is lost, this process ends instead, with an error that names the lost one.
     """
-    _suspicious.set()
-    time.sleep(SHORT + 5 * PERIOD)
+    _failed.set()
+    _peers_alive.wait()
 
 
-def tell(client: Any, process: int, processes: int, status: int, message: str) -> None:
-    """Tells the others that this process ends with an error, and waits until they know.
+def end_with_all() -> None:
+    """Declares that all processes end with the same error, which each of them reports."""
+    _common.set()
+
+
+def announce_end(client: Any, process: int, processes: int, status: int, message: str) -> None:
+    """Announces that this process ends with an error, and waits until the others know.
 
     Args:
       client: of JAX's coordinator.
       process: number of this process.
       processes: how many there are.
       status: its exit status.
-      message: why it ends.
+      message: the error.
     """
-    _ending.set()
     _status.append(status)
-    try:
-        client.key_value_set(f'{_FOLDER}/ended/{process}', json.dumps([status, message]))
-        for _ in range(50):  # five seconds
-            known = {
+    _ending.acquire()  # waits for the exit if another thread ends the process
+    with contextlib.suppress(Exception):  # the first process is gone, and the others know it
+        end = json.dumps([status, message, _common.is_set()])
+        client.key_value_set(f'{_FOLDER}/ended/{process}', end)
+        until = time.monotonic() + LIMIT
+        while time.monotonic() < until:
+            informed = {
                 key.rpartition('/')[2]
                 for folder in ('ended', 'seen')
                 for key, _ in client.key_value_dir_get(f'{_FOLDER}/{folder}/')
             }
-            if len(known) == processes:
+            if len(informed) == processes:
                 break
             time.sleep(0.1)
-    except Exception:  # the first process is gone, and the others know it by now
-        return
 
 
-def finished() -> None:
-    """Notes that all processes have done their work, so that none counts as lost any more."""
-    _ending.set()
+def finish() -> None:
+    """Declares that all processes have completed their work, so that none counts as lost."""
+    _ending.acquire()
+    _finished.set()

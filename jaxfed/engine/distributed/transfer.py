@@ -1,4 +1,9 @@
-"""Arrays between the devices of several processes."""
+"""Arrays between the devices of several processes.
+
+`process_allgather` and `broadcast_one_to_all` of `jax.experimental.multihost_utils` need the same
+number of devices in every process, put a copy of everything on each device, and narrow 64-bit
+numbers; these functions use one device of each process and bound the size of a transfer.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -11,34 +16,67 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxfed.engine import distributed
 from jaxfed.types import Array
 
-PIECE = 1 << 24  # bytes of a transfer at once, which every device holds
+PIECE = 1 << 24  # bytes of a transfer at once, which one device of each process holds
 
 _SPLIT = PartitionSpec('processes')
 
 
 def move(data: np.ndarray, routes: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Send bytes from processes to others, through their devices.
+    """Sends bytes from processes to others, through their devices.
 
     Args:
       data: [n] uint8 of this process; n is the same on all of them.
       routes: (from, to), each process at most once on either side.
 
     Returns:
-      [n] uint8, what this process is sent; zeros if it is none of the receivers.
+      [n] uint8 that this process receives; zeros if it is no receiver.
     """
-    mesh = _meeting_place()
-    split, send = NamedSharding(mesh, _SPLIT), _sender(mesh, tuple(routes))
+    mesh = _process_mesh()
+    send = _sender(mesh, tuple(routes))
     received = np.empty_like(data)
     for begin in range(0, data.size, PIECE):
         part = data[begin : begin + PIECE]
-        # Few sizes, so few programs.
+        # Powers of two, so few programs.
         block = np.zeros((1, 1 << max(part.size - 1, 1023).bit_length()), np.uint8)
         block[0, : part.size] = part
-        shape = (distributed.count(), block.shape[1])
-        own = [jax.device_put(block, device) for device in mesh.local_devices]
-        moved = send(jax.make_array_from_single_device_arrays(shape, split, own))
-        received[begin : begin + part.size] = local(moved)[0, : part.size]
+        received[begin : begin + part.size] = local(send(_stack(block, mesh)))[0, : part.size]
     return received
+
+
+def gather(array: jax.Array) -> np.ndarray:
+    """All rows [n, ...] of an array that is split over devices of all processes in their order."""
+    mesh, kept = _process_mesh(), local(array)
+    holders = [device.process_index for device in array.sharding.mesh.devices.flat]  # type: ignore[attr-defined]
+    rows = np.bincount(holders, minlength=distributed.process_count())
+    rows *= len(array) // len(holders)
+    block = np.zeros((1, rows.max(), *kept.shape[1:]), kept.dtype)
+    block[0, : len(kept)] = kept
+    whole = np.asarray(_gatherer(mesh)(_stack(block, mesh)))
+    if rows.min() == rows.max():
+        return whole.reshape(-1, *kept.shape[1:])  # no copy
+    return np.concatenate([part[:n] for part, n in zip(whole, rows, strict=True)])
+
+
+def local(array: Array) -> np.ndarray:
+    """The rows that this process holds of an array split along its first axis, in their order."""
+    parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
+    return np.concatenate([np.asarray(parts[begin]) for begin in sorted(parts)])
+
+
+@functools.cache
+def _process_mesh() -> Mesh:
+    """One device of each process."""
+    first: dict[int, Any] = {}
+    for device in jax.devices():
+        first.setdefault(device.process_index, device)
+    return Mesh(np.array([first[process] for process in sorted(first)]), ('processes',))
+
+
+def _stack(block: np.ndarray, mesh: Mesh) -> jax.Array:
+    """The blocks [1, ...] of all processes as one array [P, ...]."""
+    shape = (distributed.process_count(), *block.shape[1:])
+    blocks = [jax.device_put(block, device) for device in mesh.local_devices]
+    return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, _SPLIT), blocks)
 
 
 @functools.cache
@@ -51,51 +89,6 @@ def _sender(mesh: Mesh, routes: tuple[tuple[int, int], ...]) -> Callable[[Array]
     )
 
 
-def _meeting_place() -> Mesh:
-    """One device of each process: with more of them each would get the same bytes."""
-    own: dict[int, Any] = {}
-    for device in jax.devices():
-        own.setdefault(device.process_index, device)
-    return Mesh(np.array([own[process] for process in sorted(own)]), ('processes',))
-
-
-def gather(array: jax.Array) -> np.ndarray:
-    """All rows of an array that no process has all of, on each host, through one device of each.
-
-    Args:
-      array: split along its first axis, over devices of all processes in their order.
-
-    Returns:
-      [n, ...].
-    """
-    own, mesh = local(array), _meeting_place()
-    holders = [device.process_index for device in array.sharding.mesh.devices.flat]  # type: ignore[attr-defined]
-    rows = np.bincount(holders, minlength=distributed.count()) * (len(array) // len(holders))
-    block = np.zeros((1, rows.max(), *own.shape[1:]), own.dtype)
-    block[0, : len(own)] = own
-    here = [jax.device_put(block, device) for device in mesh.local_devices]
-    blocks = jax.make_array_from_single_device_arrays(
-        (distributed.count(), *block.shape[1:]), NamedSharding(mesh, _SPLIT), here
-    )
-    whole = np.asarray(_gatherer(mesh)(blocks))
-    if rows.min() == rows.max():
-        return whole.reshape(-1, *own.shape[1:])  # no copy
-    return np.concatenate([part[:n] for part, n in zip(whole, rows, strict=True)])
-
-
 @functools.cache
 def _gatherer(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
     return jax.jit(lambda blocks: blocks, out_shardings=NamedSharding(mesh, PartitionSpec()))
-
-
-def local(array: Array) -> np.ndarray:
-    """The rows of an array that this process holds.
-
-    Args:
-      array: split along its first axis, or on this process alone.
-
-    Returns:
-      [n, ...], in the order of the whole.
-    """
-    parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
-    return np.concatenate([np.asarray(parts[begin]) for begin in sorted(parts)])
