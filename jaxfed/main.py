@@ -22,7 +22,7 @@ from jaxfed.internal import command_line, console, folders, signals
 from jaxfed.internal.signals import ending
 from jaxfed.recording import run_files
 from jaxfed.runs import checks, config_flags, simulate
-from jaxfed.runs.dry_run import show_plan
+from jaxfed.runs.dry_run import show_dry_run
 from jaxfed.runs.experiment import look, set_up
 from jaxfed.runs.listings import list_measures, list_methods
 from jaxfed.sweeps import sweep
@@ -125,7 +125,7 @@ def train() -> tuple[int, str]:
                 )
             return train_sweep(settings)
         if flags.FLAGS.dry_run:
-            show_plan(look(settings))
+            show_dry_run(look(settings))
             return 0, ''
         experiment = set_up(settings)
     except (ValueError, OSError) as error:  # of them TooLarge in a dry run

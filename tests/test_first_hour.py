@@ -18,7 +18,7 @@ from jaxfed.internal import command_line, console
 from jaxfed.models import ops
 from jaxfed.recording.heatmap import print_heatmap
 from jaxfed.runs import config_flags, dry_run, prepare
-from jaxfed.runs.experiment import look
+from jaxfed.runs.experiment import client_steps, look
 from tests.test_main import SMALL, command, defined_flags, make_npz  # noqa: F401
 
 TINY = ('--dataset=npz', '--npz=tiny.npz', *SMALL)
@@ -98,7 +98,7 @@ def test_dry_run_tells_all_and_leaves_nothing(command, tmp_path, capsys):  # noq
         clients_per_round=2, alpha=1.0,
     )  # fmt: skip
     experiment = look(settings)
-    steps = dry_run.client_steps(experiment)
+    steps = client_steps(experiment)
     assert f'{steps.min()} / {np.median(steps):g} / {steps.max()}' in text
     for told in (
         '120 examples at the clients, 30 test examples, 6x6x1 uint8, 3 classes',

@@ -106,7 +106,7 @@ def cost_in_words(cost: dict[str, Any]) -> str:
     return ', '.join(words)
 
 
-def show_plan(rows: dict[str, str], counts: np.ndarray) -> None:
+def show_dry_run(rows: dict[str, str], counts: np.ndarray) -> None:
     """Print what an experiment would be, and the data of its first clients.
 
     Args:

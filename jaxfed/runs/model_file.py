@@ -13,7 +13,6 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from jaxfed.data.statistics import channel_statistics
 from jaxfed.internal import files
 from jaxfed.recording import run_files
 from jaxfed.recording.checkpoints import digest
@@ -52,10 +51,8 @@ def save_model(workdir: Path, experiment: Experiment, params: PyTree, stats: PyT
     Raises:
       OSError: if it cannot be written.
     """
-    config, dataset = experiment.config, experiment.dealt.dataset
-    shape = dataset.x_train.shape[1:]
-    network = make_network(config, shape, dataset.num_classes)
-    mean, std = channel_statistics(dataset.x_train)
+    config, num_classes = experiment.config, experiment.dealt.dataset.num_classes
+    network = make_network(config, experiment.input_shape, num_classes)
     described = Described(
         jaxfed=files.versions(('jaxfed',)).get('jaxfed'),
         method=config.method,
@@ -63,10 +60,10 @@ def save_model(workdir: Path, experiment: Experiment, params: PyTree, stats: PyT
         switch_round=config.switch_round,
         adapted=experiment.method.adapt(network) is not network,
         network={name: getattr(config, name) for name in OPTIONS},
-        input_shape=list(shape),
-        num_classes=dataset.num_classes,
-        mean=mean.tolist(),
-        std=std.tolist(),
+        input_shape=list(experiment.input_shape),
+        num_classes=num_classes,
+        mean=experiment.mean.tolist(),
+        std=experiment.std.tolist(),
     )
     arrays = named(*jax.device_get((params, stats)))
     told = described._asdict()

@@ -20,8 +20,7 @@ from jaxfed.recording import display, run_files
 from jaxfed.runs import checks
 from jaxfed.runs.experiment import look
 from jaxfed.runs.feed import TooLarge
-from jaxfed.runs.memory import size_in_words
-from jaxfed.runs.prepare import prepare
+from jaxfed.runs.prepare import memory_in_words, prepare
 from jaxfed.sweeps.halving import halving_of
 from jaxfed.sweeps.training import group, is_done, set_up_all, share_images, train_group
 
@@ -326,10 +325,7 @@ def show_plan(
         try:
             with console.status('compiling', quiet=False):
                 prepared = prepare([experiments[i] for i in places])
-            told = (
-                f'about {size_in_words(prepared.needed)} of {size_in_words(prepared.available)} on each of '
-                f'{prepared.mesh.size} device(s)'
-            )
+            told = memory_in_words(prepared)
         except TooLarge as error:
             told = 'more memory than there is; ' + (
                 'it would be trained in smaller groups' if len(own) > 1 else str(error)

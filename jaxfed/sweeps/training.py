@@ -23,7 +23,7 @@ from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.load import load
 from jaxfed.runs.seeds import seed_of
 from jaxfed.runs.shared_program import program_of
-from jaxfed.runs.simulate import Diverged, Result, Stop, never, train_together
+from jaxfed.runs.simulate import Diverged, Result, Stop, never, train_experiments
 
 # Beside the work directories: a folder of checkpoints for each set of experiments in one program.
 SHARED = '.together'
@@ -242,13 +242,13 @@ def train_group(
       The result of each, or the error of one that diverged or does not fit alone.
 
     Raises:
-      ValueError: as `simulation.train_together`, like all others.
+      ValueError: as `simulate.train_experiments`, like all others.
     """
     alone = len(experiments) == 1
     place = experiments[0].workdir if alone else _shared_folder(experiments, folder)
     stop = stop_of(range(len(experiments)))
     try:
-        results = train_together(experiments, place, quiet=True, watch=watch, stop=stop)
+        results = train_experiments(experiments, place, quiet=True, watch=watch, stop=stop)
     except TooLarge as error:
         if alone:
             return [error]

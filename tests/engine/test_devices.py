@@ -11,7 +11,7 @@ import jaxfed
 from jaxfed.engine.devices import check_devices, make_mesh, replicate, split
 from jaxfed.engine.evaluation import evaluate
 from jaxfed.engine.local_evaluation import evaluate_locals
-from jaxfed.runs import prepare, simulate
+from jaxfed.runs import prepare, rounds
 from jaxfed.types import Outputs
 
 
@@ -129,7 +129,7 @@ def test_exhausted_memory_is_told_in_words(monkeypatch, tmp_path):
     def exhausted(*arguments, **settings):
         raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.')
 
-    monkeypatch.setattr(simulate, 'run_waves', exhausted)
+    monkeypatch.setattr(rounds, 'run_waves', exhausted)
     settings = jaxfed.Config(
         rounds=1, partition='iid', model='mlp', devices='2', clients_per_round=2
     )

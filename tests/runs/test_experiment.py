@@ -5,7 +5,7 @@ import pytest
 from absl import flags
 
 from jaxfed import Config
-from jaxfed.runs import config_flags
+from jaxfed.runs import checks, config_flags
 from jaxfed.runs.deal import deal
 
 
@@ -65,4 +65,4 @@ def test_validation_depends_on_the_seed_and_needs_an_example():
     with pytest.raises(ValueError, match=r'--validation=1e-05 is no example'):
         deal(Config(validation=1e-5))
     with pytest.raises(ValueError, match=r'--validation=1.0 must be'):
-        deal(Config(validation=1.0))
+        checks.check(Config(validation=1.0))
