@@ -57,7 +57,7 @@ def rewind(workdir: Path, rounds: int) -> list[dict[str, Any]]:
     if not complete:
         raise ValueError(
             f'{path} lacks some of the first {rounds} rounds, after which the checkpoint was '
-            f'written; begin anew in another directory, or move {workdir} away.'
+            f'written; start again in another directory, or move {workdir} away.'
         )
     write_whole(path, b''.join(line + b'\n' for line in lines))
     return entries

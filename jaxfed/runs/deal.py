@@ -42,7 +42,7 @@ def deal(config: Config, *, auxiliary_per_class: int = 0) -> Dealt:
     if per_class == 0 and auxiliary_per_class:
         raise ValueError(
             f'--auxiliary_per_class=0, but --method={config.method} needs auxiliary data on the '
-            f'server; leave the flag out for {auxiliary_per_class} examples a class.'
+            f'server; omit the flag to use {auxiliary_per_class} examples a class.'
         )
     dataset, training = hold_out_validation(dataset, config)
     auxiliary, remaining = split_auxiliary(
@@ -106,7 +106,7 @@ def hold_out_validation(dataset: Dataset, config: Config) -> tuple[Dataset, np.n
     )
     if not held_out.size:
         raise ValueError(
-            f'--validation={config.validation} is no example of {indices.size}; raise it.'
+            f'--validation={config.validation} holds out none of {indices.size} examples; raise it.'
         )
     x, y = dataset.x_train[held_out], dataset.y_train[held_out]
     return dataset._replace(x_test=x, y_test=y), training

@@ -1,6 +1,5 @@
 """The dry run of an experiment: its sizes, memory, and its time estimated from one round."""
 
-import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -9,23 +8,17 @@ import numpy as np
 
 from jaxfed.config import Config
 from jaxfed.engine.devices import describe_devices
-from jaxfed.engine.execution import run_waves
 from jaxfed.engine.stacking import row
 from jaxfed.internal import console
 from jaxfed.methods import Part
 from jaxfed.models import ops
 from jaxfed.recording import display
 from jaxfed.runs.deal import partition_arguments
-from jaxfed.runs.evaluate import select_experiment
-from jaxfed.runs.experiment import (
-    Experiment,
-    client_steps,
-    cost_of,
-    make_network,
-    total_steps,
-)
+from jaxfed.runs.experiment import Experiment, client_steps, cost_of, make_network, total_steps
 from jaxfed.runs.memory import memory_errors
 from jaxfed.runs.prepare import Prepared, memory_in_words, prepare
+from jaxfed.runs.rounds import train_and_evaluate
+from jaxfed.runs.state import first_state
 from jaxfed.types import PyTree
 
 
@@ -35,7 +28,7 @@ class Timed(NamedTuple):
     training: float
     steps: int  # local steps of all clients
     evaluation: float
-    local_evaluation: float  # 0 if local models are never evaluated
+    local_evaluation: float
 
 
 def show_dry_run(experiment: Experiment) -> None:
@@ -87,26 +80,17 @@ def describe_dry_run(experiment: Experiment, prepared: Prepared, timed: Timed) -
 
 def time_round(experiment: Experiment, prepared: Prepared) -> Timed:
     """Time the first round in which a client trains; this changes the clients' states."""
-    config, (evaluator,) = experiment.config, prepared.evaluators
     rounds = prepared.feed(prepared.lanes, 1)
-    _, cohort, tuned, waves = next(r for r in rounds if r.cohort.epochs.any())
-    local = config.local_eval_every > 0
-    ticks = [time.perf_counter()]
-    server, _, models = run_waves(
-        prepared.programs, prepared.mesh, prepared.server, prepared.client_states, cohort, waves,
-        tuned, prepared.keys, keep=local,
-    )  # fmt: skip
-    before, after = jax.block_until_ready((row(prepared.server, 0), row(server, 0)))
-    ticks.append(time.perf_counter())
-    evaluator.evaluate_global(after)
-    ticks.append(time.perf_counter())
-    if local:
-        selected = select_experiment(models, 0, config.clients_per_round)
-        evaluator.evaluate_locals(before, after, selected, cohort.clients[0])
-    ticks.append(time.perf_counter())
-    training, evaluation, local_evaluation = np.diff(ticks)
-    steps = int(client_steps(experiment, row(cohort, 0)).sum())
-    return Timed(training, steps, evaluation, local_evaluation if local else 0.0)
+    planned = next(round_ for round_ in rounds if round_.cohort.epochs.any())
+    steps = int(client_steps(experiment, row(planned.cohort, 0)).sum())
+    # Every evaluation is due in the last round.
+    planned = planned._replace(number=experiment.config.rounds)
+    state = first_state([experiment], prepared)
+    _, entries = train_and_evaluate(prepared, [experiment], planned, state, [0])
+    seconds, evaluation, local_evaluation = (
+        entries[0][f'{name}seconds'] for name in ('', 'evaluation_', 'local_evaluation_')
+    )
+    return Timed(seconds - evaluation - local_evaluation, steps, evaluation, local_evaluation)
 
 
 def estimate(config: Config, timed: Timed, steps: int) -> str:

@@ -97,8 +97,8 @@ def look(config: Config, method: Method | None = None) -> Experiment:
     )
     if not any(cohort_of(experiment, r).epochs.any() for r in range(1, config.rounds + 1)):
         raise ValueError(
-            f'--dropout={config.dropout} loses every client of all --rounds={config.rounds}; lower '
-            'it, or train for more rounds.'
+            f'--dropout={config.dropout} loses every client in each of --rounds={config.rounds}; '
+            'lower it, or train for more rounds.'
         )
     return experiment
 

@@ -82,17 +82,17 @@ def advice(experiment: Experiment, mesh: Mesh, lanes: int, *, streams: bool = Tr
     config = experiment.config
     ways = [f'lower --batch_size={config.batch_size}'] if config.batch_size > 1 else []
     if 'remat' in options(config.model) and not config.remat:
-        ways.append('give --remat')
+        ways.append('set --remat')
     if lanes > 1:
         ways.append(f'lower --lanes={lanes}')
     if mesh.size > 1 and mesh.devices.flat[0].platform == 'cpu':
         ways.append(f'lower --devices={mesh.size}, because the cores share the memory')
     if config.local_eval_every:
-        ways.append('leave --local_eval_every out')
+        ways.append('omit --local_eval_every')
     if not streams:
-        ways.append('give --stream=on')
+        ways.append('set --stream=on')
     if config.checkpoint_every:
-        ways.append('give --checkpoint_every=0 where clients have a state')
+        ways.append('set --checkpoint_every=0 if clients have a state')
     ways.append(f'lower --clients_per_round={config.clients_per_round}')
     return ', or '.join([*ways, 'choose a smaller --model'])
 
@@ -107,5 +107,5 @@ def memory_errors(experiment: Experiment, mesh: Mesh, lanes: int) -> Iterator[No
             raise
         first = str(error).splitlines()[0]
         raise TooLarge(
-            f"the devices' memory does not suffice ({first}): {advice(experiment, mesh, lanes)}."
+            f'the devices are out of memory ({first}): {advice(experiment, mesh, lanes)}.'
         ) from error

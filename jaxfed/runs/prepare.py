@@ -72,11 +72,13 @@ def prepare(experiments: Sequence[Experiment]) -> Prepared:
         seeds = [seed_of(experiment.config, 'batches') for experiment in experiments]
         keys = replicate(jnp.stack([jax.random.key(seed) for seed in seeds]), mesh)
         feed, streams = make_feed(experiments, mesh, to_input)
+        settings = local_settings(experiments)
+        augment = make_augment(first.augmentations, mean=first.mean, std=first.std)
         functions = make_round(
             first.model,
             first.method,
-            local_settings(experiments),
-            make_augment(first.augmentations, mean=first.mean, std=first.std),
+            settings,
+            augment,
             to_input,
             tune=tune(experiments),
             mesh=mesh,
@@ -112,20 +114,11 @@ def prepare(experiments: Sequence[Experiment]) -> Prepared:
         )
     # JAX releases arrays that it shares with NumPy, as of a wave's images, when Python collects.
     gc.collect()
+    seconds = time.perf_counter() - began
     return Prepared(
-        mesh=mesh,
-        lanes=lanes,
-        feed=feed,
-        streams=streams,
-        programs=programs,
-        evaluators=evaluators,
-        server=server,
-        client_states=client_states,
-        keys=keys,
-        needed=needed,
-        available=available,
-        compile_seconds=time.perf_counter() - began,
-    )
+        mesh, lanes, feed, streams, programs, evaluators, server, client_states, keys, needed,
+        available, seconds,
+    )  # fmt: skip
 
 
 def initial_states(experiments: Sequence[Experiment]) -> tuple[ServerState, PyTree]:
@@ -146,8 +139,8 @@ def initial_states(experiments: Sequence[Experiment]) -> tuple[ServerState, PyTr
         size = len(experiments) * config.num_clients * size_of(clients[0])
         raise TooLarge(
             f'the states of --num_clients={config.num_clients} clients take {size_in_words(size)} '
-            f"of this machine's memory, where --method={config.method} keeps one of each; lower "
-            '--num_clients, or choose a method without.'
+            f"of this machine's memory, and --method={config.method} keeps one for each client; "
+            'lower --num_clients, or choose a method without client states.'
         ) from error
 
 

@@ -1,30 +1,93 @@
 """The loop over rounds: every process trains, evaluates and measures; the first one records."""
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxfed.config import Config
 from jaxfed.engine import distributed
 from jaxfed.engine.execution import run_waves
+from jaxfed.internal import console
 from jaxfed.internal.signals import Interrupted
 from jaxfed.metrics.history import remember
+from jaxfed.recording import checkpoints
 from jaxfed.recording.entries import Entry, describe_round, failed_values, not_finite
+from jaxfed.recording.log import Log, open_log
 from jaxfed.runs.evaluate import select_experiment
 from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.feed import PlannedRound
+from jaxfed.runs.memory import memory_errors
 from jaxfed.runs.prepare import Prepared
-from jaxfed.runs.recorder import Recorder
-from jaxfed.runs.state import State, checkpoint_due, collect, unstack
+from jaxfed.runs.state import State, collect, unstack
 
 # (round, all entries of each experiment, numbers of those that run) -> numbers of those to stop
 Stop = Callable[[int, Sequence[list[Entry]], Sequence[int]], Sequence[int]]
+Watch = Callable[[int, Entry], None]  # (number of the experiment, its recorded entry)
 
 
 def never(round_: int, metrics: Sequence[list[Entry]], running: Sequence[int]) -> Sequence[int]:
     """A `Stop` that stops no experiment."""
     return ()
+
+
+class Recorder(NamedTuple):
+    """What is done with the rounds of X experiments while they train."""
+
+    logs: Sequence[Log]  # X; () if nothing is recorded
+    record: Watch
+    save: Callable[[int, State], None]  # (round, state): writes a checkpoint
+
+
+def no_recorder() -> Recorder:
+    """The recorder of processes after the first."""
+    return Recorder((), lambda x, entry: None, lambda round_, state: None)
+
+
+@contextlib.contextmanager
+def open_recorder(
+    experiments: Sequence[Experiment],
+    manager: Any,
+    done: int,
+    state: State,
+    *,
+    quiet: bool,
+    watch: Watch,
+) -> Iterator[Recorder]:
+    """Opens the recorder of experiments that continue after `done` rounds.
+
+    Args:
+      experiments: X.
+      manager: from `open_checkpoints`.
+      done: rounds of earlier processes.
+      state: after them.
+      quiet: show no progress, which is only shown for a single experiment.
+      watch: called after an entry is recorded.
+    """
+    with contextlib.ExitStack() as stack:
+        logs = []
+        for e, recorded in zip(experiments, state.recorded, strict=True):
+            rounds = done if recorded < 0 else int(recorded)
+            logs.append(stack.enter_context(open_log(e.config, e.parts, e.workdir, rounds)))
+        if done:
+            console.say(f'continuing after round {done}', quiet=quiet)
+        hidden = quiet or len(experiments) > 1
+        report = stack.enter_context(console.progress(experiments[0].config.rounds, quiet=hidden))
+
+        def record(x: int, entry: Entry) -> None:
+            logs[x].record(entry)
+            report(entry)
+            watch(x, entry)
+
+        def save(round_: int, state: State) -> None:
+            # A checkpoint is only valid with the lines of its rounds.
+            for log in logs:
+                log.settle()
+            checkpoints.save(manager, round_, state)
+
+        yield Recorder(logs, record, save)
 
 
 def train_rounds(
@@ -48,14 +111,15 @@ def train_rounds(
       stop: called after each round.
 
     Returns:
-      (final state, number of an experiment that diverged now -> the loss that is not finite).
+      (final state, number of an experiment that diverged -> the loss that is not finite).
     """
-    config, failures = experiments[0].config, dict[int, str]()
+    config = experiments[0].config
     running = state.recorded < 0  # the feed reads it before every round
+    failures = dict.fromkeys(np.flatnonzero(state.diverged).tolist(), 'a loss')
     for planned in prepared.feed(prepared.lanes, done + 1, running) if running.any() else ():
-        number = planned.number
-        numbers = np.flatnonzero(running).tolist()
-        state, entries = train_and_evaluate(prepared, experiments, planned, state, numbers)
+        number, numbers = planned.number, np.flatnonzero(running).tolist()
+        with memory_errors(experiments[0], prepared.mesh, prepared.lanes):
+            state, entries = train_and_evaluate(prepared, experiments, planned, state, numbers)
         for x, entry in entries.items():
             failed = not_finite(entry)
             if failed and config.on_divergence == 'stop':
@@ -72,10 +136,13 @@ def train_rounds(
         if not running.any() or number == config.rounds:
             break
         signal = distributed.any_signal(signal_received())
-        if signal or checkpoint_due(config, number):
+        if signal or (config.checkpoint_every and number % config.checkpoint_every == 0):
             recorder.save(number, collect(state, experiments))
         if signal:
-            raise interrupted(experiments, number, signal)
+            one = f', with --workdir={experiments[0].workdir}' if len(experiments) == 1 else ''
+            raise Interrupted(
+                f'stopped after round {number}; the same command goes on from there{one}.', signal
+            )
     return state, failures
 
 
@@ -142,10 +209,3 @@ def train_and_evaluate(
 def is_due(config: Config, every: int, number: int) -> bool:
     """Whether something happens in a round that happens every few rounds, and in the last."""
     return every > 0 and (number % every == 0 or number == config.rounds)
-
-
-def interrupted(experiments: Sequence[Experiment], number: int, signal: int) -> Interrupted:
-    """The error of training that a signal stopped after a round."""
-    text = f'stopped after round {number}; the same command goes on from there'
-    one = f', with --workdir={experiments[0].workdir}' if len(experiments) == 1 else ''
-    return Interrupted(f'{text}{one}.', signal)

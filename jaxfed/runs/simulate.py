@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jaxfed.config import Config
 from jaxfed.engine import distributed
 from jaxfed.engine.distributed import liveness
@@ -26,12 +24,10 @@ from jaxfed.recording.heatmap import draw_heatmap
 from jaxfed.recording.log import Log
 from jaxfed.runs.experiment import Experiment, cost_of, set_up, total_steps
 from jaxfed.runs.feed import TooLarge
-from jaxfed.runs.memory import memory_errors
 from jaxfed.runs.model_file import save_model
 from jaxfed.runs.prepare import Prepared, memory_in_words, prepare
-from jaxfed.runs.recorder import Watch, no_recorder, open_recorder
-from jaxfed.runs.rounds import Stop, never, train_rounds
-from jaxfed.runs.state import State, resume
+from jaxfed.runs.rounds import Stop, Watch, never, no_recorder, open_recorder, train_rounds
+from jaxfed.runs.state import resume
 from jaxfed.types import PyTree
 
 
@@ -99,10 +95,7 @@ def train(
     try:
         if distributed.leader():
             (result,) = train_experiments(
-                [experiment],
-                experiment.workdir,
-                quiet=quiet,
-                watch=lambda _, entry: watch(entry),
+                [experiment], experiment.workdir, quiet=quiet, watch=lambda _, entry: watch(entry)
             )
         else:
             result = _train_unrecorded(experiment)
@@ -125,18 +118,15 @@ def train(
 
 def _train_unrecorded(experiment: Experiment) -> Result | Diverged:
     """Train in a process after the first, without summary and metrics."""
-    experiments = [experiment]
-    prepared = prepare(experiments)
-    done, state = resume(experiments, prepared, None)
-    with (
-        stopping(lambda text: None) as signal_received,
-        memory_errors(experiment, prepared.mesh, prepared.lanes),
-    ):
+    prepared = prepare([experiment])
+    done, state = resume([experiment], prepared, None)
+    with stopping(lambda text: None) as signal_received:
         state, failures = train_rounds(
-            experiments, prepared, done, state, no_recorder(), signal_received
+            [experiment], prepared, done, state, no_recorder(), signal_received
         )
-    errors, (server,) = _errors(experiments, state, failures), state.servers
-    return errors.get(0) or Result({}, [], server.params, server.stats, experiment.workdir)
+    if failures:
+        return _diverged(experiment, state.recorded[0] + 1, failures[0])
+    return Result({}, [], state.servers[0].params, state.servers[0].stats, experiment.workdir)
 
 
 def train_experiments(
@@ -180,28 +170,28 @@ def _train_recorded(
     """Do the work of `train_experiments` while the work directories are locked."""
     began = time.perf_counter()
     prepared = _prepare(experiments, quiet=quiet)
-    with open_checkpoints(folder, keep=experiments[0].config.keep) as checkpoints:
+    with contextlib.ExitStack() as stack:
+        checkpoints = stack.enter_context(open_checkpoints(folder, keep=experiments[0].config.keep))
         done, state = resume(experiments, prepared, checkpoints)
-        with (
-            open_recorder(
-                experiments, checkpoints, done, state, quiet=quiet, watch=watch
-            ) as recorder,
-            stopping(partial(console.say, quiet=False)) as signal_received,
-            memory_errors(experiments[0], prepared.mesh, prepared.lanes),
-        ):
-            state, failures = train_rounds(
-                experiments, prepared, done, state, recorder, signal_received, stop
+        recorder = stack.enter_context(
+            open_recorder(experiments, checkpoints, done, state, quiet=quiet, watch=watch)
+        )
+        signal_received = stack.enter_context(stopping(partial(console.say, quiet=False)))
+        state, failures = train_rounds(
+            experiments, prepared, done, state, recorder, signal_received, stop
+        )
+        results = [
+            _diverged(experiment, state.recorded[x] + 1, failures[x])
+            if x in failures
+            else _finish(
+                experiment, prepared, recorder.logs[x], state.servers[x], done, began,
+                shared_by=len(experiments),
             )
-            errors = _errors(experiments, state, failures)
-            results = [
-                errors.get(x) or _finish(e, prepared, log, server, done, began, len(experiments))
-                for x, (e, log, server) in enumerate(
-                    zip(experiments, recorder.logs, state.servers, strict=True)
-                )
-            ]
-            # A run with a summary is finished, so the summaries are written last.
-            finished = [result for result in results if isinstance(result, Result)]
-            files.write_all_json({r.workdir / run_files.SUMMARY: r.summary for r in finished})
+            for x, experiment in enumerate(experiments)
+        ]  # fmt: skip
+        # A run with a summary is finished, so the summaries are written last.
+        finished = [result for result in results if isinstance(result, Result)]
+        files.write_all_json({r.workdir / run_files.SUMMARY: r.summary for r in finished})
     return results
 
 
@@ -224,19 +214,13 @@ def _prepare(experiments: Sequence[Experiment], *, quiet: bool) -> Prepared:
     return prepared
 
 
-def _errors(
-    experiments: Sequence[Experiment], state: State, failures: dict[int, str]
-) -> dict[int, Diverged]:
-    """Number of an experiment that diverged -> its error."""
-    return {
-        x: Diverged(
-            f'round {state.recorded[x] + 1}: {failures.get(x, "a loss")} is not finite; training '
-            'diverged. A lower --learning_rate or smaller weights of the method may help. The '
-            f'rounds before are in {experiments[x].workdir}. --on_divergence=record ends such a '
-            'run without an error.'
-        )
-        for x in np.flatnonzero(state.diverged).tolist()
-    }
+def _diverged(experiment: Experiment, round_: int, loss: str) -> Diverged:
+    """The error of an experiment in which `loss` is not finite."""
+    return Diverged(
+        f'round {round_}: {loss} is not finite; training diverged. A lower --learning_rate or '
+        f'smaller weights of the method may help. The rounds before are in {experiment.workdir}. '
+        '--on_divergence=record ends such a run without an error.'
+    )
 
 
 def _finish(

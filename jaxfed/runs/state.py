@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxfed.config import Config
 from jaxfed.engine import client_states as states_of
 from jaxfed.engine import distributed
 from jaxfed.engine.devices import replicate
@@ -88,8 +87,3 @@ def collect(state: State, experiments: Sequence[Experiment]) -> State:
 def client_rows(experiments: Sequence[Experiment]) -> int:
     """Rows X N of the clients' states of all processes."""
     return len(experiments) * experiments[0].config.num_clients
-
-
-def checkpoint_due(config: Config, number: int) -> bool:
-    """Whether a checkpoint is written after a round."""
-    return config.checkpoint_every > 0 and number % config.checkpoint_every == 0

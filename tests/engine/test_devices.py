@@ -112,8 +112,8 @@ def test_lanes_are_as_many_as_memory_allows(cheap_runs, monkeypatch, tmp_path):
     assert 1 <= fewer['lanes'] < 3
     assert fewer['memory_bytes'] <= have
     advice = (
-        '--batch_size=50, or lower --lanes=3, or give --stream=on, or give --checkpoint_every=0 '
-        'where clients have a state, or lower --clients_per_round=3, or choose a smaller --model'
+        '--batch_size=50, or lower --lanes=3, or set --stream=on, or set --checkpoint_every=0 '
+        'if clients have a state, or lower --clients_per_round=3, or choose a smaller --model'
     )
     with pytest.raises(jaxfed.TooLarge, match=advice):
         jaxfed.simulate(jaxfed.Config(**settings, lanes=3, workdir='again'))

@@ -125,9 +125,7 @@ def test_what_clients_hold_out_is_their_own(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     experiment = set_up(jaxfed.Config(**LOCAL, num_clients=8))
     dealt, cohort = experiment.dealt, np.array([6, 1, 3, 7, 2])
-    own = held_out_examples(
-        experiment, cohort, devices=2, room=3, most=most_held_out([experiment])
-    )
+    own = held_out_examples(experiment, cohort, devices=2, room=3, most=most_held_out([experiment]))
     assert not own.mask[1, 2].any()  # room for a sixth
     for slot, client in enumerate(cohort):
         place, part = divmod(slot, 3), dealt.personal[client]
