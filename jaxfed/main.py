@@ -23,7 +23,7 @@ from jaxfed.internal.signals import ending
 from jaxfed.recording import run_files
 from jaxfed.runs import checks, config_flags, simulate
 from jaxfed.runs.dry_run import show_dry_run
-from jaxfed.runs.experiment import look, set_up
+from jaxfed.runs.experiment import make_experiment, set_up
 from jaxfed.runs.listings import list_measures, list_methods
 from jaxfed.sweeps import sweep
 from jaxfed.sweeps.halving import parse_halving
@@ -125,7 +125,7 @@ def train() -> tuple[int, str]:
                 )
             return train_sweep(settings)
         if flags.FLAGS.dry_run:
-            show_dry_run(look(settings))
+            show_dry_run(make_experiment(settings))
             return 0, ''
         experiment = set_up(settings)
     except (ValueError, OSError) as error:  # of them TooLarge in a dry run

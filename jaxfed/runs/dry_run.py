@@ -32,7 +32,7 @@ class Timed(NamedTuple):
 
 
 def show_dry_run(experiment: Experiment) -> None:
-    """Print the sizes, memory and time of an experiment from `look`; write nothing."""
+    """Print the sizes, memory and time of an experiment from `make_experiment`; write nothing."""
     with console.status('compiling', quiet=False):
         prepared = prepare([experiment])
     errors = memory_errors(experiment, prepared.mesh, prepared.lanes)

@@ -60,14 +60,14 @@ def set_up(config: Config, method: Method | None = None) -> Experiment:
       config: the settings.
       method: used instead of the one that `config.method` names.
     """
-    experiment = look(config, method)
+    experiment = make_experiment(config, method)
     workdir = distributed.from_leader(
         'work directory', lambda: str(run_files.make_workdir(config, experiment.parts))
     )
     return experiment._replace(workdir=Path(workdir))
 
 
-def look(config: Config, method: Method | None = None) -> Experiment:
+def make_experiment(config: Config, method: Method | None = None) -> Experiment:
     """Check the settings, load and deal the data, build method and network; write nothing."""
     checks.check(config)
     distributed.agree(config_flags.shared(config))

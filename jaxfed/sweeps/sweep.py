@@ -18,7 +18,7 @@ from jaxfed.internal import console, files
 from jaxfed.partition import partition_settings
 from jaxfed.recording import display, run_files
 from jaxfed.runs import checks
-from jaxfed.runs.experiment import look
+from jaxfed.runs.experiment import make_experiment
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.prepare import memory_in_words, prepare
 from jaxfed.sweeps.halving import halving_of
@@ -319,7 +319,7 @@ def show_plan(
       ValueError: as `run`.
     """
     left, groups = _groups(members, folder, rungs=rungs, most=most)
-    experiments = share_images(look(member.config) for member in left)
+    experiments = share_images(make_experiment(member.config) for member in left)
     for places in groups:
         own = [left[i] for i in places]
         try:

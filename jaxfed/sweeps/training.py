@@ -18,7 +18,7 @@ from jaxfed.config import Config
 from jaxfed.internal import console, files
 from jaxfed.recording import run_files
 from jaxfed.recording.checkpoints import FOLDER
-from jaxfed.runs.experiment import Experiment, look
+from jaxfed.runs.experiment import Experiment, make_experiment
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.load import load
 from jaxfed.runs.seeds import seed_of
@@ -134,7 +134,7 @@ def set_up_all(configs: Iterable[Config]) -> list[Experiment]:
       ValueError: as `set_up`.
       OSError: as `set_up`.
     """
-    experiments = share_images(look(config) for config in configs)
+    experiments = share_images(make_experiment(config) for config in configs)
     for experiment in experiments:
         run_files.make_workdir(experiment.config, experiment.parts)
     return experiments
@@ -144,7 +144,7 @@ def share_images(experiments: Iterable[Experiment]) -> list[Experiment]:
     """Lets experiments hold one copy of the images that they have in common.
 
     Args:
-      experiments: from `set_up` or `look`; one may be made after the other.
+      experiments: from `set_up` or `make_experiment`; one may be made after the other.
 
     Returns:
       The same.

@@ -6,7 +6,7 @@ import pytest
 
 import jaxfed
 from jaxfed.runs import experiment as experiments
-from jaxfed.runs.experiment import client_steps, cohort_of, look, total_steps
+from jaxfed.runs.experiment import client_steps, cohort_of, make_experiment, total_steps
 from jaxfed.runs.prepare import prepare
 from jaxfed.runs.rounds import no_recorder, train_rounds
 from jaxfed.runs.state import first_state
@@ -27,7 +27,7 @@ QUICK = {
 
 def test_training_without_records_gives_the_same_parameters(cheap_runs, tmp_path):
     recorded = jaxfed.simulate(jaxfed.Config(**QUICK, workdir=str(tmp_path / 'run')))
-    experiment = look(jaxfed.Config(**QUICK, workdir=str(tmp_path / 'other')))
+    experiment = make_experiment(jaxfed.Config(**QUICK, workdir=str(tmp_path / 'other')))
     prepared = prepare([experiment])
     state = first_state([experiment], prepared)
     state, failures = train_rounds([experiment], prepared, 0, state, no_recorder(), lambda: None)
@@ -39,7 +39,7 @@ def test_training_without_records_gives_the_same_parameters(cheap_runs, tmp_path
 
 def test_a_loss_that_is_not_finite_ends_training_without_records(cheap_runs, tmp_path):
     settings = {**QUICK, 'dropout': 0.0, 'learning_rate': 1e20}
-    experiment = look(jaxfed.Config(**settings, workdir=str(tmp_path / 'run')))
+    experiment = make_experiment(jaxfed.Config(**settings, workdir=str(tmp_path / 'run')))
     prepared = prepare([experiment])
     state = first_state([experiment], prepared)
     state, failures = train_rounds([experiment], prepared, 0, state, no_recorder(), lambda: None)
@@ -49,7 +49,7 @@ def test_a_loss_that_is_not_finite_ends_training_without_records(cheap_runs, tmp
 
 
 def test_client_steps_of_cohorts_and_of_all_clients():
-    experiment = look(jaxfed.Config(**QUICK))
+    experiment = make_experiment(jaxfed.Config(**QUICK))
     size, batch = experiment.dealt.size, experiment.config.batch_size
     np.testing.assert_array_equal(client_steps(experiment), 2 * np.ceil(size / batch))
     total = 0
