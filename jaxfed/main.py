@@ -22,8 +22,8 @@ from jaxfed.internal import command_line, console, folders, signals
 from jaxfed.internal.signals import ending
 from jaxfed.recording import run_files
 from jaxfed.runs import checks, config_flags, simulate
-from jaxfed.runs.dry_run import show_plan
-from jaxfed.runs.experiment import look, set_up
+from jaxfed.runs.dry_run import show_dry_run
+from jaxfed.runs.experiment import make_experiment, set_up
 from jaxfed.runs.listings import list_measures, list_methods
 from jaxfed.sweeps import sweep
 from jaxfed.sweeps.halving import parse_halving
@@ -114,7 +114,7 @@ def train() -> tuple[int, str]:
         if values.sweep or values.halving or values.together or values.seeds != 1:
             return train_sweep(config)
         if flags.FLAGS.dry_run:
-            show_plan(look(config))
+            show_dry_run(make_experiment(config))
             return 0, ''
         experiment = set_up(config)
     except (ValueError, OSError) as error:  # also TooLarge, in a dry run

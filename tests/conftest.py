@@ -44,12 +44,12 @@ def cheap_runs(shared_programs, monkeypatch):
 @pytest.fixture
 def programs(monkeypatch):
     """The number of experiments of each program that was trained."""
-    counts, inner = [], training.train_together
+    counts, inner = [], training.train_experiments
 
     def train(experiments, *arguments, **keywords):
         result = inner(experiments, *arguments, **keywords)
         counts.append(len(experiments))
         return result
 
-    monkeypatch.setattr(training, 'train_together', train)
+    monkeypatch.setattr(training, 'train_experiments', train)
     return counts

@@ -209,6 +209,7 @@ def test_every_example_runs(text, trained, registries, cheap_runs, tmp_path, mon
         built = method or methods.build(parts)
         small = SMALL if settings.model in networks else {**SMALL, 'model': settings.model}
         settings = dataclasses.replace(settings, **small)
+        checks.check(settings)
         deal.deal(settings)
         own = method or {part.name for part in parts} - known or {settings.model} - networks
         return simulate(settings, method=built) if own else trained

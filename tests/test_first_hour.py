@@ -19,7 +19,7 @@ from jaxfed.models import ops
 from jaxfed.recording.heatmap import print_heatmap
 from jaxfed.recording.progress import run_progress
 from jaxfed.runs import config_flags, dry_run, prepare
-from jaxfed.runs.experiment import look
+from jaxfed.runs.experiment import client_steps, make_experiment
 from tests.test_main import SMALL, command, defined_flags, make_npz  # noqa: F401
 
 TINY = ('--dataset=npz', '--npz=tiny.npz', *SMALL)
@@ -98,8 +98,8 @@ def test_dry_run_tells_all_and_leaves_nothing(command, tmp_path, capsys):  # noq
         dataset='npz', npz=str(tmp_path / 'tiny.npz'), model='mlp', rounds=3, num_clients=4,
         clients_per_round=2, alpha=1.0,
     )  # fmt: skip
-    experiment = look(settings)
-    steps = dry_run.client_steps(experiment)
+    experiment = make_experiment(settings)
+    steps = client_steps(experiment)
     assert f'{steps.min()} / {np.median(steps):g} / {steps.max()}' in text
     for told in (
         '120 examples at the clients, 30 test examples, 6x6x1 uint8, 3 classes',
@@ -138,14 +138,14 @@ def test_time_is_told_from_one_round():
 
 
 def test_convolutions_are_told_as_they_are_computed():
-    told = dry_run.convolutions(look(jaxfed.Config(model='cnn')))
+    told = dry_run.convolutions(make_experiment(jaxfed.Config(model='cnn')))
     assert told == {
         '5x5, 1 to 32 and 2x2 max-pool on 8x8': 'blocks',
         '5x5, 32 to 64 and 2x2 max-pool on 4x4': 'fourier',
     }
-    forced = dry_run.convolutions(look(jaxfed.Config(model='resnet8', conv='patches')))
+    forced = dry_run.convolutions(make_experiment(jaxfed.Config(model='resnet8', conv='patches')))
     assert set(forced.values()) == {'patches'}
-    told = dry_run.convolutions(look(jaxfed.Config(model='mobilenet', width=0.05)))
+    told = dry_run.convolutions(make_experiment(jaxfed.Config(model='mobilenet', width=0.05)))
     assert 'depthwise' in told.values()
     with pytest.raises(ValueError, match='use='):
         ops.observed('no way')

@@ -57,7 +57,7 @@ from jaxfed.methods.costs import method_cost
 from jaxfed.models import make_model
 from jaxfed.models.ops import convolution
 from jaxfed.recording.style import COLOURS, save, style
-from jaxfed.runs.experiment import look
+from jaxfed.runs.experiment import make_experiment
 from jaxfed.types import Array, PyTree
 
 SHAPE, CLASSES = (32, 32, 3), 10
@@ -189,7 +189,7 @@ def compile_cases(
     for case in cases:
         clients, rest = divmod(EXAMPLES, case.batch_size * case.steps)
         assert clients >= case.clients and not rest, case
-        experiment = look(
+        experiment = make_experiment(
             Config(
                 dataset='npz', npz=str(path), model=case.model, partition='iid',
                 num_clients=clients, clients_per_round=case.clients, local_epochs=1,

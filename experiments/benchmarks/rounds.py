@@ -10,10 +10,10 @@ import numpy as np
 
 from jaxfed.engine.execution import run_waves
 from jaxfed.engine.round import ServerState
-from jaxfed.metrics.history import empty_history
 from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.prepare import Prepared, prepare
-from jaxfed.runs.simulate import State, play, take_row
+from jaxfed.runs.rounds import train_and_evaluate
+from jaxfed.runs.state import first_state, unstack
 
 
 class Played(NamedTuple):
@@ -39,24 +39,14 @@ def ready(experiments: Sequence[Experiment]) -> Played:
       TooLarge: if they do not fit into memory.
     """
     prepared = prepare(experiments)
-    count, dataset = len(experiments), experiments[0].dealt.dataset
-    states = [
-        State(
-            prepared.server,
-            prepared.client_states,
-            [empty_history(dataset.num_classes, len(dataset.y_test)) for _ in experiments],
-            np.full(count, -1, np.int32),
-            np.zeros(count, bool),
-        )
-    ]
-    servers = [take_row(prepared.server, x) for x in range(count)]
+    states = [first_state(experiments, prepared)]
     feed = prepared.feed(prepared.lanes, 1)
 
     def play_next() -> float:
         began = time.perf_counter()
-        state, own, _ = play(prepared, experiments, next(feed), states[0], servers, range(count))
-        jax.block_until_ready(state.server)
-        states[0], servers[:] = state, own
+        running = range(len(experiments))
+        states[0], _ = train_and_evaluate(prepared, experiments, next(feed), states[0], running)
+        jax.block_until_ready(states[0].server)
         return time.perf_counter() - began
 
     def train_next() -> float:
@@ -71,10 +61,10 @@ def ready(experiments: Sequence[Experiment]) -> Played:
         return time.perf_counter() - began
 
     def test() -> float:
-        now = [take_row(states[0].server, x) for x in range(count)]
+        servers = unstack(states[0].server, len(experiments))
         began = time.perf_counter()
-        for tests, server in zip(prepared.tests, now, strict=True):
-            tests.of_global(server)
+        for evaluator, server in zip(prepared.evaluators, servers, strict=True):
+            evaluator.evaluate_global(server)
         return time.perf_counter() - began
 
     return Played(prepared, play_next, train_next, test, lambda: states[0].server)

@@ -33,7 +33,7 @@ from jaxfed.engine.stacking import row
 from jaxfed.internal import command_line
 from jaxfed.internal.files import write_json
 from jaxfed.recording.style import COLOURS, DASHES, save, style
-from jaxfed.runs.experiment import look
+from jaxfed.runs.experiment import make_experiment
 
 SHAPE = (32, 32, 3)
 BATCH_SIZE = 50
@@ -91,8 +91,8 @@ def of_devices(job: Job, devices: int, folder: Path) -> tuple[float, int, Callab
         clients_per_round=clients, local_epochs=1, batch_size=BATCH_SIZE, rounds=job.rounds + 1,
         eval_every=job.rounds + 1, devices=str(devices), lanes=1,
     )  # fmt: skip
-    several = ready([look(base)])
-    single = ready([look(config.dataclasses.replace(base, devices='1'))])
+    several = ready([make_experiment(base)])
+    single = ready([make_experiment(config.dataclasses.replace(base, devices='1'))])
     several.train()
     single.train()
     after = [jax.tree.leaves(row(each.server(), 0).params) for each in (several, single)]

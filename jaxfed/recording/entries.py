@@ -1,55 +1,47 @@
 """What is recorded of a round and of a whole run, as plain dictionaries."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxfed.config import Config
 from jaxfed.metrics import Evaluation, rounds_to_target
-from jaxfed.metrics.measures import MEASURES, fields, parse_measures
+from jaxfed.metrics.measures import MEASURES, fields
 
-# What a round that diverged has no value for, nor for measures.
-_FAILED = (
-    'train_loss',
-    'test_loss',
-    'test_accuracy',
-    'class_accuracy',
-    'local_accuracy',
-    'personal_accuracy',
-    'personal_global_accuracy',
-)
+Entry = dict[str, Any]  # a line of metrics.jsonl
+
+_LOCAL = ('local_accuracy', 'personal_accuracy', 'personal_global_accuracy')
+_EVALUATED = ('test_accuracy', 'test_loss', 'class_accuracy', *_LOCAL)
+
+
+def title_of(config: Config) -> str:
+    """The data of a run in a few words, for titles of pictures."""
+    return f'{config.dataset}, {config.partition}, {config.num_clients} clients'
 
 
 def describe_round(
     round_: int,
     train_loss: float | None,
     evaluation: Evaluation | None,
-    local: dict[str, float],
     learning_rate: float,
-    measured: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Makes one line of metrics.jsonl, without its times; None for what was not evaluated.
+    local: dict[str, float],
+    measured: dict[str, Any],
+) -> Entry:
+    """The entry of a round without its times; None for what was not evaluated.
 
     Args:
       round_: its number.
       train_loss: mean of the local objective, None if no client's update arrived.
       evaluation: of the global model on the test data.
-      local: means over the round's clients, of those that were evaluated: local_accuracy,
-        personal_accuracy and personal_global_accuracy.
       learning_rate: of the clients.
-      measured: fields of measures, numbers and arrays; what is not finite becomes None.
-
-    Returns:
-      The line.
+      local: evaluated means over the round's clients: local_accuracy, personal_accuracy and
+        personal_global_accuracy.
+      measured: fields of measures; values that are not finite become None.
     """
-    entry: dict[str, Any] = {
+    entry: Entry = {
         'round': round_,
-        'test_accuracy': None,
-        'test_loss': None,
-        'class_accuracy': None,
-        'local_accuracy': None,
-        'personal_accuracy': None,
-        'personal_global_accuracy': None,
+        **dict.fromkeys(_EVALUATED),
         'train_loss': None if train_loss is None else round(train_loss, 6),
         'learning_rate': round(learning_rate, 9),
     }
@@ -58,11 +50,11 @@ def describe_round(
         entry['test_accuracy'] = round(float(evaluation.accuracy), 6)
         entry['test_loss'] = round(float(evaluation.loss), 6)
         entry['class_accuracy'] = [round(float(a), 6) for a in evaluation.class_accuracy]
-    return entry | {name: _plain(value) for name, value in (measured or {}).items()}
+    return entry | {name: _plain(value) for name, value in measured.items()}
 
 
 def _plain(value: Any) -> Any:
-    """Numbers, arrays and dicts of them as JSON has them."""
+    """Numbers, arrays and dicts of them as JSON stores them."""
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     if value is None:
@@ -75,57 +67,39 @@ def _plain(value: Any) -> Any:
     return finite.tolist()
 
 
-def failed_values(config: Config) -> dict[str, None]:
-    """What a round that diverged has in place of its values.
-
-    Args:
-      config: the settings.
-
-    Returns:
-      None for every field that has no value.
-    """
-    return dict.fromkeys((*_FAILED, *fields(parse_measures(config.measure))))
+def failed_values(measures: Sequence[str]) -> Entry:
+    """What replaces the values of a round that diverged."""
+    return {**dict.fromkeys(('train_loss', *_EVALUATED, *fields(measures))), 'failed': True}
 
 
-def not_finite(entry: dict[str, Any]) -> str | None:
-    """Names a loss of a round that is not finite.
-
-    Args:
-      entry: from `describe_round`.
-
-    Returns:
-      The name, None if there is no such loss.
-    """
-    for name in ('train_loss', 'test_loss'):
-        if entry[name] is not None and not np.isfinite(entry[name]):
-            return name
-    return None
+def not_finite(entry: Entry) -> str | None:
+    """The name of the first loss of a round that is not finite, None if all are."""
+    losses = ((name, entry[name]) for name in ('train_loss', 'test_loss'))
+    return next((name for name, loss in losses if not (loss is None or np.isfinite(loss))), None)
 
 
 def summarise(
-    config: Config, metrics: list[dict[str, Any]], compile_seconds: float, steps: int
+    config: Config, measures: Sequence[str], metrics: list[Entry], seconds: float, steps: int
 ) -> dict[str, Any]:
-    """Makes the numbers of summary.json that follow from the rounds.
+    """The numbers of summary.json that follow from the rounds.
 
     Args:
       config: the settings.
+      measures: names of the chosen measures.
       metrics: one entry a round.
-      compile_seconds: this run's share of the time that the compiler took.
-      steps: client-steps of all rounds together.
-
-    Returns:
-      The summary.
+      seconds: this run's share of the compilation time.
+      steps: local steps of all clients in all rounds.
     """
     tested = [entry for entry in metrics if entry['test_accuracy'] is not None]
     accuracy = [entry['test_accuracy'] for entry in tested]
-    seconds = [entry['seconds'] for entry in metrics]
+    times = [entry['seconds'] for entry in metrics]
     best = int(np.argmax(accuracy)) if tested else None
     target = config.target_accuracy
     curve = [e['round'] for e in tested], accuracy
-    scalars = [s for name in parse_measures(config.measure) for s in MEASURES[name].scalars]
+    scalars = [s for name in measures for s in MEASURES[name].scalars]
 
     def share(name: str) -> float:
-        return round(sum(entry[name] for entry in metrics) / sum(seconds), 4)
+        return round(sum(entry[name] for entry in metrics) / sum(times), 4)
 
     def last(name: str) -> float | None:
         values = [entry[name] for entry in metrics if entry[name] is not None]
@@ -139,15 +113,13 @@ def summarise(
         'final_accuracy': accuracy[-1] if tested else None,
         'best_accuracy': None if best is None else accuracy[best],
         'best_round': None if best is None else tested[best]['round'],
-        'local_accuracy': last('local_accuracy'),
-        'personal_accuracy': last('personal_accuracy'),
-        'personal_global_accuracy': last('personal_global_accuracy'),
+        **{name: last(name) for name in _LOCAL},
         'target_accuracy': target,
         'rounds_to_target': None if target is None else rounds_to_target(curve, target),
-        'seconds_per_round': round(float(np.median(seconds)), 4),
-        'compile_seconds': round(compile_seconds, 2),
+        'seconds_per_round': round(float(np.median(times)), 4),
+        'compile_seconds': round(seconds, 2),
         'client_steps': steps,
-        'client_steps_per_second': round(steps / sum(seconds), 2),
+        'client_steps_per_second': round(steps / sum(times), 2),
         'evaluation_share': share('evaluation_seconds'),
         'local_evaluation_share': share('local_evaluation_seconds'),
         **{name: last(name) for name in scalars},

@@ -1,5 +1,6 @@
 """Loads a dataset and deals its training examples to the clients."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -8,38 +9,32 @@ from jaxfed.config import Config, partition_values
 from jaxfed.data import load_dataset
 from jaxfed.data.auxiliary import split_auxiliary
 from jaxfed.partition import hold_out, label_counts, label_noise, make_partition
-from jaxfed.runs import checks
 from jaxfed.runs.seeds import seed_of
 from jaxfed.types import Dataset
 
 
 class Dealt(NamedTuple):
-    """A dataset and who holds what of its training examples."""
+    """A dataset and the partition of its training examples; index arrays refer to `dataset`."""
 
-    dataset: Dataset  # with the clients' noisy labels, if they have any
-    partition: list[np.ndarray]  # N index arrays, what each client trains on
-    auxiliary: np.ndarray  # index array, the server's own examples
-    label_counts: np.ndarray  # [N, C] int32, of what the clients train on, as they see it
-    personal: list[np.ndarray]  # N index arrays, what each client keeps for testing, true labels
+    dataset: Dataset  # y_train includes --label_noise
+    partition: list[np.ndarray]  # N index arrays, the examples that each client trains on
+    auxiliary: np.ndarray  # index array, the server's examples
+    label_counts: np.ndarray  # [N, C] int32, of `partition`, label noise included
+    personal: list[np.ndarray]  # N index arrays, test examples of each client, with true labels
+
+    @property
+    def size(self) -> np.ndarray:
+        """[N] training examples of each client."""
+        return self.label_counts.sum(axis=1)
 
 
 def deal(config: Config, *, auxiliary_per_class: int = 0) -> Dealt:
-    """Load the dataset, set the server's auxiliary data aside and deal the rest to the clients.
-
-    What each client keeps for testing is then taken from its part, and label noise put on what is
-    left of it.
+    """Load the dataset, reserve validation and auxiliary data and deal the rest to the clients.
 
     Args:
-      config: the settings; of them data, partition, label noise, personal test and seeds are read.
-      auxiliary_per_class: what the method needs, if the settings do not say.
-
-    Returns:
-      The dataset and who holds what of it.
-
-    Raises:
-      ValueError: if there is no such dataset, or it cannot be dealt so.
+      config: settings that passed `checks.check`.
+      auxiliary_per_class: examples that the method needs, unless --auxiliary_per_class is set.
     """
-    checks.check(config)
     dataset = load_dataset(
         config.dataset, data_dir=config.data_dir, npz=config.npz, path=config.path
     )
@@ -47,7 +42,7 @@ def deal(config: Config, *, auxiliary_per_class: int = 0) -> Dealt:
     if per_class == 0 and auxiliary_per_class:
         raise ValueError(
             f'--auxiliary_per_class=0, but --method={config.method} needs auxiliary data on the '
-            f'server; leave the flag out for {auxiliary_per_class} examples a class.'
+            f'server; omit the flag to use {auxiliary_per_class} examples a class.'
         )
     dataset, training = hold_out_validation(dataset, config)
     auxiliary, remaining = split_auxiliary(
@@ -90,32 +85,31 @@ def deal(config: Config, *, auxiliary_per_class: int = 0) -> Dealt:
 
 
 def hold_out_validation(dataset: Dataset, config: Config) -> tuple[Dataset, np.ndarray]:
-    """Puts a share of the training data in the place of the test data, if the settings ask for it.
+    """Replace the test data by --validation of the training data; return the remaining indices.
 
-    Images are still normalised by the statistics of all training images.
-
-    Args:
-      dataset: with its test data.
-      config: the settings; validation and the seeds are read.
-
-    Returns:
-      The dataset, and the [m] indices of the examples that are left to train on.
-
-    Raises:
-      ValueError: if the share has no example.
+    The statistics for normalisation are still those of all training images.
     """
-    every = np.arange(len(dataset.y_train))
+    indices = np.arange(len(dataset.y_train))
     if not config.validation:
-        return dataset, every
-    (training,), (held,) = hold_out(
-        [every],
+        return dataset, indices
+    (training,), (held_out,) = hold_out(
+        [indices],
         dataset.y_train,
         share=config.validation,
         seed=seed_of(config, 'validation'),
     )
-    if not held.size:
+    if not held_out.size:
         raise ValueError(
-            f'--validation={config.validation} is no example of {every.size}; raise it.'
+            f'--validation={config.validation} holds out none of {indices.size} examples; raise it.'
         )
-    x, y = dataset.x_train[held], dataset.y_train[held]
+    x, y = dataset.x_train[held_out], dataset.y_train[held_out]
     return dataset._replace(x_test=x, y_test=y), training
+
+
+def padded(parts: Sequence[np.ndarray], count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Index arrays as rows [count, length] with a mask of the real entries."""
+    rows = np.zeros((count, length), np.int64)
+    mask = np.zeros(rows.shape, bool)
+    for place, part in enumerate(parts):
+        rows[place, : len(part)], mask[place, : len(part)] = part, True
+    return rows, mask

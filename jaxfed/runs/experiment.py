@@ -1,4 +1,4 @@
-"""An experiment: its settings checked, its data dealt, its method and network built."""
+"""An experiment: settings checked and parsed, data dealt, method and network built."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -8,10 +8,14 @@ import numpy as np
 from jaxfed import methods
 from jaxfed.config import Config
 from jaxfed.data.augment import check_augment, parse_augment
+from jaxfed.data.statistics import channel_statistics
 from jaxfed.engine import distributed
+from jaxfed.engine.cohorts import everyone
 from jaxfed.engine.devices import check_devices
 from jaxfed.engine.local import steps_per_epoch
+from jaxfed.methods.costs import MethodCost, method_cost
 from jaxfed.methods.method import Method
+from jaxfed.metrics.measures import Need, needs, parse_clients, parse_measures
 from jaxfed.models import make_model, ops, with_precision
 from jaxfed.recording import run_files, trackers
 from jaxfed.runs import checks, config_flags
@@ -20,79 +24,83 @@ from jaxfed.runs.seeds import sample_cohort
 from jaxfed.types import Cohort, Model
 
 
+class Measures(NamedTuple):
+    """The parsed --measure and --confusion_clients."""
+
+    names: tuple[str, ...]
+    needs: set[Need]
+    confusion_clients: tuple[int, ...]
+
+
 class Experiment(NamedTuple):
     """An experiment that passed every check."""
 
     config: Config
-    parts: list[methods.Part]  # the method's parts and hyper-parameters, empty for one's own
+    parts: list[methods.Part]  # all hyper-parameters; [] for a method passed as an object
     method: Method
     model: Model
     dealt: Dealt
-    workdir: Path  # made by `set_up`
+    measures: Measures
+    augmentations: tuple[str, ...]
+    mean: np.ndarray  # [channels] of the training images, in the units of the dataset's files
+    std: np.ndarray  # [channels]
+    workdir: Path  # created by `set_up`
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of an image."""
+        height, width, channels = self.dealt.dataset.x_train.shape[1:]
+        return height, width, channels
 
 
 def set_up(config: Config, method: Method | None = None) -> Experiment:
-    """Check the settings, load and deal the data, build the method and write config.json.
-
-    Nothing is written before everything else has succeeded.
+    """Make an experiment and its work directory, which is not created if anything else fails.
 
     Args:
       config: the settings.
-      method: a method of one's own, instead of the one that `config.method` names.
-
-    Returns:
-      The experiment.
-
-    Raises:
-      ValueError: for settings or data that do not do, naming what would.
-      OSError: if data cannot be read.
+      method: used instead of the one that `config.method` names.
     """
-    experiment = look(config, method)
-    made = distributed.broadcast_from_leader(
+    experiment = make_experiment(config, method)
+    workdir = distributed.broadcast_from_leader(
         'work directory', lambda: str(run_files.make_workdir(config, experiment.parts))
     )
-    return experiment._replace(workdir=Path(made))
+    return experiment._replace(workdir=Path(workdir))
 
 
-def look(config: Config, method: Method | None = None) -> Experiment:
-    """All that `set_up` does but for the work directory, which is not made.
-
-    Args:
-      config: as in `set_up`.
-      method: as in `set_up`.
-
-    Returns:
-      The experiment; its work directory is the one above, where no other is named.
-
-    Raises:
-      ValueError: as in `set_up`.
-      OSError: as in `set_up`.
-    """
+def make_experiment(config: Config, method: Method | None = None) -> Experiment:
+    """Check the settings, load and deal the data, build method and network; write nothing."""
     checks.check(config)
     distributed.check_settings(config_flags.common_settings(config))
     distributed.check_work(config.clients_per_round, config.lanes)
     parts = [] if method else methods.resolve(config.method, config.hyperparameters)
-    built = method or methods.build(parts, switch_round=config.switch_round)
+    method = method or methods.build(parts, switch_round=config.switch_round)
     augmentations = parse_augment(config.augment)
     check_devices(config.devices)
-    if distributed.is_leader():  # who records
+    if distributed.is_leader():  # the process that records
         trackers.check(config)
         if config.workdir is not None:
             run_files.check_workdir(Path(config.workdir), config, parts)
-    dealt = deal(config, auxiliary_per_class=built.auxiliary)
+    dealt = deal(config, auxiliary_per_class=method.auxiliary)
     dataset = dealt.dataset
-    held = (dataset.y_train, dataset.y_test, *dealt.partition, dataset.x_train, dataset.x_test)
-    distributed.check_data(config.dataset, held)
-    check_augment(augmentations, dataset.x_train.shape[1:])
-    network = make_network(config, dataset.x_train.shape[1:], dataset.num_classes)
-    model = with_precision(built.adapt(network), config.precision)
-    size = dealt.label_counts.sum(axis=1)
-    if not any(sample_cohort(config, size, r).epochs.any() for r in range(1, config.rounds + 1)):
+    arrays = (dataset.y_train, dataset.y_test, *dealt.partition, dataset.x_train, dataset.x_test)
+    distributed.check_data(config.dataset, arrays)
+    input_shape = dataset.x_train.shape[1:]
+    check_augment(augmentations, input_shape)
+    network = make_network(config, input_shape, dataset.num_classes)
+    model = with_precision(method.adapt(network), config.precision)
+    names = parse_measures(config.measure)
+    measures = Measures(names, needs(names), parse_clients(config.confusion_clients))
+    mean, std = channel_statistics(dataset.x_train)
+    workdir = Path(config.workdir or run_files.RUNS)
+    experiment = Experiment(
+        config, parts, method, model, dealt, measures, augmentations, mean, std, workdir
+    )
+    if not any(cohort_of(experiment, r).epochs.any() for r in range(1, config.rounds + 1)):
         raise ValueError(
-            f'--dropout={config.dropout} loses every client of all --rounds={config.rounds}; lower '
-            'it, or train for more rounds.'
+            f'--dropout={config.dropout} loses every client in each of --rounds={config.rounds}; '
+            'lower it, or train for more rounds.'
         )
-    return Experiment(config, parts, built, model, dealt, Path(config.workdir or run_files.RUNS))
+    return experiment
 
 
 def make_network(
@@ -101,20 +109,7 @@ def make_network(
     num_classes: int,
     convolution: ops.Convolution | None = None,
 ) -> Model:
-    """The network that the settings name, before a method adapts it.
-
-    Args:
-      config: the settings.
-      input_shape: height, width and channels of an image.
-      num_classes: C.
-      convolution: what to compute convolutions with, instead of what --conv says.
-
-    Returns:
-      The network.
-
-    Raises:
-      ValueError: if there is no such network, or not with these options or for these images.
-    """
+    """The network of the settings before a method adapts it; `convolution` replaces --conv."""
     return make_model(
         config.model,
         input_shape=input_shape,
@@ -127,30 +122,35 @@ def make_network(
     )
 
 
-def client_steps(experiment: Experiment) -> np.ndarray:
-    """Local steps of every client in a round.
+def cost_of(experiment: Experiment) -> MethodCost:
+    """What the method costs beyond FedAvg."""
+    return method_cost(
+        experiment.method,
+        experiment.model,
+        input_shape=experiment.input_shape,
+        num_classes=experiment.dealt.dataset.num_classes,
+    )
 
-    K_i = E ceil(n_i / B)
 
-    Args:
-      experiment: from `set_up`.
+def cohort_of(experiment: Experiment, round_: int) -> Cohort:
+    """The clients [S] of a round, and the epochs that each completes."""
+    return sample_cohort(experiment.config, experiment.dealt.size, round_)
 
-    Returns:
-      [N] integers.
+
+def client_steps(experiment: Experiment, cohort: Cohort | None = None) -> np.ndarray:
+    """Local steps of a cohort's clients [S], or of all clients [N] in a round without failures.
+
+    K_i = E_i ceil(n_i / B)
     """
-    size, config = experiment.dealt.label_counts.sum(axis=1), experiment.config
-    return config.local_epochs * steps_per_epoch(size, config.batch_size)
-
-
-def cohort_steps(config: Config, size: np.ndarray, cohort: Cohort) -> np.ndarray:
-    """Local steps of the clients of a round.
-
-    Args:
-      config: the settings.
-      size: [N] examples of each client.
-      cohort: of the round.
-
-    Returns:
-      [S] integers, 0 for those that are lost.
-    """
+    config, size = experiment.config, experiment.dealt.size
+    if cohort is None:
+        cohort = everyone(np.arange(config.num_clients), config.local_epochs)
     return cohort.epochs * steps_per_epoch(size[cohort.clients], config.batch_size)
+
+
+def total_steps(experiment: Experiment, rounds: int) -> int:
+    """Local steps of all clients in the first `rounds` rounds."""
+    return sum(
+        int(client_steps(experiment, cohort_of(experiment, round_)).sum())
+        for round_ in range(1, rounds + 1)
+    )

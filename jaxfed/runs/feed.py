@@ -1,8 +1,8 @@
 """Rounds with their training data: all of it on the devices, or a wave of clients at a time.
 
-Where the images do not fit, a wave is as many of a round's clients as there is room for. Its images
-are read from the memory map by a thread while the wave before it trains. Waves train the same
-clients on the same batches as a round in one piece, and their sums add up to the same update.
+If the images do not fit, a wave is as many of a round's clients as there is room for. A thread
+reads its images from the memory map while the wave before it trains. Waves train the same clients
+on the same batches as a round in one piece, and their sums add up to the same update.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,20 +18,18 @@ from jax.sharding import Mesh
 
 from jaxfed.engine.devices import aligned, memory, replicate
 from jaxfed.engine.lanes import Schedule, schedule
-from jaxfed.engine.local import steps_per_epoch
 from jaxfed.engine.round import TrainingData, Tuned
-from jaxfed.runs.deal import Dealt
-from jaxfed.runs.experiment import Experiment
-from jaxfed.runs.seeds import sample_cohort
+from jaxfed.engine.stacking import row
+from jaxfed.runs.deal import Dealt, padded
+from jaxfed.runs.experiment import Experiment, client_steps, cohort_of
 from jaxfed.runs.shared_program import round_arguments
-from jaxfed.types import Array, Batch, Cohort, Dataset
+from jaxfed.types import Array, Batch, Cohort
 
 T = TypeVar('T')
 
-# Of the memory: all images stay on the devices up to this share; where they do not, the waves take
-# up to this share.
+# Share of the memory up to which all images stay on the devices, or else that the waves take.
 IMAGE_SHARE = 0.5
-WAVES = 3  # at a time: one trains, the next is read, and the last may not be released yet
+WAVES = 3  # in memory: one trains, the next is read, and the last may not be released yet
 
 
 class TooLarge(ValueError):
@@ -39,14 +37,14 @@ class TooLarge(ValueError):
 
 
 class Wave(NamedTuple):
-    """Some of a round's clients and what they train on."""
+    """Some of a round's clients and their training data."""
 
-    plan: Schedule  # its slots are places in the whole cohort
+    schedule: Schedule  # its slots are places in the whole cohort
     data: TrainingData
 
 
-class Planned(NamedTuple):
-    """A round before it is run, of X experiments."""
+class PlannedRound(NamedTuple):
+    """A round of X experiments before it is run."""
 
     number: int
     cohort: Cohort  # [X, S]
@@ -54,130 +52,128 @@ class Planned(NamedTuple):
     waves: Iterator[Wave]
 
 
-# (lanes, first round, [X] whether an experiment still runs; None if all do) -> the rounds from that
-# one on. Who has stopped running while they are given is looked up anew for each round.
-Feed = Callable[..., Iterator[Planned]]
+# (lanes, number of the first round, [X] bool which experiments run; all by default) -> the rounds.
+# The flags of running experiments are read again before every round.
+Feed = Callable[..., Iterator[PlannedRound]]
 
 
 def make_feed(
     experiments: Sequence[Experiment], mesh: Mesh, to_input: Callable[[Array], Array]
 ) -> tuple[Feed, bool]:
-    """Makes what gives the rounds of experiments one after another.
+    """Makes the feed of X experiments that share a program, and says if images come in waves.
 
-    Args:
-      experiments: X from `set_up` that share a program.
-      mesh: the devices.
-      to_input: normalisation, for the server's auxiliary data.
-
-    Returns:
-      (the feed, whether images come in waves).
-
-    Raises:
-      TooLarge: if the images of several experiments do not fit into memory.
+    `to_input` normalises the server's auxiliary data.
     """
-    config, dataset = experiments[0].config, experiments[0].dealt.dataset
-    sizes = [experiment.dealt.label_counts.sum(axis=1) for experiment in experiments]
-    images = IMAGE_SHARE * image_memory(mesh)
-    fits = dataset.x_train.nbytes + dataset.x_test.nbytes <= images
-
-    def sample(number: int, runs: np.ndarray | None) -> Cohort:
-        cohorts = [
-            sample_cohort(e.config, n, number) for e, n in zip(experiments, sizes, strict=True)
-        ]
-        clients, epochs = map(np.stack, zip(*cohorts, strict=True))
-        # Nobody trains for an experiment that has stopped.
-        return Cohort(clients, epochs if runs is None else epochs * runs[:, None].astype(np.int32))
-
-    def deal_wave(cohort: Cohort, slots: np.ndarray, lanes: int) -> Schedule:
-        size = np.stack([n[own] for n, own in zip(sizes, cohort.clients, strict=True)])
-        steps = cohort.epochs * steps_per_epoch(size, config.batch_size)
-        return plan_wave(steps.ravel(), slots, lanes=lanes, devices=mesh.size)
-
+    config, dealt = experiments[0].config, experiments[0].dealt
+    images, memory_share = dealt.dataset.x_train, IMAGE_SHARE * image_memory(mesh)
+    fits = images.nbytes + dealt.dataset.x_test.nbytes <= memory_share
     if config.stream == 'off' or (config.stream == 'auto' and fits):
         data = place_all([experiment.dealt for experiment in experiments], mesh, to_input)
-
-        def whole(lanes: int, first: int, runs: np.ndarray | None = None) -> Iterator[Planned]:
-            for number in range(first, config.rounds + 1):
-                cohort = sample(number, runs)
-                arrived, waves = np.flatnonzero(cohort.epochs), []
-                if arrived.size:
-                    waves = [Wave(deal_wave(cohort, arrived, lanes), data)]
-                yield Planned(number, cohort, round_arguments(experiments, number), iter(waves))
-
-        return whole, False
-
+        return partial(feed_rounds, experiments, mesh.size, lambda clients: data, None), False
     if len(experiments) > 1:
         raise TooLarge(
-            f'the images of {len(experiments)} experiments together come in no waves: '
+            f'the images of {len(experiments)} experiments in one program do not come in waves: '
             f'--stream={config.stream} is for one experiment after another.'
         )
     # Never more than the largest cohort, never less than the largest client.
-    (size,) = sizes
-    largest = np.sort(size)[-config.clients_per_round :].sum()
-    room = max(int(min(images / WAVES / dataset.x_train[0].nbytes, largest)), int(size.max()))
-    place = place_some(experiments[0].dealt, mesh, to_input, room=room)
+    largest_cohort = np.sort(dealt.size)[-config.clients_per_round :].sum()
+    room = int(min(memory_share / WAVES / images[0].nbytes, largest_cohort))
+    room = max(room, int(dealt.size.max()))
+    place = place_some(dealt, mesh, to_input, room=room)
+    return partial(feed_rounds, experiments, mesh.size, place, room), True
 
-    def in_waves(lanes: int, first: int, runs: np.ndarray | None = None) -> Iterator[Planned]:
-        numbers = range(first, config.rounds + 1)
-        cohorts = {number: sample(number, runs) for number in numbers}
-        slots = {
-            number: split_waves(size[cohort.clients[0]], np.flatnonzero(cohort.epochs), room)
-            for number, cohort in cohorts.items()
-        }
 
-        def load(number: int, chosen: np.ndarray) -> Wave:
-            cohort = cohorts[number]
-            return Wave(deal_wave(cohort, chosen, lanes), place(cohort.clients[0, chosen]))
+def feed_rounds(
+    experiments: Sequence[Experiment],
+    devices: int,
+    place: Callable[[np.ndarray], TrainingData],
+    room: int | None,
+    lanes: int,
+    first: int,
+    running: np.ndarray | None = None,
+) -> Iterator[PlannedRound]:
+    """Yields the rounds from `first` on.
 
-        loaded = ahead(partial(load, n, chosen) for n in numbers for chosen in slots[n])
-        for number in numbers:
-            waves = islice(loaded, len(slots[number]))
-            yield Planned(number, cohorts[number], round_arguments(experiments, number), waves)
+    Args:
+      experiments: X.
+      devices: how many train.
+      place: client ids -> their training data.
+      room: examples of a wave; None for whole rounds, whose data is on the devices.
+      lanes: of each device.
+      first: number of the first round.
+      running: [X] bool, read before every round; experiments that have stopped do not train.
+    """
 
-    return in_waves, True
+    def load(cohort: Cohort, slots: np.ndarray) -> Wave:
+        plan = plan_wave(steps_of(experiments, cohort), slots, lanes=lanes, devices=devices)
+        return Wave(plan, place(cohort.clients.ravel()[slots]))
+
+    rounds = plan_rounds(experiments, room, first, running)
+    loaded: Iterator[Wave] = iter(())
+    if room:  # a thread loads the next wave, also after the last one of a round
+        rounds = list(rounds)
+        loaded = ahead(
+            partial(load, cohort, slots) for _, cohort, waves in rounds for slots in waves
+        )
+    for number, cohort, waves in rounds:
+        ready = islice(loaded, len(waves)) if room else iter([load(cohort, s) for s in waves])
+        yield PlannedRound(number, cohort, round_arguments(experiments, number), ready)
+
+
+def plan_rounds(
+    experiments: Sequence[Experiment], room: int | None, first: int, running: np.ndarray | None
+) -> Iterable[tuple[int, Cohort, list[np.ndarray]]]:
+    """Yields (number, cohort [X, S], places in the cohort of the clients of each wave)."""
+    for number in range(first, experiments[0].config.rounds + 1):
+        cohort = sample_cohorts(experiments, number, running)
+        arrived = np.flatnonzero(cohort.epochs)
+        if room:
+            size = experiments[0].dealt.size[cohort.clients[0]]
+            yield number, cohort, split_waves(size, arrived, room)
+        else:
+            yield number, cohort, [arrived] if arrived.size else []
+
+
+def sample_cohorts(
+    experiments: Sequence[Experiment], number: int, running: np.ndarray | None
+) -> Cohort:
+    """The cohorts [X, S] of a round; nobody trains in an experiment that has stopped."""
+    cohorts = [cohort_of(experiment, number) for experiment in experiments]
+    clients, epochs = map(np.stack, zip(*cohorts, strict=True))
+    if running is not None:
+        epochs = epochs * running[:, None].astype(np.int32)
+    return Cohort(clients, epochs)
+
+
+def steps_of(experiments: Sequence[Experiment], cohort: Cohort) -> np.ndarray:
+    """Local steps [X S] of a round's clients."""
+    return np.concatenate(
+        [client_steps(experiment, row(cohort, x)) for x, experiment in enumerate(experiments)]
+    )
 
 
 def image_memory(mesh: Mesh) -> float:
-    """Memory in bytes that images may share: a CPU's devices all read the same copy.
-
-    Args:
-      mesh: the devices.
-
-    Returns:
-      The bytes.
-    """
-    own = mesh.local_devices
-    return memory(mesh) * (len(own) if own[0].platform == 'cpu' else 1)
+    """Memory in bytes for images; a CPU's devices all read the same copy."""
+    devices = mesh.local_devices
+    return memory(mesh) * (len(devices) if devices[0].platform == 'cpu' else 1)
 
 
 def place_all(
     every: Sequence[Dealt], mesh: Mesh, to_input: Callable[[Array], Array]
 ) -> TrainingData:
-    """Puts the training data on the devices: every image once, clients as groups of indices.
-
-    Args:
-      every: what is dealt in each of X experiments, with the same images.
-      mesh: the devices.
-      to_input: normalisation.
-
-    Returns:
-      The training data.
-    """
-    held = [np.concatenate(dealt.partition) for dealt in every]
-    order = np.zeros((len(every), max(map(len, held))), np.int32)
-    for own, examples in zip(order, held, strict=True):
-        own[: len(examples)] = examples
-    size = np.stack([_sizes(dealt.partition) for dealt in every])
-    first = every[0].dataset
+    """Puts the data of X experiments on the devices: every image once, clients as index ranges."""
+    clients = [np.concatenate(dealt.partition) for dealt in every]
+    order, _ = padded(clients, len(every), max(map(len, clients)))
+    size = np.stack([dealt.size.astype(np.int32) for dealt in every])
     arrays = (
-        first.x_train,
+        every[0].dataset.x_train,
         np.stack([dealt.dataset.y_train for dealt in every]),
-        order,
+        order.astype(np.int32),
         (np.cumsum(size, axis=1) - size).astype(np.int32),
         size,
         np.stack([dealt.label_counts.astype(np.int32) for dealt in every]),
     )
-    batches = [own_batch(dealt.dataset, dealt.auxiliary, to_input) for dealt in every]
+    batches = [auxiliary_batch(dealt, to_input) for dealt in every]
     auxiliary = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
     return TrainingData(*replicate((*arrays, auxiliary), mesh))
 
@@ -185,29 +181,15 @@ def place_all(
 def place_some(
     dealt: Dealt, mesh: Mesh, to_input: Callable[[Array], Array], *, room: int
 ) -> Callable[[np.ndarray], TrainingData]:
-    """Makes what puts the data of some clients on the devices.
+    """Makes the function that puts the data of some clients of one experiment on the devices.
 
-    Args:
-      dealt: what is dealt, in one experiment.
-      mesh: the devices.
-      to_input: normalisation.
-      room: examples, at least those of the clients that it is called with.
-
-    Returns:
-      (client ids) -> training data that holds the examples of these clients only, always of the
-      same shapes.
+    It takes client ids, whose examples are at most `room`, and always returns the same shapes.
     """
     dataset, partition = dealt.dataset, dealt.partition
-    order, size, counts = replicate(
-        (
-            np.arange(room, dtype=np.int32)[None],
-            _sizes(partition)[None],
-            dealt.label_counts[None].astype(np.int32),
-        ),
-        mesh,
-    )
-    auxiliary = own_batch(dataset, dealt.auxiliary, to_input)
-    own = replicate(jax.tree.map(lambda leaf: leaf[None], auxiliary), mesh)
+    auxiliary = jax.tree.map(lambda leaf: leaf[None], auxiliary_batch(dealt, to_input))
+    order = np.arange(room, dtype=np.int32)[None]
+    size, counts = (array[None].astype(np.int32) for array in (dealt.size, dealt.label_counts))
+    order, size, counts, auxiliary = replicate((order, size, counts, auxiliary), mesh)
 
     def place(clients: np.ndarray) -> TrainingData:
         start = aligned((1, len(partition)), np.int32)
@@ -220,13 +202,13 @@ def place_some(
             x[filled:end], y[0, filled:end] = dataset.x_train[examples], dataset.y_train[examples]
             filled = end
         x, y, start = replicate((x, y, start), mesh, copy=False)
-        return TrainingData(x, y, order, start, size, counts, own)
+        return TrainingData(x, y, order, start, size, counts, auxiliary)
 
     return place
 
 
 def split_waves(size: np.ndarray, slots: np.ndarray, room: int) -> list[np.ndarray]:
-    """Splits the clients of a round into waves, the largest first, each into the first that fits.
+    """Splits clients into waves, the largest first, each into the first wave with room.
 
     Args:
       size: [S] examples of each client of the cohort, none above `room`.
@@ -234,7 +216,7 @@ def split_waves(size: np.ndarray, slots: np.ndarray, room: int) -> list[np.ndarr
       room: examples that a wave may have.
 
     Returns:
-      Arrays of places in the cohort; together every one of `slots` once.
+      Arrays of places in the cohort; each of `slots` is in one of them.
     """
     waves: list[list[int]] = []
     left: list[int] = []
@@ -250,30 +232,20 @@ def split_waves(size: np.ndarray, slots: np.ndarray, room: int) -> list[np.ndarr
 
 
 def plan_wave(steps: np.ndarray, slots: np.ndarray, *, lanes: int, devices: int) -> Schedule:
-    """Deals the clients of a wave to lanes and devices.
+    """Schedules the clients of a wave; every wave's schedule has the same shape.
 
     Args:
-      steps: local steps of each client of the cohort, of all experiments.
+      steps: [X S] local steps of each client of the cohort.
       slots: places in the cohort of the wave's clients.
       lanes: of each device.
       devices: how many.
-
-    Returns:
-      The schedule, of the same shape for every wave.
     """
     plan = schedule(steps[slots], lanes=lanes, devices=devices, cohort_size=len(steps))
     return plan._replace(slot=slots[plan.slot].astype(np.int32))
 
 
 def ahead(tasks: Iterable[Callable[[], T]]) -> Iterator[T]:
-    """Runs each task in a thread while the result of the one before it is used.
-
-    Args:
-      tasks: functions of nothing.
-
-    Yields:
-      Their results, in order; what a task raises is raised here.
-    """
+    """Yields the results of tasks in order; a thread runs the next task in the meantime."""
     thread = ThreadPoolExecutor(max_workers=1)
     try:
         running: Future[T] | None = None
@@ -288,24 +260,9 @@ def ahead(tasks: Iterable[Callable[[], T]]) -> Iterator[T]:
         thread.shutdown(cancel_futures=True)
 
 
-def own_batch(
-    dataset: Dataset, auxiliary: np.ndarray, to_input: Callable[[Array], Array]
-) -> Batch | None:
-    """Makes the server's own examples.
-
-    Args:
-      dataset: the images.
-      auxiliary: index array, maybe empty.
-      to_input: normalisation.
-
-    Returns:
-      The examples, None if there are none.
-    """
-    if not len(auxiliary):
+def auxiliary_batch(dealt: Dealt, to_input: Callable[[Array], Array]) -> Batch | None:
+    """The server's examples, None if there are none."""
+    if not len(dealt.auxiliary):
         return None
-    y = jnp.asarray(dataset.y_train[auxiliary])
-    return Batch(to_input(dataset.x_train[auxiliary]), y, jnp.ones(y.shape, bool))
-
-
-def _sizes(partition: Sequence[np.ndarray]) -> np.ndarray:
-    return np.array([len(part) for part in partition], np.int32)
+    y = jnp.asarray(dealt.dataset.y_train[dealt.auxiliary])
+    return Batch(to_input(dealt.dataset.x_train[dealt.auxiliary]), y, jnp.ones(y.shape, bool))

@@ -12,11 +12,12 @@ from jaxfed.engine.devices import AXIS, fetch, split
 from jaxfed.engine.evaluation import chunk_size, gradient_sum
 from jaxfed.engine.stacking import row
 from jaxfed.metrics.measures import Gradients
-from jaxfed.runs.deal import Dealt
+from jaxfed.runs.deal import Dealt, padded
 from jaxfed.runs.experiment import Experiment
 from jaxfed.types import Array, PyTree
 
 Weights = tuple[PyTree, PyTree]  # parameters and batch statistics
+GradientsOf = Callable[[Weights, np.ndarray], Gradients]  # (weights, [S] client ids)
 
 
 def make_gradients(
@@ -24,12 +25,12 @@ def make_gradients(
     mesh: Mesh,
     weights: Weights,
     to_input: Callable[[Array], Array],
-) -> tuple[list[Callable[[Weights, np.ndarray], Gradients]], Any]:
-    """Makes what takes the gradients of a round's clients at a global model.
+) -> tuple[list[GradientsOf], Any]:
+    """Makes for each of X experiments the function that computes its clients' gradients.
 
-    f_i is the mean cross-entropy of all of client i's training examples, with the labels that it
-    sees, not augmented, under the global batch statistics; without any, grad f_i = 0. Each device
-    works on a client of its own.
+    f_i is the mean cross-entropy of all of client i's training examples, label noise included, not
+    augmented, under the global batch statistics; without examples, grad f_i = 0. Each device works
+    on a different client.
 
     Args:
       experiments: X that share the program.
@@ -38,7 +39,7 @@ def make_gradients(
       to_input: normalisation.
 
     Returns:
-      (of each experiment (weights, [S] client ids) -> their gradients, the compiled program).
+      (a function for each experiment, the compiled program).
     """
     evaluate, devices = experiments[0].model.evaluate, mesh.size
     chunk = chunk_size(max(len(part) for e in experiments for part in e.dealt.partition))
@@ -50,36 +51,30 @@ def make_gradients(
         )
         return jax.tree.map(lambda t, m: t + m[None], total, more)
 
-    own, same = PartitionSpec(AXIS), PartitionSpec()
-    over_devices = jax.shard_map(
-        add, mesh=mesh, in_specs=(own, same, own, own, own), out_specs=own, check_vma=False
+    over, same = PartitionSpec(AXIS), PartitionSpec()
+    add_on_devices = jax.shard_map(
+        add, mesh=mesh, in_specs=(over, same, over, over, over), out_specs=over, check_vma=False
     )
 
-    def examples_of(
-        dealt: Dealt, clients: np.ndarray, begin: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        rows = np.zeros((devices, chunk), np.int64)
-        mask = np.zeros(rows.shape, bool)
-        for place, client in enumerate(clients):
-            part = dealt.partition[client][begin : begin + chunk]
-            rows[place, : len(part)], mask[place, : len(part)] = part, True
+    def chunk_of(dealt: Dealt, clients: np.ndarray, start: int) -> tuple[np.ndarray, ...]:
+        parts = [dealt.partition[client][start : start + chunk] for client in clients]
+        rows, mask = padded(parts, devices, chunk)
         return dealt.dataset.x_train[rows], dealt.dataset.y_train[rows], mask
 
     zeros = jax.tree.map(lambda leaf: np.zeros((devices, *leaf.shape), leaf.dtype), weights[0])
-    first = split((zeros, *examples_of(experiments[0].dealt, np.array([], int), 0)), mesh)
-    program = jax.jit(over_devices).lower(first[0], weights, *first[1:]).compile()
+    total, *examples = split((zeros, *chunk_of(experiments[0].dealt, np.array([], int), 0)), mesh)
+    program = jax.jit(add_on_devices).lower(total, weights, *examples).compile()
 
-    @np.errstate(over='ignore', invalid='ignore')  # of a run that diverges
+    @np.errstate(over='ignore', invalid='ignore')  # in a run that diverges
     def of_cohort(dealt: Dealt, weights: Weights, cohort: np.ndarray) -> Gradients:
         size = np.array([len(dealt.partition[client]) for client in cohort])
         squares, mean = np.zeros(len(cohort)), jax.tree.map(np.zeros_like, row(zeros, 0))
-        by_size = np.argsort(-size, kind='stable')  # so devices hardly wait for each other
-        for begin in range(0, len(cohort), devices):
-            slots = by_size[begin : begin + devices]
+        by_size = np.argsort(-size, kind='stable')  # so that devices wait little for each other
+        for first in range(0, len(cohort), devices):
+            slots = by_size[first : first + devices]
             total = split(zeros, mesh)
             for start in range(0, size[slots].max(), chunk):
-                examples = split(examples_of(dealt, cohort[slots], start), mesh)
-                total = program(total, weights, *examples)
+                total = program(total, weights, *split(chunk_of(dealt, cohort[slots], start), mesh))
             sums = fetch(total)
             for place, slot in enumerate(slots):
                 n = max(int(size[slot]), 1)

@@ -1,4 +1,4 @@
-"""The memory that an experiment needs, and what lowers it."""
+"""The memory that an experiment needs, and the settings that lower it."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -10,9 +10,8 @@ from jaxfed.engine import distributed
 from jaxfed.engine.execution import peak_memory
 from jaxfed.engine.round import Round, ServerState, TrainingData
 from jaxfed.methods.costs import size_of
-from jaxfed.metrics.measures import needs, parse_measures
 from jaxfed.models import options
-from jaxfed.runs.evaluate import Tests
+from jaxfed.runs.evaluate import Evaluator
 from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.feed import WAVES, TooLarge
 from jaxfed.types import PyTree
@@ -22,119 +21,85 @@ def needed_memory(
     experiments: Sequence[Experiment],
     mesh: Mesh,
     programs: Round,
-    tests: Tests,
+    evaluator: Evaluator,
     server: ServerState,
     client_states: PyTree,
     data: TrainingData,
     streams: bool,
 ) -> int:
-    """Memory in bytes that training and evaluation need on each device.
+    """Bytes that training and evaluation need on each device, without interpreter and compiler.
 
-    It is what the larger of the programs takes, and what stays there: images and, on a CPU, whose
-    devices share one memory with the host, the clients' states and the local models to evaluate.
+    This is the memory of the larger program and of what stays: images and, on a CPU, whose devices
+    share one memory with the host, the clients' states and the local models to evaluate.
 
     Args:
-      experiments: X from `set_up`.
+      experiments: X.
       mesh: the devices.
       programs: of the round, compiled.
-      tests: compiled, of any of them.
+      evaluator: of any experiment.
       server: [X, ...].
       client_states: [X N, ...].
       data: training data.
       streams: whether images come in waves.
-
-    Returns:
-      The bytes, without those of the interpreter and the compiler.
     """
     config, model = experiments[0].config, experiments[0].model
     cohort_size = len(experiments) * config.clients_per_round
     clients = len(experiments) * config.num_clients
-    tested = sum(
-        {id(e.dealt.dataset.x_test): e.dealt.dataset.x_test.nbytes for e in experiments}.values()
-    )
-    # Programs take images as an argument, which are counted once, with all others.
+    test_images = {id(e.dealt.dataset.x_test): e.dealt.dataset.x_test.nbytes for e in experiments}
+    # Images are an argument of each program, and counted once for all programs.
     inside = max(
         peak_memory(programs.train) - data.x.nbytes,
         peak_memory(programs.merge),
-        tests.memory,
+        evaluator.memory,
     )
-    # Each experiment's server, before a round and after it, is taken out of those of all.
+    # Each experiment's server state is copied from the stack, before and after a round.
     inside += 2 * size_of((server.params, server.stats, server.method))
-    stay = data.x.nbytes * (WAVES if streams else 1) + tested
+    stay = data.x.nbytes * (WAVES if streams else 1) + sum(test_images.values())
     if mesh.devices.flat[0].platform != 'cpu':
         return inside + stay
     row = size_of(client_states) * distributed.process_count() // clients
-    # All that were in a round, and two copies of a round's; of local models three if measured.
+    # The rows written so far, and two copies of a round's rows.
     rows = min(clients, config.rounds * cohort_size) // distributed.process_count()
     stay += row * (rows + 2 * cohort_size)
-    # A checkpoint is a copy of all rows, also of those that are still zero; the first of several
-    # processes brings them together before it is made.
+    # A checkpoint copies all rows, zeros included; with several processes the first one gathers
+    # them before that.
     copies_of_all = 2 if distributed.process_count() > 1 else 1
     stay += copies_of_all * row * clients if config.checkpoint_every else 0
     if config.local_eval_every:
         weights = jax.eval_shape(model.init, jax.random.key(0)), model.stats
-        copies = 3 if 'models' in needs(parse_measures(config.measure)) else 2
+        copies = 3 if 'models' in experiments[0].measures.needs else 2
         stay += copies * cohort_size * size_of(weights)
     return inside + stay // len(mesh.local_devices)
 
 
 def size_in_words(size: float) -> str:
-    """A number of bytes as a person reads it.
-
-    Args:
-      size: in bytes.
-
-    Returns:
-      For instance '1.5 GiB'.
-    """
+    """Bytes as text, for instance '1.5 GiB'."""
     return f'{size / 2**30:.1f} GiB' if size >= 2**30 else f'{size / 2**20:.0f} MiB'
 
 
 def advice(experiment: Experiment, mesh: Mesh, lanes: int, *, streams: bool = True) -> str:
-    """What to lower so that an experiment fits.
-
-    Args:
-      experiment: from `set_up`.
-      mesh: the devices.
-      lanes: of each.
-      streams: whether images come in waves.
-
-    Returns:
-      Flags, in words.
-    """
+    """The settings that lower the memory of an experiment, joined by 'or'."""
     config = experiment.config
     ways = [f'lower --batch_size={config.batch_size}'] if config.batch_size > 1 else []
     if 'remat' in options(config.model) and not config.remat:
-        ways.append('give --remat')
+        ways.append('set --remat')
     if lanes > 1:
         ways.append(f'lower --lanes={lanes}')
     if mesh.size > 1 and mesh.devices.flat[0].platform == 'cpu':
         ways.append(f'lower --devices={mesh.size}, because the cores share the memory')
     if config.local_eval_every:
-        ways.append('leave --local_eval_every out')
+        ways.append('omit --local_eval_every')
     if not streams:
-        ways.append('give --stream=on')
+        ways.append('set --stream=on')
     if config.checkpoint_every:
-        ways.append('give --checkpoint_every=0 where clients have a state')
+        ways.append('set --checkpoint_every=0 if clients have a state')
     ways.append(f'lower --clients_per_round={config.clients_per_round}')
     return ', or '.join([*ways, 'choose a smaller --model'])
 
 
 @contextlib.contextmanager
 def memory_errors(experiment: Experiment, mesh: Mesh, lanes: int) -> Iterator[None]:
-    """Turns XLA's message of exhausted memory into one that says what to lower.
-
-    Args:
-      experiment: from `set_up`.
-      mesh: the devices.
-      lanes: of each.
-
-    Yields:
-      Nothing.
-
-    Raises:
-      TooLarge: when memory does not suffice.
-    """
+    """Raises TooLarge with advice in place of XLA's error of exhausted memory."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -142,5 +107,5 @@ def memory_errors(experiment: Experiment, mesh: Mesh, lanes: int) -> Iterator[No
             raise
         first = str(error).splitlines()[0]
         raise TooLarge(
-            f"the devices' memory does not suffice ({first}): {advice(experiment, mesh, lanes)}."
+            f'the devices are out of memory ({first}): {advice(experiment, mesh, lanes)}.'
         ) from error

@@ -10,8 +10,9 @@ from rich.console import Console
 
 from jaxfed import config, methods
 from jaxfed.internal import command_line, console
+from jaxfed.recording.entries import title_of
 from jaxfed.recording.heatmap import draw_heatmap, print_heatmap
-from jaxfed.runs import config_flags, deal
+from jaxfed.runs import checks, config_flags, deal
 from jaxfed.runs.listings import list_methods
 
 
@@ -31,6 +32,7 @@ def training_counts(settings: config.Config) -> np.ndarray:
     # Nobody is sampled here, so the default of a round's clients forbids no small federation.
     sampled = min(settings.clients_per_round, settings.num_clients)
     settings = dataclasses.replace(settings, clients_per_round=sampled)
+    checks.check(settings)
     parts = methods.resolve(settings.method, settings.hyperparameters)
     method = methods.build(parts, switch_round=settings.switch_round)
     return deal.deal(settings, auxiliary_per_class=method.auxiliary).label_counts
@@ -57,9 +59,8 @@ def main(arguments: Sequence[str]) -> int:
         print_heatmap(counts, Console(highlight=False))
         if flags.FLAGS.output:
             path = Path(flags.FLAGS.output)
-            title = f'{settings.dataset}, {settings.partition}, {settings.num_clients} clients'
             try:
-                draw_heatmap(counts, path, title=title)
+                draw_heatmap(counts, path, title=title_of(settings))
             except OSError as error:
                 raise ValueError(
                     f'--output={path} cannot be written ({error}): give a file in a folder that is '

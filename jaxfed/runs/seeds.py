@@ -6,8 +6,8 @@ from jaxfed.config import Config
 from jaxfed.engine.cohorts import draw_cohort
 from jaxfed.types import Cohort
 
-# Separate random streams, so that changing what draws from one leaves the others as they are, and
-# the setting that each one's seed is read from where it is given.
+# Stream -> the setting that replaces --seed for it. Streams are separate, so changing what draws
+# from one does not change the others; their order is part of every seed.
 _STREAMS = {
     'partition': 'partition_seed',
     'cohort': 'cohort_seed',
@@ -22,43 +22,18 @@ _STREAMS = {
 
 
 def stream(seed: int, name: str) -> int:
-    """The seed of one of an experiment's random streams.
-
-    Args:
-      seed: of the experiment, or of what the stream belongs to.
-      name: of the stream, one of `_STREAMS`.
-
-    Returns:
-      A 32-bit seed.
-    """
+    """The 32-bit seed of one of the streams that belong to `seed`."""
     return int(np.random.SeedSequence([seed, list(_STREAMS).index(name)]).generate_state(1)[0])
 
 
 def seed_of(config: Config, name: str) -> int:
-    """The seed of one of the random streams of an experiment with these settings.
-
-    Args:
-      config: the settings; of them the seeds are read.
-      name: as in `stream`.
-
-    Returns:
-      A 32-bit seed.
-    """
-    own: int | None = getattr(config, _STREAMS[name])
-    return stream(config.seed if own is None else own, name)
+    """The 32-bit seed of a stream of an experiment."""
+    seed: int | None = getattr(config, _STREAMS[name])
+    return stream(config.seed if seed is None else seed, name)
 
 
 def sample_cohort(config: Config, size: np.ndarray, round_: int) -> Cohort:
-    """The clients of a round, and what becomes of them.
-
-    Args:
-      config: the settings.
-      size: [N] examples of each client.
-      round_: number of the round.
-
-    Returns:
-      The cohort.
-    """
+    """The clients of a round and how many epochs each completes; `size` [N] counts examples."""
     return draw_cohort(
         round_,
         size,

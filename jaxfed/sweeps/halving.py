@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxfed.config import Config
-from jaxfed.runs.simulate import Stop
+from jaxfed.runs.rounds import Stop
 
 
 def parse_halving(text: str | None, config: Config) -> list[int]:
@@ -55,7 +55,7 @@ def halving(rounds: Sequence[int], settings: Sequence[Hashable]) -> Stop:
       settings: X, of each experiment; the same for the seeds of one.
 
     Returns:
-      What `simulation.train_together` takes as `stop`.
+      What `simulate.train_experiments` takes as `stop`.
 
     Reference:
       Jamieson and Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter

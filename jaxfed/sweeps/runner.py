@@ -15,7 +15,7 @@ from jaxfed.config import Config
 from jaxfed.internal import console, files
 from jaxfed.recording import run_files
 from jaxfed.recording.progress import grid_progress
-from jaxfed.runs.experiment import Experiment, look
+from jaxfed.runs.experiment import Experiment, make_experiment
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.load import load
 from jaxfed.runs.seeds import seed_of
@@ -51,7 +51,7 @@ def is_done(config: Config, *, measures: Literal['included', 'any'] = 'included'
 
 def set_up_all(configs: Iterable[Config]) -> list[Experiment]:
     """Does what `set_up` does for experiments; nothing is written before all have passed."""
-    experiments = share_images(look(config) for config in configs)
+    experiments = share_images(make_experiment(config) for config in configs)
     for experiment in experiments:
         run_files.make_workdir(experiment.config, experiment.parts)
     return experiments

@@ -17,10 +17,9 @@ from jaxfed.metrics import mean_and_deviation
 from jaxfed.partition import PARTITIONS, partition_settings
 from jaxfed.recording import display, run_files
 from jaxfed.runs import checks
-from jaxfed.runs.experiment import look
+from jaxfed.runs.experiment import make_experiment
 from jaxfed.runs.feed import TooLarge
-from jaxfed.runs.memory import size_in_words
-from jaxfed.runs.prepare import prepare
+from jaxfed.runs.prepare import memory_in_words, prepare
 from jaxfed.sweeps.runner import is_done, run_groups, set_up_all, share_images
 from jaxfed.sweeps.training import TRACER_ERRORS, group
 
@@ -274,16 +273,13 @@ def show_dry_run(
 ) -> None:
     """Prints what a sweep would train, and the memory that it takes; arguments as of `run`."""
     left, groups = _groups(members, folder, rungs=rungs, most=most)
-    experiments = share_images(look(member.config) for member in left)
+    experiments = share_images(make_experiment(member.config) for member in left)
     for places in groups:
         chosen = [left[i] for i in places]
         try:
             with console.status('compiling', quiet=False):
                 prepared = prepare([experiments[i] for i in places])
-            memory = (
-                f'about {size_in_words(prepared.needed)} of {size_in_words(prepared.available)} on '
-                f'each of {prepared.mesh.size} device(s)'
-            )
+            memory = memory_in_words(prepared)
         except TooLarge as error:
             memory = 'more memory than there is; ' + (
                 'it would be trained in smaller groups' if len(chosen) > 1 else str(error)

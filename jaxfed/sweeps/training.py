@@ -19,7 +19,7 @@ from jaxfed.recording.checkpoints import FOLDER
 from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.shared_program import program_key
-from jaxfed.runs.simulate import Diverged, Result, Stop, never, train_together
+from jaxfed.runs.simulate import Diverged, Result, Stop, never, train_experiments
 
 # Beside the work directories: a folder of checkpoints for each set of experiments in one program.
 SHARED = '.together'
@@ -126,7 +126,7 @@ def train_group(
       The result of each, or the error of one that diverged or does not fit alone.
 
     Raises:
-      ValueError: as `simulate.train_together`, like all other errors.
+      ValueError: as `simulate.train_experiments`, like all other errors.
     """
     results: dict[int, Result | Diverged | TooLarge] = {}
     pending = [list(range(len(experiments)))]
@@ -139,7 +139,7 @@ def train_group(
             watch(numbers[i], entry)
 
         try:
-            trained: Sequence[Result | Diverged | TooLarge] = train_together(
+            trained: Sequence[Result | Diverged | TooLarge] = train_experiments(
                 part, checkpoints, quiet=True, watch=watch_part, stop=stop_of(numbers)
             )
         except TooLarge as error:

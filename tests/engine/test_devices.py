@@ -11,7 +11,7 @@ import jaxfed
 from jaxfed.engine.devices import check_devices, make_mesh, replicate, split
 from jaxfed.engine.evaluation import evaluate
 from jaxfed.engine.local_evaluation import evaluate_locals
-from jaxfed.runs import prepare, simulate
+from jaxfed.runs import prepare, rounds
 from jaxfed.types import Outputs
 
 
@@ -112,8 +112,8 @@ def test_lanes_are_as_many_as_memory_allows(cheap_runs, monkeypatch, tmp_path):
     assert 1 <= fewer['lanes'] < 3
     assert fewer['memory_bytes'] <= have
     advice = (
-        '--batch_size=50, or lower --lanes=3, or give --stream=on, or give --checkpoint_every=0 '
-        'where clients have a state, or lower --clients_per_round=3, or choose a smaller --model'
+        '--batch_size=50, or lower --lanes=3, or set --stream=on, or set --checkpoint_every=0 '
+        'if clients have a state, or lower --clients_per_round=3, or choose a smaller --model'
     )
     with pytest.raises(jaxfed.TooLarge, match=advice):
         jaxfed.simulate(jaxfed.Config(**settings, lanes=3, workdir='again'))
@@ -129,7 +129,7 @@ def test_exhausted_memory_is_told_in_words(monkeypatch, tmp_path):
     def exhausted(*arguments, **settings):
         raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.')
 
-    monkeypatch.setattr(simulate, 'run_waves', exhausted)
+    monkeypatch.setattr(rounds, 'run_waves', exhausted)
     settings = jaxfed.Config(
         rounds=1, partition='iid', model='mlp', devices='2', clients_per_round=2
     )

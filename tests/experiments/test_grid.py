@@ -9,7 +9,7 @@ from filelock import FileLock
 from experiments import tables
 from experiments.grid import runner
 from experiments.grid.runner import GridRow
-from jaxfed.runs import feed, simulate
+from jaxfed.runs import feed, rounds
 from tests.sweeps.test_sweep import Stopped, assert_same, lines
 
 TINY = (
@@ -71,15 +71,15 @@ def test_cells_that_were_interrupted_together_go_on_together(
     assert runner.run_cells(whole, quiet=True) == {}
     assert programs == [4]
     cut = cells_of(tmp_path / 'cut', names, 2, *flags)
-    inner, calls = simulate.play, []
+    inner, calls = rounds.train_and_evaluate, []
 
-    def play(prepared, experiments, planned, *rest):
+    def run_round(prepared, experiments, planned, *rest):
         calls.append((len(experiments), planned.number))
         if (len(experiments), planned.number) == (4, 4) and calls.count((4, 4)) == 1:
             raise Stopped
         return inner(prepared, experiments, planned, *rest)
 
-    monkeypatch.setattr(simulate, 'play', play)
+    monkeypatch.setattr(rounds, 'train_and_evaluate', run_round)
     with pytest.raises(Stopped):
         runner.run_cells(cut, quiet=True)
     done = calls.copy()
@@ -98,15 +98,15 @@ def test_a_group_one_of_whose_cells_was_moved_away_begins_anew(
     cheap_runs, programs, tmp_path, monkeypatch
 ):
     cells = cells_of(tmp_path, ('FedProx', 'more'), 1, '--rounds=3', '--checkpoint_every=1')
-    inner = simulate.play
+    inner = rounds.train_and_evaluate
 
-    def play(prepared, experiments, planned, *rest):
+    def run_round(prepared, experiments, planned, *rest):
         if planned.number == 3:
             raise Stopped
         return inner(prepared, experiments, planned, *rest)
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(simulate, 'play', play)
+        patch.setattr(rounds, 'train_and_evaluate', run_round)
         runner.run_cells(cells, quiet=True)
     cells[0].folder.rename(tmp_path / 'elsewhere')
     assert runner.run_cells(cells, quiet=True) == {}

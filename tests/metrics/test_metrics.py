@@ -20,7 +20,7 @@ from jaxfed.engine.devices import make_mesh
 from jaxfed.engine.stacking import row
 from jaxfed.metrics import measures
 from jaxfed.metrics.measures import MEASURES, Measure, parse_clients, parse_measures
-from jaxfed.runs import checks, feed, simulate
+from jaxfed.runs import checks, feed, rounds, simulate
 from jaxfed.runs.experiment import set_up
 from jaxfed.types import Model, Outputs
 
@@ -383,10 +383,10 @@ def run(tmp_path_factory):
         chosen = Config(
             **MEASURED, **(LOOK if looks else {}), workdir=workdir, stream='on' if waves else 'off'
         )
-        rounds = []
+        recorded = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(feed, 'memory', lambda mesh: 1.0)  # one large client fits at most
-            inner = simulate.run_waves
+            inner = rounds.run_waves
 
             def run_waves(*arguments, **keywords):
                 start = row(arguments[2], 0)
@@ -399,13 +399,13 @@ def run(tmp_path_factory):
                         models[int(cohort[slot])] = jax.tree.map(lambda leaf, i=i: leaf[i], stack)
                 end = row(server, 0)
                 taken = jax.device_get((end.params, end.stats))
-                rounds.append((given, taken, models, cohort, len(kept)))
+                recorded.append((given, taken, models, cohort, len(kept)))
                 return server, metrics_, kept
 
-            patch.setattr(simulate, 'run_waves', run_waves)
+            patch.setattr(rounds, 'run_waves', run_waves)
             experiment = set_up(chosen, method)
             result = simulate.train(experiment, quiet=True)
-        return experiment, result, rounds
+        return experiment, result, recorded
 
     return go
 

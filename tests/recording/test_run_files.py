@@ -20,10 +20,9 @@ def started(workdir, **changes):
 
 
 def write(workdir, entries):
-    with log.lines(workdir) as lines:
+    with log.open_lines(workdir) as file:
         for entry in entries:
-            lines.record(entry)
-        lines.settle()
+            log.append(file, entry)
 
 
 ROUNDS = [{'round': r, 'value': r / 7} for r in range(1, 6)]
@@ -69,15 +68,15 @@ def test_a_full_disk_leaves_no_torn_line(tmp_path):
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        with log.lines(tmp_path) as lines:
-            lines.record(ROUNDS[0])
+        with log.open_lines(tmp_path) as file:
+            log.append(file, ROUNDS[0])
             # The next line finds room for a part of it.
             size = (tmp_path / run_files.METRICS).stat().st_size
             resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))
             with pytest.raises(OSError, match=r'metrics.jsonl|File too large'):
-                lines.record(ROUNDS[1])
+                log.append(file, ROUNDS[1])
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-            lines.record(ROUNDS[1])
+            log.append(file, ROUNDS[1])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)

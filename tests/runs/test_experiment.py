@@ -5,7 +5,7 @@ import pytest
 from absl import flags
 
 from jaxfed import Config
-from jaxfed.runs import config_flags
+from jaxfed.runs import checks, config_flags
 from jaxfed.runs.deal import deal
 
 
@@ -62,7 +62,7 @@ def test_validation_depends_on_the_seed_and_needs_an_example():
     np.testing.assert_array_equal(first.dataset.x_test, again.dataset.x_test)
     other = deal(Config(validation=0.1, seed=1))
     assert not np.array_equal(first.dataset.x_test, other.dataset.x_test)
-    with pytest.raises(ValueError, match=r'--validation=1e-05 is no example'):
+    with pytest.raises(ValueError, match=r'--validation=1e-05 holds out none of'):
         deal(Config(validation=1e-5))
     with pytest.raises(ValueError, match=r'--validation=1.0 must be'):
-        deal(Config(validation=1.0))
+        checks.check(Config(validation=1.0))

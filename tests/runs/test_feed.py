@@ -15,7 +15,7 @@ from jaxfed.engine.devices import make_mesh
 from jaxfed.engine.lanes import schedule
 from jaxfed.engine.local_evaluation import HeldOut, personal_accuracy
 from jaxfed.runs import feed
-from jaxfed.runs.evaluate import held_out, most_held
+from jaxfed.runs.evaluate import held_out_examples, most_held_out
 from jaxfed.runs.experiment import set_up
 from jaxfed.runs.feed import ahead, plan_wave, split_waves
 from jaxfed.types import Outputs
@@ -125,7 +125,7 @@ def test_what_clients_hold_out_is_their_own(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     experiment = set_up(jaxfed.Config(**LOCAL, num_clients=8))
     dealt, cohort = experiment.dealt, np.array([6, 1, 3, 7, 2])
-    own = held_out(experiment, cohort, devices=2, room=3, most=most_held([experiment]))
+    own = held_out_examples(experiment, cohort, devices=2, room=3, most=most_held_out([experiment]))
     assert not own.mask[1, 2].any()  # room for a sixth
     for slot, client in enumerate(cohort):
         place, part = divmod(slot, 3), dealt.personal[client]

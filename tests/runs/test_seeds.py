@@ -9,7 +9,7 @@ import pytest
 from jaxfed import Config, config
 from jaxfed.runs import checks, config_flags, simulate
 from jaxfed.runs.deal import deal
-from jaxfed.runs.experiment import look
+from jaxfed.runs.experiment import make_experiment
 from jaxfed.runs.prepare import prepare
 from jaxfed.runs.seeds import sample_cohort, seed_of, stream
 
@@ -61,7 +61,7 @@ def cohorts_of(settings):
 
 
 def params_of(settings):
-    return jax.tree.leaves(prepare([look(settings)]).server.params)
+    return jax.tree.leaves(prepare([make_experiment(settings)]).server.params)
 
 
 def same(a, b):

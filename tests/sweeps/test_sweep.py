@@ -18,7 +18,7 @@ from jaxfed.internal import files
 from jaxfed.methods.method import Method
 from jaxfed.recording import run_files
 from jaxfed.report.reading import read_run
-from jaxfed.runs import feed, simulate
+from jaxfed.runs import feed, rounds, simulate
 from jaxfed.sweeps import sweep, training
 from jaxfed.sweeps.halving import halving, parse_halving
 
@@ -169,15 +169,15 @@ class Stopped(BaseException):
 def test_an_interrupted_sweep_goes_on(cheap_runs, programs, tmp_path, monkeypatch):
     config = small(method='scaffold', rounds=5, checkpoint_every=2)
     run(config, 'learning_rate=0.02,0.1', 2, tmp_path / 'whole')
-    inner, calls = simulate.play, []
+    inner, calls = rounds.train_and_evaluate, []
 
-    def play(prepared, experiments, planned, *rest):
+    def run_round(prepared, experiments, planned, *rest):
         calls.append(planned.number)
         if planned.number == 4 and len(calls) <= 4:
             raise Stopped
         return inner(prepared, experiments, planned, *rest)
 
-    monkeypatch.setattr(simulate, 'play', play)
+    monkeypatch.setattr(rounds, 'train_and_evaluate', run_round)
     with pytest.raises(Stopped):
         run(config, 'learning_rate=0.02,0.1', 2, tmp_path / 'cut')
     assert all(len(lines(p)) == 3 for p in folders(tmp_path / 'cut'))
@@ -197,26 +197,26 @@ def test_what_was_begun_alone_goes_on_alone(cheap_runs, programs, tmp_path, monk
     members = sweep.expand(config, sweep.parse_grid('learning_rate=0.02,0.1', config), 1, tmp_path)
     inner = simulate.play
 
-    def play(prepared, experiments, planned, *rest):
+    def run_round(prepared, experiments, planned, *rest):
         if planned.number == 3:
             raise Stopped
         return inner(prepared, experiments, planned, *rest)
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(simulate, 'play', play)
+        patch.setattr(rounds, 'train_and_evaluate', run_round)
         jaxfed.simulate(members[0].config)
     run(config, 'learning_rate=0.02,0.1,0.2', 1, tmp_path)
     assert sorted(programs) == [1, 2]
-    monkeypatch.setattr(simulate, 'play', inner)
+    monkeypatch.setattr(rounds, 'train_and_evaluate', inner)
     # Interrupted together, and then one of them begun anew and interrupted alone.
     config = small(rounds=3, checkpoint_every=1)
     other = sweep.expand(config, sweep.parse_grid('momentum=0,0.5', config), 1, tmp_path / 'other')
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(simulate, 'play', play)
+        patch.setattr(rounds, 'train_and_evaluate', run_round)
         sweep.run(other, tmp_path / 'other')
     assert (tmp_path / 'other' / training.SHARED).exists()
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(simulate, 'play', play)
+        patch.setattr(rounds, 'train_and_evaluate', run_round)
         jaxfed.simulate(other[0].config)
     assert not any(o.failed for o in sweep.run(other, tmp_path / 'other'))
     assert programs[2:] == [1, 1]
@@ -372,14 +372,14 @@ def test_all_from_python(cheap_runs, programs, tmp_path):
 def test_a_group_that_cannot_be_recorded_ends_no_other(
     cheap_runs, programs, tmp_path, monkeypatch, capsys
 ):
-    inner = training.train_together
+    inner = training.train_experiments
 
     def train(experiments, *arguments, **keywords):
         if experiments[0].config.local_epochs == 1:
             raise OSError('no space left')
         return inner(experiments, *arguments, **keywords)
 
-    monkeypatch.setattr(training, 'train_together', train)
+    monkeypatch.setattr(training, 'train_experiments', train)
     _, outcomes = run(small(rounds=1), 'local_epochs=1,2', 2, tmp_path)
     assert [o.failed for o in outcomes] == [2, 0] and programs == [2]
     assert 'error: fedavg: local_epochs 1, 2 seeds: no space left' in capsys.readouterr().err
@@ -501,15 +501,15 @@ def test_what_was_begun_together_is_not_begun_anew_in_part(
     cheap_runs, programs, tmp_path, monkeypatch
 ):
     config = small(rounds=4, checkpoint_every=1)
-    inner = simulate.play
+    inner = rounds.train_and_evaluate
 
-    def play(prepared, experiments, planned, *rest):
+    def run_round(prepared, experiments, planned, *rest):
         if planned.number == 3:
             raise Stopped
         return inner(prepared, experiments, planned, *rest)
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(simulate, 'play', play)
+        patch.setattr(rounds, 'train_and_evaluate', run_round)
         run(config, '', 3, tmp_path)
     with pytest.raises(ValueError, match=r'3 experiments were interrupted together, of which 1'):
         run(config, '', 2, tmp_path)
@@ -555,16 +555,16 @@ def test_a_method_that_calls_numpy_has_a_program_for_each(
 
 def test_one_alone_that_diverges_goes_on_before_it(cheap_runs, tmp_path, monkeypatch):
     config = small(rounds=4, checkpoint_every=1, workdir=str(tmp_path / 'run'))
-    calls, inner = [], simulate.play
+    calls, inner = [], rounds.train_and_evaluate
 
-    def play(prepared, experiments, planned, *rest):
-        state, servers, entries = inner(prepared, experiments, planned, *rest)
+    def run_round(prepared, experiments, planned, *rest):
+        state, entries = inner(prepared, experiments, planned, *rest)
         calls.append(planned.number)
         if planned.number == 3:
             entries[0]['train_loss'] = float('nan')
-        return state, servers, entries
+        return state, entries
 
-    monkeypatch.setattr(simulate, 'play', play)
+    monkeypatch.setattr(rounds, 'train_and_evaluate', run_round)
     for _ in range(2):
         with pytest.raises(simulate.Diverged, match='round 3: train_loss is not finite'):
             jaxfed.simulate(config)

@@ -1,0 +1,212 @@
+"""The loop over rounds: every process trains, evaluates and measures; the first one records."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxfed.config import Config
+from jaxfed.engine import distributed
+from jaxfed.engine.execution import run_waves
+from jaxfed.internal import console
+from jaxfed.internal.signals import Interrupted
+from jaxfed.metrics.history import update_history
+from jaxfed.recording import checkpoints
+from jaxfed.recording.entries import Entry, describe_round, failed_values, not_finite
+from jaxfed.recording.log import Log, open_log
+from jaxfed.recording.progress import run_progress
+from jaxfed.runs.evaluate import select_experiment
+from jaxfed.runs.experiment import Experiment
+from jaxfed.runs.feed import PlannedRound
+from jaxfed.runs.memory import memory_errors
+from jaxfed.runs.prepare import Prepared
+from jaxfed.runs.state import State, collect, unstack
+
+# (round, all entries of each experiment, numbers of those that run) -> numbers of those to stop
+Stop = Callable[[int, Sequence[list[Entry]], Sequence[int]], Sequence[int]]
+Watch = Callable[[int, Entry], None]  # (number of the experiment, its recorded entry)
+
+
+def never(round_: int, metrics: Sequence[list[Entry]], running: Sequence[int]) -> Sequence[int]:
+    """A `Stop` that stops no experiment."""
+    return ()
+
+
+class Recorder(NamedTuple):
+    """What is done with the rounds of X experiments while they train."""
+
+    logs: Sequence[Log]  # X; () if nothing is recorded
+    record: Watch
+    save: Callable[[int, State], None]  # (round, state): writes a checkpoint
+
+
+def no_recorder() -> Recorder:
+    """The recorder of processes after the first."""
+    return Recorder((), lambda x, entry: None, lambda round_, state: None)
+
+
+@contextlib.contextmanager
+def open_recorder(
+    experiments: Sequence[Experiment],
+    manager: Any,
+    done: int,
+    state: State,
+    *,
+    quiet: bool,
+    watch: Watch,
+) -> Iterator[Recorder]:
+    """Opens the recorder of experiments that continue after `done` rounds.
+
+    Args:
+      experiments: X.
+      manager: from `open_checkpoints`.
+      done: rounds of earlier processes.
+      state: after them.
+      quiet: show no progress, which is only shown for a single experiment.
+      watch: called after an entry is recorded.
+    """
+    with contextlib.ExitStack() as stack:
+        logs = []
+        for e, recorded in zip(experiments, state.recorded, strict=True):
+            rounds = done if recorded < 0 else int(recorded)
+            logs.append(stack.enter_context(open_log(e.config, e.parts, e.workdir, rounds)))
+        if done:
+            console.say(f'continuing after round {done}', quiet=quiet)
+        hidden = quiet or len(experiments) > 1
+        report = stack.enter_context(run_progress(experiments[0].config.rounds, quiet=hidden))
+
+        def record(x: int, entry: Entry) -> None:
+            logs[x].record(entry)
+            report(entry)
+            watch(x, entry)
+
+        def save(round_: int, state: State) -> None:
+            # A checkpoint is only valid with the lines of its rounds.
+            for log in logs:
+                log.settle()
+            checkpoints.save(manager, round_, state)
+
+        yield Recorder(logs, record, save)
+
+
+def train_rounds(
+    experiments: Sequence[Experiment],
+    prepared: Prepared,
+    done: int,
+    state: State,
+    recorder: Recorder,
+    signal_received: Callable[[], int | None],
+    stop: Stop = never,
+) -> tuple[State, dict[int, str]]:
+    """Train X experiments from the round after `done` to the last.
+
+    Args:
+      experiments: X.
+      prepared: from `prepare`.
+      done: rounds of earlier processes.
+      state: after them.
+      recorder: of this process.
+      signal_received: from `stopping`; a signal ends training after the round.
+      stop: called after each round.
+
+    Returns:
+      (final state, number of an experiment that diverged -> the loss that is not finite).
+    """
+    config = experiments[0].config
+    running = state.recorded < 0  # the feed reads it before every round
+    failures = dict.fromkeys(np.flatnonzero(state.diverged).tolist(), 'a loss')
+    for planned in prepared.feed(prepared.lanes, done + 1, running) if running.any() else ():
+        number, numbers = planned.number, np.flatnonzero(running).tolist()
+        with memory_errors(experiments[0], prepared.mesh, prepared.lanes):
+            state, entries = train_and_evaluate(prepared, experiments, planned, state, numbers)
+        for x, entry in entries.items():
+            failed = not_finite(entry)
+            if failed and config.on_divergence == 'stop':
+                failures[x], state.diverged[x], state.recorded[x] = failed, True, number - 1
+                continue
+            if failed:
+                entry |= failed_values(experiments[x].measures.names)
+                state.recorded[x] = number
+            recorder.record(x, entry)
+        numbers = np.flatnonzero(state.recorded < 0).tolist()
+        for x in stop(number, [log.metrics for log in recorder.logs], numbers):
+            state.recorded[x] = number
+        running[:] = state.recorded < 0
+        if not running.any() or number == config.rounds:
+            break
+        signal = distributed.any_signal(signal_received())
+        if signal or (config.checkpoint_every and number % config.checkpoint_every == 0):
+            recorder.save(number, collect(state, experiments))
+        if signal:
+            one = f', with --workdir={experiments[0].workdir}' if len(experiments) == 1 else ''
+            raise Interrupted(
+                f'stopped after round {number}; the same command goes on from there{one}.', signal
+            )
+    return state, failures
+
+
+def train_and_evaluate(
+    prepared: Prepared,
+    experiments: Sequence[Experiment],
+    planned: PlannedRound,
+    state: State,
+    running: Sequence[int],
+) -> tuple[State, dict[int, Entry]]:
+    """Run a round of X experiments: train, evaluate, measure.
+
+    Args:
+      prepared: from `prepare`.
+      experiments: X.
+      planned: the round.
+      state: before the round; the clients' states are changed in place.
+      running: numbers of the experiments that run.
+
+    Returns:
+      (state, number of a running experiment -> its entry).
+    """
+    config, number, cohort = experiments[0].config, planned.number, planned.cohort
+    local_due = is_due(config, config.local_eval_every, number)
+    began = time.perf_counter()
+    server, trained, models = run_waves(
+        prepared.programs, prepared.mesh, state.server, state.clients, cohort, planned.waves,
+        planned.tuned, prepared.keys, keep=local_due,
+    )  # fmt: skip
+    losses = None if trained is None else np.asarray(trained.train_loss)
+    servers, past, entries = unstack(server, len(experiments)), list(state.past), {}
+    seconds = (time.perf_counter() - began) / len(running)
+    for x in running:
+        config, evaluator, clients = (
+            experiments[x].config,
+            prepared.evaluators[x],
+            cohort.clients[x],
+        )
+        arrived = clients[cohort.epochs[x] > 0]
+        evaluation, accuracies, local = None, dict[str, float](), None
+        ticks = [time.perf_counter()]
+        if is_due(config, config.eval_every, number):
+            evaluation = evaluator.evaluate_global(servers[x])
+        ticks.append(time.perf_counter())
+        if local_due:
+            selected = select_experiment(models, x, len(clients))
+            before = state.servers[x]
+            accuracies, local = evaluator.evaluate_locals(before, servers[x], selected, clients)
+        measured = evaluator.measure(arrived, evaluation, past[x], local)
+        ticks.append(time.perf_counter())
+        loss = None if losses is None or not arrived.size else float(losses[x])
+        rate = config.learning_rate * config.lr_decay ** (number - 1)
+        entries[x] = describe_round(number, loss, evaluation, rate, accuracies, measured) | {
+            'clients': len(arrived),
+            'seconds': round(seconds + ticks[2] - ticks[0], 4),
+            'evaluation_seconds': round(ticks[1] - ticks[0], 4),
+            'local_evaluation_seconds': round(ticks[2] - ticks[1], 4),
+        }
+        if evaluation is not None:
+            past[x] = update_history(past[x], evaluation)
+    return state._replace(server=server, past=past, servers=servers), entries
+
+
+def is_due(config: Config, every: int, number: int) -> bool:
+    """Whether something happens in a round that happens every few rounds, and in the last."""
+    return every > 0 and (number % every == 0 or number == config.rounds)

@@ -1,0 +1,91 @@
+"""The state of training between rounds, and how it continues from a checkpoint."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxfed.engine import client_states as states_of
+from jaxfed.engine import distributed
+from jaxfed.engine.devices import replicate
+from jaxfed.engine.round import ServerState
+from jaxfed.engine.stacking import row
+from jaxfed.metrics.history import History, empty_history
+from jaxfed.recording.checkpoints import restore
+from jaxfed.runs.experiment import Experiment
+from jaxfed.runs.prepare import Prepared
+from jaxfed.types import PyTree
+
+_take_row = jax.jit(row)
+
+
+class State(NamedTuple):
+    """The state of X experiments after a round.
+
+    Checkpoints hold the leaves of all fields but `servers`, numbered in this order.
+    """
+
+    server: ServerState  # [X, ...]
+    clients: PyTree  # this process's rows of [X N, ...], NumPy; changed in place by every round
+    past: list[History]  # X
+    recorded: np.ndarray  # [X] int32, recorded rounds of an experiment that stopped, -1 if running
+    diverged: np.ndarray  # [X] bool, whether it stopped in a round that is not recorded
+    servers: Sequence[ServerState]  # X, copies of the rows of `server`
+
+
+def first_state(experiments: Sequence[Experiment], prepared: Prepared) -> State:
+    """The state before the first round."""
+    dataset, count = experiments[0].dealt.dataset, len(experiments)
+    past = [empty_history(dataset.num_classes, len(dataset.y_test)) for _ in experiments]
+    recorded, diverged = np.full(count, -1, np.int32), np.zeros(count, bool)
+    servers = unstack(prepared.server, count)
+    return State(prepared.server, prepared.client_states, past, recorded, diverged, servers)
+
+
+def unstack(server: ServerState, count: int) -> list[ServerState]:
+    """Copies of the first `count` rows of [X, ...]."""
+    return [_take_row(server, x) for x in range(count)]
+
+
+def resume(
+    experiments: Sequence[Experiment], prepared: Prepared, checkpoints: Any
+) -> tuple[int, State]:
+    """The rounds done and the state after them, of the newest checkpoint or before the first round.
+
+    Args:
+      experiments: X.
+      prepared: from `prepare`.
+      checkpoints: from `open_checkpoints`; None in processes after the first, which receive what
+        it reads.
+    """
+    first, rows = first_state(experiments, prepared), client_rows(experiments)
+    like = first._replace(clients=states_of.allocate(first.clients, rows), servers=())
+    saved = restore(checkpoints, like) if distributed.is_leader() else None
+    done = int(
+        distributed.broadcast_from_leader('checkpoint', lambda: str(saved.round if saved else 0))
+    )
+    if not done:
+        return 0, first
+    read = saved.state if saved else like._replace(clients=first.clients)
+    state = states_of.broadcast(read._replace(clients=()))
+    server = replicate(state.server, prepared.mesh)
+    return done, State(
+        server,
+        states_of.scatter(read.clients, first.clients, rows),
+        state.past,
+        np.array(state.recorded),  # copies that can be written to
+        np.array(state.diverged),
+        unstack(server, len(experiments)),
+    )
+
+
+def collect(state: State, experiments: Sequence[Experiment]) -> State:
+    """What a checkpoint holds, with the client rows of all processes on the first of them."""
+    clients = states_of.gather(state.clients, client_rows(experiments))
+    return state._replace(clients=clients, servers=())
+
+
+def client_rows(experiments: Sequence[Experiment]) -> int:
+    """Rows X N of the clients' states of all processes."""
+    return len(experiments) * experiments[0].config.num_clients
