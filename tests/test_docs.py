@@ -22,6 +22,7 @@ from jaxfed.data import load_dataset
 from jaxfed.data.prepare import RECIPES
 from jaxfed.data.prepare import __main__ as prepare_command
 from jaxfed.engine.cohorts import SAMPLINGS
+from jaxfed.methods import METHODS
 from jaxfed.models import MODELS
 from jaxfed.partition import PARTITIONS
 from jaxfed.report import __main__ as report_command
@@ -68,25 +69,39 @@ def test_the_walk_finds_what_is_public():
     assert len(PUBLIC) > 250
 
 
-def faults(thing):
+# Rooms whose public functions are the package's public API, besides what `jaxfed` exports.
+PUBLIC_ROOMS = ('jaxfed.losses', 'jaxfed.metrics', 'jaxfed.partition')
+EXPORTED = {getattr(jaxfed, name) for name in jaxfed.__all__ if callable(getattr(jaxfed, name))}
+EXPORTED |= {*METHODS.values()}
+for room in PUBLIC_ROOMS:
+    module = importlib.import_module(room)
+    EXPORTED |= {f for f in map(vars(module).get, module.__all__) if inspect.isfunction(f)}
+
+
+def faults(thing, exported):
+    """Every docstring begins with a sentence; the public API's name all arguments and results."""
     text = inspect.getdoc(thing) or ''
     first, _, rest = text.partition('\n')
-    if not first.endswith('.') or rest.partition('\n')[0]:
+    if not first.endswith(('.', ':')) or rest.partition('\n')[0]:
         yield 'its first line is not one sentence'
     if not inspect.isfunction(thing):
         return
-    taken = {name for name in inspect.signature(thing).parameters if name != 'self'}
+    parameters = {name for name in inspect.signature(thing).parameters if name != 'self'}
     section = re.search(r'^Args:\n((?:  .*\n?|\n)*)', text, re.MULTILINE)
-    told = set(re.findall(r'^  \*{0,2}(\w+):', section[1], re.MULTILINE)) if section else set()
-    if taken != told:
-        yield f'it takes {sorted(taken)} and Args tell {sorted(told)}'
-    gives = inspect.signature(thing).return_annotation is not None
-    if taken and gives and not re.search(r'^(Returns|Yields):', text, re.MULTILINE):
+    described = set(re.findall(r'^  \*{0,2}(\w+):', section[1], re.MULTILINE)) if section else set()
+    if (exported or section) and parameters != described:
+        yield f'it takes {sorted(parameters)} and Args describe {sorted(described)}'
+    returns = inspect.signature(thing).return_annotation is not None
+    if exported and parameters and returns and not re.search(r'^(Returns|Yields):', text, re.M):
         yield 'it does not say what it returns'
 
 
-def test_every_docstring_is_whole():
-    found = [f'{name}: {fault}' for name, thing in PUBLIC.items() for fault in faults(thing)]
+def test_every_docstring_is_complete():
+    found = [
+        f'{name}: {fault}'
+        for name, thing in PUBLIC.items()
+        for fault in faults(thing, thing in EXPORTED)
+    ]
     assert not found, '\n'.join(found)
 
 
@@ -102,9 +117,9 @@ def whole(a, b):
     return a, b
 
 
-def test_a_docstring_that_is_not_whole_is_found():
-    assert list(faults(whole)) == ["it takes ['a', 'b'] and Args tell ['a']"]
-    assert next(faults(lambda a: a)) == 'its first line is not one sentence'
+def test_a_docstring_that_is_incomplete_is_found():
+    assert list(faults(whole, False)) == ["it takes ['a', 'b'] and Args describe ['a']"]
+    assert next(faults(lambda a: a, True)) == 'its first line is not one sentence'
 
 
 def blocks(language):

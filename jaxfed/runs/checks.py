@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxfed.config import MAPPINGS, SETTINGS, Config
+from jaxfed.data import check_source
 from jaxfed.engine.cohorts import candidates
 from jaxfed.internal.type_checks import check_value, printable
 from jaxfed.metrics.measures import MEASURES, parse_clients, parse_measures
@@ -100,16 +101,7 @@ def _check_data(config: Config) -> None:
             f'--personal_test={config.personal_test} is for evaluating local models, but '
             '--local_eval_every=0; give it, as in --local_eval_every=10.'
         )
-    if (config.dataset == 'npz') != (config.npz is not None):
-        raise ValueError(
-            f'--dataset={config.dataset} and --npz={config.npz}: a file is read with both '
-            '--dataset=npz and --npz=FILE.'
-        )
-    if (config.dataset == 'image_folder') != (config.path is not None):
-        raise ValueError(
-            f'--dataset={config.dataset} and --path={config.path}: a folder is read with both '
-            '--dataset=image_folder and --path=DIR.'
-        )
+    check_source(config.dataset, npz=config.npz, path=config.path)
 
 
 def _check_measures(config: Config) -> None:
