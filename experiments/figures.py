@@ -13,7 +13,15 @@ from absl import flags
 from rich.console import Console
 from rich.text import Text
 
-from experiments.draw.figure import Figure, Plan, cells_of, changed, narrowed, plan, shapes_of
+from experiments.draw.figure import (
+    FigureCells,
+    PaperFigure,
+    cells_of,
+    changed,
+    narrowed,
+    plan,
+    shapes_of,
+)
 from experiments.draw.write import write_figure
 from experiments.fedcad.figures import FIGURES as FEDCAD
 from experiments.fedlmd.figures import FIGURES as FEDLMD
@@ -33,7 +41,7 @@ from experiments.grid.command import (
 from jaxfed.internal import console
 
 # Figure -> how it is made for a number of rounds, None for the paper's.
-FIGURES: dict[str, Callable[[int | None], Figure]] = {
+FIGURES: dict[str, Callable[[int | None], PaperFigure]] = {
     f'{paper}/{number}': make
     for paper, figures in (('fedcad', FEDCAD), ('fedssd', FEDSSD), ('fedlmd', FEDLMD))
     for number, make in figures.items()
@@ -107,7 +115,7 @@ def _main(arguments: Sequence[str]) -> int:
     return 0 if all(drawn) and not failed else 1
 
 
-def make(name: str, rounds: int | None = None) -> Figure:
+def make(name: str, rounds: int | None = None) -> PaperFigure:
     """A figure by name.
 
     Args:
@@ -134,7 +142,7 @@ def make_plan(
     methods: Sequence[str] | None,
     runs: Path,
     flags_: Sequence[str] = (),
-) -> Plan:
+) -> FigureCells:
     """Make the cells of a figure, every setting checked.
 
     Args:
@@ -158,7 +166,7 @@ def make_plan(
         planned = plan(figure, seeds, output=runs, flags=flags_)
     except ValueError as error:
         raise ValueError(f'{name}: {error}') from error
-    return Plan(
+    return FigureCells(
         figure,
         planned,
         paper_rounds={cell.column: cell.config.rounds for cell in cells_of(paper)},
@@ -167,7 +175,11 @@ def make_plan(
 
 
 def draw_plan(
-    name: str, plan_: Plan, done: dict[Path, runner.Run], output: Path, terminal: Console
+    name: str,
+    plan_: FigureCells,
+    done: dict[Path, runner.RecordedCell],
+    output: Path,
+    terminal: Console,
 ) -> bool:
     """Draw a figure from the runs that are done and say where it is.
 
@@ -208,7 +220,7 @@ def show_figures(terminal: Console) -> None:
             terminal.print(Text(f'    --{flag}={",".join(held)}'), soft_wrap=True)
 
 
-def show_plan(plans: dict[str, Plan], terminal: Console) -> None:
+def show_plan(plans: dict[str, FigureCells], terminal: Console) -> None:
     """Print each run and whether it is done.
 
     Args:

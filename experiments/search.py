@@ -35,25 +35,13 @@ from experiments.grid.command import (
     use_machine,
     write_all,
 )
-from experiments.grid.runner import Cell, Row
+from experiments.grid.runner import Cell, GridRow
 from experiments.grid.scores import Score, score_of
 from jaxfed import methods
-from jaxfed.config import Config
+from jaxfed.config import SETTINGS, Config
 from jaxfed.runs import config_flags
 from jaxfed.sweeps.halving import parse_halving
 
-# Settings of training that may be searched, besides the method's hyper-parameters.
-TRAINING = (
-    'aggregation',
-    'batch_size',
-    'clients_per_round',
-    'learning_rate',
-    'local_epochs',
-    'lr_decay',
-    'momentum',
-    'switch_round',
-    'weight_decay',
-)
 WHOLE = '--validation=0'  # trains on all training data
 UNSEEN = 'Accuracy on held-out training examples; test data was not looked at.'
 
@@ -95,7 +83,7 @@ def kinds_of(method: str) -> dict[str, Any]:
       ValueError: if there is no such method.
     """
     hints = typing.get_type_hints(Config)
-    found = {name: hints[name] for name in TRAINING}
+    found = {name: hints[name] for name, setting in SETTINGS.items() if setting.searched}
     owners: dict[str, list[str]] = {}
     for part in dict.fromkeys(part.name for part in methods.resolve(method, {})):
         for name, parameter in methods.hyperparameters(part).items():
@@ -225,7 +213,7 @@ def make_search(
     base = [f'--flagfile={file}'] if file else []
     config_flags.parse(base)  # told once instead of for each combination
     place = column or (Path(flagfile).stem if flagfile else 'flags')
-    row = Row(method, (f'--method={method}',))
+    row = GridRow(method, (f'--method={method}',))
     cells: dict[tuple[str, ...], tuple[Cell, ...]] = {}
     skipped: dict[tuple[str, ...], str] = {}
     for values in itertools.product(*read.values()):

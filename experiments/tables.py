@@ -33,23 +33,22 @@ from experiments.grid.command import (
     use_machine,
     write_all,
 )
-from experiments.grid.published import BASELINE, Column, Table, read_numbers
-from experiments.grid.runner import Cell, Row, Run
-from jaxfed.recording import run_files
+from experiments.grid.published import BASELINE, Column, PaperTable, read_numbers
+from experiments.grid.runner import Cell, GridRow, RecordedCell
 from jaxfed.runs import config_flags
 
 TABLES = {table.name: table for table in (*FEDCAD, *FEDSSD, *FEDLMD)}
 ROMAN = {'i': '1', 'ii': '2', 'iii': '3'}
 
-Named = TypeVar('Named', Column, Row)
+Named = TypeVar('Named', Column, GridRow)
 
 
-class Plan(NamedTuple):
+class TableCells(NamedTuple):
     """A table, or a part of it, with its runs."""
 
-    table: Table
+    table: PaperTable
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[GridRow, ...]
     seeds: int
     cells: Mapping[tuple[str, str], tuple[Cell, ...]]  # (row, column) -> a cell a seed
     # Column -> runs of FedAvg, which others are compared with whether they are asked for or not.
@@ -64,7 +63,7 @@ class Plan(NamedTuple):
         return [cell for key in keys for cell in self.cells[key]]
 
 
-def find(name: str) -> Table:
+def find(name: str) -> PaperTable:
     """The table of a name.
 
     Args:
@@ -112,14 +111,14 @@ def choose(flag: str, wanted: Sequence[str] | None, held: Sequence[Named]) -> tu
 
 
 def make_plan(
-    table: Table,
+    table: PaperTable,
     *,
     columns: Sequence[str] | None = None,
     methods: Sequence[str] | None = None,
     seeds: int | None = None,
     output: Path,
     flags_: Sequence[str] = (),
-) -> Plan:
+) -> TableCells:
     """Make the cells of a table, every setting checked.
 
     Args:
@@ -142,7 +141,7 @@ def make_plan(
     some = choose('columns', columns, table.columns)
     rows = choose('methods', methods, table.rows)
 
-    def cells_of(row: Row, column: Column) -> tuple[Cell, ...]:
+    def cells_of(row: GridRow, column: Column) -> tuple[Cell, ...]:
         return tuple(
             runner.make_cell(
                 column.file,
@@ -162,7 +161,7 @@ def make_plan(
         c.name: config_flags.parse([f'--flagfile={runner.flag_file(c.file)}']).rounds for c in some
     }
     rounds = {c.name: (cells[rows[0].name, c.name][0].config.rounds, own[c.name]) for c in some}
-    return Plan(
+    return TableCells(
         table=table,
         columns=some,
         rows=rows,
@@ -170,16 +169,11 @@ def make_plan(
         cells=cells,
         baselines={c.name: cells_of(baseline[0], c) for c in some} if baseline else {},
         rounds=rounds,
-        changed=shlex.join(flag for flag in flags_ if not _neutral(flag)),
+        changed=shlex.join(runner.flags_with_effect(flags_)),
     )
 
 
-def _neutral(flag: str) -> bool:
-    name = flag.lstrip('-').partition('=')[0]
-    return name in (*run_files.NEUTRAL, 'rounds', 'measure')
-
-
-def fill(plan: Plan, command: str) -> Filled:
+def fill(plan: TableCells, command: str) -> Filled:
     """Read what is done of a table.
 
     Args:
@@ -236,9 +230,9 @@ def fill(plan: Plan, command: str) -> Filled:
     )
 
 
-def _baselines(plan: Plan) -> tuple[dict[str, dict[int, Run]], list[str]]:
+def _baselines(plan: TableCells) -> tuple[dict[str, dict[int, RecordedCell]], list[str]]:
     """Column -> seed -> run of the baseline to compare with, and notes on those that do not do."""
-    found: dict[str, dict[int, Run]] = {}
+    found: dict[str, dict[int, RecordedCell]] = {}
     unfit: list[str] = []
     if not scores.compares_with_baseline(plan.table.speed, plan.table.target):
         return found, unfit
@@ -256,11 +250,11 @@ def _baselines(plan: Plan) -> tuple[dict[str, dict[int, Run]], list[str]]:
     return found, unfit
 
 
-def _done(cells: Sequence[Cell]) -> dict[int, Run]:
+def _done(cells: Sequence[Cell]) -> dict[int, RecordedCell]:
     return {cell.seed: runner.read(cell) for cell in cells if runner.is_done(cell)}
 
 
-def title_of(plan: Plan) -> str:
+def title_of(plan: TableCells) -> str:
     """The first line: which table, and what about it is not the paper's.
 
     Args:
@@ -286,7 +280,7 @@ def title_of(plan: Plan) -> str:
     )
 
 
-def _read_as(plan: Plan) -> str:
+def _read_as(plan: TableCells) -> str:
     table = plan.table
     when = 'the best over the rounds' if table.score == 'best' else 'after the last round'
     words = f'Test accuracy in percent, {when}'
@@ -301,7 +295,7 @@ def _read_as(plan: Plan) -> str:
     return f'{words}. Bold: best, underlined: second best of {of}.'
 
 
-def ran(plan: Plan, runs: Sequence[Run]) -> str:
+def ran(plan: TableCells, runs: Sequence[RecordedCell]) -> str:
     """What exactly was run.
 
     Args:
@@ -329,7 +323,7 @@ def _versions(versions: dict[str, str]) -> str:
     return ', '.join(f'{name} {version}' for name, version in versions.items())
 
 
-def texts_of(plan: Plan, filled: Filled, output: Path) -> dict[Path, str]:
+def texts_of(plan: TableCells, filled: Filled, output: Path) -> dict[Path, str]:
     """The table as Markdown, LaTeX and CSV.
 
     Args:
@@ -363,7 +357,7 @@ def show_tables(console: Console) -> None:
             console.print(Text(f'    {names}'), soft_wrap=True)
 
 
-def show_plan(plan: Plan, console: Console) -> None:
+def show_plan(plan: TableCells, console: Console) -> None:
     """Print each cell and whether it is done.
 
     Args:
@@ -442,7 +436,7 @@ def _main(arguments: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-def command_of(plan: Plan, given: Mapping[str, Any], further: Sequence[str]) -> str:
+def command_of(plan: TableCells, given: Mapping[str, Any], further: Sequence[str]) -> str:
     """The command that runs a table, without what depends on the place.
 
     Args:

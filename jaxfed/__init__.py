@@ -6,7 +6,7 @@ from jaxfed.methods.method import Method, chain
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.load import Loaded, load
 from jaxfed.runs.simulate import Diverged, Result, simulate
-from jaxfed.sweeps.training import simulate_all
+from jaxfed.sweeps.runner import simulate_all
 
 __all__ = [
     'Config',

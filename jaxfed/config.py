@@ -1,190 +1,307 @@
-"""The settings of an experiment and their command-line flags; the only place that knows absl."""
+"""The settings of an experiment; every fact about a setting stands in its field's metadata."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Literal
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
-from absl import flags
-
-from jaxfed.models import MODELS, Precision
+from jaxfed.models import Precision
 from jaxfed.models.blocks import Norm, Stem
-from jaxfed.partition import NoiseForm
+from jaxfed.partition import NoiseForm, partition_settings
 
 Aggregation = Literal['size', 'uniform']
 Divergence = Literal['stop', 'record']
 Stream = Literal['auto', 'on', 'off']
 Conv = Literal['auto', 'grouped', 'unrolled', 'patches', 'fourier', 'blocks']
 
-# The flags are then the calling program's own, which are those that absl's --help shows.
-flags.disclaim_key_flags()
+# What a setting changes: what is trained, the random draws behind it, when the model is evaluated,
+# what is recorded of it, or only how this machine does the work (results differ by rounding).
+Affects = Literal['training', 'randomness', 'evaluation', 'records', 'machine']
+# How a compiled program has a setting: written into it, so experiments that share the program have
+# the same value; as a number that it takes as an argument; or not at all.
+InProgram = Literal['constant', 'argument', 'absent']
 
 
-def _setting(default: Any, help_: str, group: str | None = None) -> Any:
-    # Without a group a setting belongs to that of the one before it. --help shows the help up to
-    # its first ';'.
-    return dataclasses.field(default=default, metadata={'help': help_, 'group': group})
+class Range(NamedTuple):
+    """The values that a number may have."""
+
+    holds: Callable[[float], bool]
+    text: str  # 'must be ...'
+
+
+class Setting(NamedTuple):
+    """The metadata of a field of `Config`."""
+
+    help: str  # --help shows it up to its first ';'
+    group: str  # heading in --help, one of `GROUPS`
+    range: Range | None = None  # of a number; None values always pass
+    registry: str | None = None  # 'module:NAME' of the mapping whose keys are the choices
+    affects: Affects = 'training'
+    in_program: InProgram = 'constant'
+    describes_network: bool = False  # whether the network cannot be rebuilt without it
+    local_path: bool = False  # whether it names files of this host, which others may hold elsewhere
+    searched: bool = False  # whether a search over training settings may vary it
+
+
+AT_LEAST_0 = Range(lambda value: value >= 0, 'at least 0')
+AT_LEAST_1 = Range(lambda value: value >= 1, 'at least 1')
+POSITIVE = Range(lambda value: value > 0, 'above 0')
+FROM_0_TO_1 = Range(lambda value: 0 <= value <= 1, 'from 0 to 1')
+BELOW_1 = Range(lambda value: 0 <= value < 1, 'at least 0 and below 1')
+SHARE = Range(lambda value: 0 < value <= 1, 'above 0 and at most 1')
+
+
+def _or_zero(meaning: str) -> Range:
+    return Range(AT_LEAST_0.holds, f'at least 1, or 0 {meaning}')
+
+
+def _setting(default: Any, help_: str, **facts: Any) -> Any:
+    return dataclasses.field(default=default, metadata={'setting': Setting(help_, **facts)})
+
+
+_method = functools.partial(_setting, group='method')
+_data = functools.partial(_setting, group='data and seed')
+_seed = functools.partial(_data, range=AT_LEAST_0, affects='randomness', in_program='absent')
+_partition = functools.partial(_setting, group='partition', in_program='absent')
+_clients = functools.partial(_setting, group='rounds and clients')
+_training = functools.partial(_setting, group='local training', searched=True)
+_network = functools.partial(_setting, group='network', describes_network=True)
+_record = functools.partial(_setting, group='evaluation and records', affects='records')
+_machine = functools.partial(_setting, group='machine', affects='machine')
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Everything that determines an experiment; every field is a flag of the same name."""
 
-    method: str = _setting(
-        'fedavg', "federated method, parts joined by '+'; 'list' shows all", group='method'
-    )
+    method: str = _method('fedavg', "federated method, parts joined by '+'; 'list' shows all")
+    # Of the method, by 'NAME' or 'METHOD.NAME'; each is a flag.
     hyperparameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    switch_round: int | None = _method(
+        None,
+        'last round of the first of two methods; as in --method=fedlmd_tf,fedlmd',
+        searched=True,
+    )
 
-    dataset: str = _setting(
-        'digits',
-        'digits, npz, image_folder or a prepared set; of TFDS or of jaxfed.data.prepare',
-        group='data and seed',
+    dataset: str = _data(
+        'digits', 'digits, npz, image_folder or a prepared set; of TFDS or of jaxfed.data.prepare'
     )
-    data_dir: str | None = _setting(
-        None, 'of prepared sets; [$TFDS_DATA_DIR or ~/tensorflow_datasets]'
+    data_dir: str | None = _data(
+        None,
+        'of prepared sets; [$TFDS_DATA_DIR or ~/tensorflow_datasets]',
+        affects='machine',
+        local_path=True,
     )
-    npz: str | None = _setting(None, 'file for --dataset=npz; x_train, y_train, x_test, y_test')
-    path: str | None = _setting(
-        None, 'folder for --dataset=image_folder; train/CLASS/ and test/CLASS/ with image files'
+    npz: str | None = _data(
+        None, 'file for --dataset=npz; x_train, y_train, x_test, y_test', local_path=True
     )
-    augment: str = _setting('none', "comma list of crop, flip, cutout, or 'none'")
-    auxiliary_per_class: int | None = _setting(
+    path: str | None = _data(
+        None,
+        'folder for --dataset=image_folder; train/CLASS/ and test/CLASS/ with image files',
+        local_path=True,
+    )
+    augment: str = _data('none', "comma list of crop, flip, cutout, or 'none'")
+    auxiliary_per_class: int | None = _data(
         None,
         "the server's own examples a class; taken from the training data [what --method needs]",
+        range=AT_LEAST_0,
     )
-
-    partition: str = _setting('dirichlet', 'how examples are dealt to clients', group='partition')
-    partition_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    alpha: float = _setting(0.1, 'Dirichlet concentration; small is skewed')
-    size_alpha: float = _setting(
-        0.5, "quantity: concentration of the clients' sizes; Dirichlet, small is skewed"
-    )
-    min_size: int = _setting(10, 'Dirichlet and quantity: fewest examples of a client')
-    balanced: bool = _setting(
-        False, 'Dirichlet: no more of any class to a client with n/N examples'
-    )
-    shards_per_client: int = _setting(2, 'sharding: shards (about: classes) a client')
-    labels_per_client: int = _setting(2, 'label_quantity, extended_dirichlet: classes a client')
-    num_users: int = _setting(0, 'natural: users that take part; drawn at random, 0 for all')
-    min_user_size: int = _setting(1, 'natural: fewest examples of a user that takes part')
-    num_clients: int = _setting(20, 'clients in all')
-    sampling: str = _setting(
-        'uniform',
-        "of a round's clients; uniform, by size, or in turn",
-        group='rounds and clients',
-    )
-    dropout: float = _setting(0.0, 'probability that a client fails; its update is lost')
-    stragglers: float = _setting(
-        0.0, 'probability that a client is late; it gets only some of its --local_epochs done'
-    )
-    over_selection: float = _setting(
-        0.0,
-        'clients sampled in reserve, as a share; of --clients_per_round, of which the first stay',
-    )
-    label_noise: float = _setting(
-        0.0,
-        'probability that a training label is wrong; another class, at the clients',
-        group='partition',
-    )
-    label_noise_form: NoiseForm = _setting(
-        'equal',
-        "over clients; every client's probability is --label_noise, or uniform from 0 to that",
-    )
-    validation: float = _setting(
+    validation: float = _data(
         0.0,
         'share of the training data to evaluate on; it is taken out of it, and the test data is '
         'not looked at: for choosing hyper-parameters',
-        group='data and seed',
+        range=BELOW_1,
     )
-    personal_test: float = _setting(
+    seed: int = _seed(0, 'of everything random')
+    partition_seed: int | None = _seed(None, 'of who holds what data, test data kept [--seed]')
+    cohort_seed: int | None = _seed(None, "of the rounds' clients and their failures [--seed]")
+    init_seed: int | None = _seed(None, 'of the first parameters [--seed]')
+    batch_seed: int | None = _seed(None, 'of batches and augmentation [--seed]')
+
+    partition: str = _partition(
+        'dirichlet', 'how examples are dealt to clients', registry='jaxfed.partition:PARTITIONS'
+    )
+    # Of a user's own partition, those that are no fields; each is a flag.
+    partition_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    alpha: float = _partition(0.1, 'Dirichlet concentration; small is skewed', range=POSITIVE)
+    size_alpha: float = _partition(
+        0.5,
+        "quantity: concentration of the clients' sizes; Dirichlet, small is skewed",
+        range=POSITIVE,
+    )
+    min_size: int = _partition(
+        10, 'Dirichlet and quantity: fewest examples of a client', range=AT_LEAST_1
+    )
+    balanced: bool = _partition(
+        False, 'Dirichlet: no more of any class to a client with n/N examples'
+    )
+    shards_per_client: int = _partition(
+        2, 'sharding: shards (about: classes) a client', range=AT_LEAST_1
+    )
+    labels_per_client: int = _partition(
+        2, 'label_quantity, extended_dirichlet: classes a client', range=AT_LEAST_1
+    )
+    num_users: int = _partition(
+        0, 'natural: users that take part; drawn at random, 0 for all', range=_or_zero('for all')
+    )
+    min_user_size: int = _partition(
+        1, 'natural: fewest examples of a user that takes part', range=AT_LEAST_1
+    )
+    num_clients: int = _partition(20, 'clients in all', range=AT_LEAST_1, in_program='constant')
+    label_noise: float = _partition(
+        0.0,
+        'probability that a training label is wrong; another class, at the clients',
+        range=FROM_0_TO_1,
+    )
+    label_noise_form: NoiseForm = _partition(
+        'equal',
+        "over clients; every client's probability is --label_noise, or uniform from 0 to that",
+    )
+    personal_test: float = _partition(
         0.0,
         "share of a client's examples kept for testing; 0 for none",
-        group='partition',
+        range=BELOW_1,
+        in_program='constant',
     )
 
-    model: str = _setting('cnn', 'network; ' + ', '.join(MODELS), group='network')
-    norm: Norm | None = _setting(None, 'of resnets, mobilenet, vgg11 [batch]; normalisation')
-    stem: Stem | None = _setting(
+    rounds: int = _clients(30, 'rounds of training', range=AT_LEAST_1)
+    clients_per_round: int = _clients(5, 'clients sampled a round', range=AT_LEAST_1, searched=True)
+    sampling: str = _clients(
+        'uniform',
+        "of a round's clients; uniform, by size, or in turn",
+        registry='jaxfed.engine.sampling:SAMPLINGS',
+        in_program='absent',
+    )
+    aggregation: Aggregation = _clients(
+        'size', "clients' weights; by examples held, or uniform", searched=True
+    )
+    dropout: float = _clients(
+        0.0,
+        'probability that a client fails; its update is lost',
+        range=BELOW_1,
+        in_program='absent',
+    )
+    stragglers: float = _clients(
+        0.0,
+        'probability that a client is late; it gets only some of its --local_epochs done',
+        range=FROM_0_TO_1,
+        in_program='absent',
+    )
+    over_selection: float = _clients(
+        0.0,
+        'clients sampled in reserve, as a share; of --clients_per_round, of which the first stay',
+        range=AT_LEAST_0,
+        in_program='absent',
+    )
+
+    local_epochs: int = _training(
+        5, 'epochs of a client in a round; over its own examples', range=AT_LEAST_1
+    )
+    batch_size: int = _training(50, 'examples in a batch of local training', range=AT_LEAST_1)
+    # Every program takes the learning rate of a round as an argument.
+    learning_rate: float = _training(
+        0.01, "of the clients' SGD", range=POSITIVE, in_program='absent'
+    )
+    lr_decay: float = _training(
+        1.0, 'factor on the learning rate after every round', range=SHARE, in_program='absent'
+    )
+    momentum: float = _training(
+        0.9, "of the clients' SGD, reset every round", range=BELOW_1, in_program='argument'
+    )
+    weight_decay: float = _training(
+        1e-5,
+        "of the clients' SGD, coupled as in PyTorch",
+        range=AT_LEAST_0,
+        in_program='argument',
+    )
+
+    model: str = _network('cnn', 'network', registry='jaxfed.models:MODELS')
+    norm: Norm | None = _network(None, 'of resnets, mobilenet, vgg11 [batch]; normalisation')
+    stem: Stem | None = _network(
         None, 'first layers of resnets, mobilenet [cifar]; for images as large as theirs'
     )
-    width: float | None = _setting(None, 'mobilenet: multiplier of the channels [1.0]')
-    remat: bool | None = _setting(
+    width: float | None = _network(None, 'mobilenet: multiplier of the channels [1.0]')
+    remat: bool | None = _network(
         None, 'less memory, more time [False]; computes the inside of blocks again for the gradient'
     )
-    rounds: int = _setting(30, 'rounds of training', group='rounds and clients')
-    clients_per_round: int = _setting(5, 'clients sampled a round')
-    local_epochs: int = _setting(
-        5, 'epochs of a client in a round; over its own examples', group='local training'
-    )
-    batch_size: int = _setting(50, 'examples in a batch of local training')
-    learning_rate: float = _setting(0.01, "of the clients' SGD")
-    lr_decay: float = _setting(1.0, 'factor on the learning rate after every round')
-    momentum: float = _setting(0.9, "of the clients' SGD, reset every round")
-    weight_decay: float = _setting(1e-5, "of the clients' SGD, coupled as in PyTorch")
-    aggregation: Aggregation = _setting(
-        'size', "clients' weights; by examples held, or uniform", group='rounds and clients'
-    )
 
-    seed: int = _setting(0, 'of everything random', group='data and seed')
-    partition_seed: int | None = _setting(None, 'of who holds what data, test data kept [--seed]')
-    cohort_seed: int | None = _setting(None, "of the rounds' clients and their failures [--seed]")
-    init_seed: int | None = _setting(None, 'of the first parameters [--seed]')
-    batch_seed: int | None = _setting(None, 'of batches and augmentation [--seed]')
-    eval_every: int = _setting(
-        1, 'rounds between evaluations on the test data', group='evaluation and records'
+    eval_every: int = _record(
+        1, 'rounds between evaluations on the test data', range=AT_LEAST_1, affects='evaluation'
     )
-    local_eval_every: int = _setting(
-        0, 'rounds between evaluations of local models; of all of a round, 0 for never'
+    local_eval_every: int = _record(
+        0,
+        'rounds between evaluations of local models; of all of a round, 0 for never',
+        range=_or_zero('for never'),
+        affects='evaluation',
     )
-    measure: str = _setting(
+    measure: str = _record(
         'none', "comma list of what else is recorded, 'all' or 'none'; 'list' shows all measures"
     )
-    confusion_clients: str | None = _setting(
+    confusion_clients: str | None = _record(
         None, 'comma list of clients whose local models --measure=confusion looks at, too'
     )
-    stream: Stream = _setting(
-        'auto',
-        'images in waves of clients; auto where they do not fit into memory',
-        group='machine',
-    )
-    precision: Precision = _setting('float32', 'of arithmetic; parameters are always float32')
-    conv: Conv = _setting(
-        'auto', 'how to compute convolutions; auto chooses for each by device and shape'
-    )
-    switch_round: int | None = _setting(
+    target_accuracy: float | None = _record(
         None,
-        'last round of the first of two methods; as in --method=fedlmd_tf,fedlmd',
-        group='method',
+        'in 0..1, to record the rounds needed for it; in summary.json',
+        range=SHARE,
+        in_program='absent',
     )
-    on_divergence: Divergence = _setting(
-        'stop',
-        'end with an error, or a record; of the failed round',
-        group='evaluation and records',
+    on_divergence: Divergence = _record(
+        'stop', 'end with an error, or a record; of the failed round'
     )
-    devices: str = _setting(
-        'all', "how many train, or 'all'; a CPU's are its cores", group='machine'
-    )
-    lanes: int = _setting(0, 'clients side by side on a device; 0 chooses by device and sizes')
-    checkpoint_every: int = _setting(
+    checkpoint_every: int = _record(
         10,
         'rounds between checkpoints, to resume from; 0 for none, but when interrupted',
-        group='evaluation and records',
+        range=_or_zero('for none'),
+        affects='machine',
     )
-    keep: int = _setting(2, 'checkpoints kept until the run is finished')
-    resume: bool | None = _setting(None, 'go on with the unfinished run in --workdir [if any]')
-    target_accuracy: float | None = _setting(
+    keep: int = _record(
+        2, 'checkpoints kept until the run is finished', range=AT_LEAST_1, affects='machine'
+    )
+    resume: bool | None = _record(
         None,
-        'in 0..1, to tell the rounds needed for it; in summary.json',
-        group='evaluation and records',
+        'go on with the unfinished run in --workdir [if any]',
+        affects='machine',
+        in_program='absent',
     )
-    workdir: str | None = _setting(None, 'directory of the records [a new one under runs/]')
-    csv: bool = _setting(False, 'metrics.csv too, a row a round')
-    tensorboard: bool = _setting(False, 'metrics to WORKDIR/tensorboard, too')
-    wandb: bool = _setting(
-        False, 'metrics to Weights & Biases, too; WANDB_MODE=offline keeps them in WORKDIR/wandb'
+    workdir: str | None = _record(
+        None,
+        'directory of the records [a new one under runs/]',
+        affects='machine',
+        in_program='absent',
+    )
+    csv: bool = _record(False, 'metrics.csv too, a row a round', affects='machine')
+    tensorboard: bool = _record(False, 'metrics to WORKDIR/tensorboard, too', affects='machine')
+    wandb: bool = _record(
+        False,
+        'metrics to Weights & Biases, too; WANDB_MODE=offline keeps them in WORKDIR/wandb',
+        affects='machine',
+    )
+
+    stream: Stream = _machine(
+        'auto', 'images in waves of clients; auto where they do not fit into memory'
+    )
+    precision: Precision = _machine(
+        'float32',
+        'of arithmetic; parameters are always float32',
+        affects='training',
+        describes_network=True,
+    )
+    conv: Conv = _machine(
+        'auto',
+        'how to compute convolutions; auto chooses for each by device and shape',
+        affects='training',
+        describes_network=True,
+    )
+    devices: str = _machine('all', "how many train, or 'all'; a CPU's are its cores")
+    lanes: int = _machine(
+        0,
+        'clients side by side on a device; 0 chooses by device and sizes',
+        range=_or_zero('to choose'),
     )
 
 
-# The order of --help.
+# Headings of --help, in their order.
 GROUPS = (
     'method',
     'data and seed',
@@ -197,9 +314,25 @@ GROUPS = (
     'machine',
 )
 
-# The seed of everything random, and those of its parts, which are it where they are not given.
-SEEDS = ('seed', 'partition_seed', 'cohort_seed', 'init_seed', 'batch_seed')
+FIELDS = tuple(field.name for field in dataclasses.fields(Config))
+DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)}
+# Every field that is a flag. The two others map names to the settings of methods and partitions.
+SETTINGS: dict[str, Setting] = {
+    field.name: field.metadata['setting']
+    for field in dataclasses.fields(Config)
+    if 'setting' in field.metadata
+}
+MAPPINGS = tuple(name for name in FIELDS if name not in SETTINGS)
+# The seed of everything random, then those of its parts, which default to it.
+SEEDS = tuple(name for name, setting in SETTINGS.items() if setting.affects == 'randomness')
 
 
-# Fields that are no flags themselves: what methods and partitions of one's own take.
-_MAPPINGS = ('hyperparameters', 'partition_settings')
+def settings_that_affect(*what: Affects) -> tuple[str, ...]:
+    """Names of the settings that change one of these."""
+    return tuple(name for name, setting in SETTINGS.items() if setting.affects in what)
+
+
+def partition_values(config: Config) -> dict[str, Any]:
+    """The settings of the chosen partition that are known, by name."""
+    fields = [name for name in partition_settings(config.partition) if name in SETTINGS]
+    return {name: getattr(config, name) for name in fields} | {**config.partition_settings}

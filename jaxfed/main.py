@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 from absl import app, flags
 
-from jaxfed import config
+from jaxfed.config import Config
 from jaxfed.engine import distributed
 from jaxfed.engine.devices import (
     describe_devices,
@@ -29,24 +29,22 @@ from jaxfed.sweeps import sweep
 from jaxfed.sweeps.halving import parse_halving
 
 
-def leave(workdir: Path | None, word: str, *, ours: bool = False) -> None:
-    """Tidy up and print what is left where the process is ended.
+def leave(workdir: Path | None, word: str, *, exclusive: bool = False) -> None:
+    """Clean up and print what is kept, when a signal ends the process.
 
     Args:
       workdir: of the run; None if it has none yet.
       word: 'interrupted' or 'terminated'.
-      ours: whether no other process can be at work in it.
+      exclusive: whether no other process can work in it.
     """
     folders.discard_unfinished()
-    # A run that goes on has had rounds before this process; those of a sweep have folders each.
-    paths = [
-        *(workdir.glob(run_files.METRICS) if workdir else ()),
-        *(workdir.glob(f'*/{run_files.METRICS}') if workdir else ()),
-    ]
+    # Rounds may be those of an earlier process; the runs of a sweep have folders of their own.
+    patterns = (run_files.METRICS, f'*/{run_files.METRICS}') if workdir else ()
+    paths = [path for pattern in patterns for path in Path(str(workdir)).glob(pattern)]
     done = any(path.is_file() and path.stat().st_size for path in paths)
-    left = f'the rounds done are in {workdir}' if done else liveness.left_elsewhere()
-    console.show_last_words(f'{word}; {left}.')
-    if ours and workdir and not (workdir / run_files.PARTITION).exists():
+    kept = f'the rounds done are in {workdir}' if done else liveness.left_elsewhere()
+    console.show_last_words(f'{word}; {kept}.')
+    if exclusive and workdir and not (workdir / run_files.PARTITION).exists():
         run_files.discard_workdir(workdir)
 
 
@@ -54,84 +52,75 @@ def main(arguments: Sequence[str]) -> int:
     """Train as the flags say.
 
     Args:
-      arguments: what the flags left over; there may be nothing.
+      arguments: the program's name, and nothing else.
 
     Returns:
       The exit status: 0, 1 if training diverged or a file could not be read or written, 2 for bad
       input or too little memory, 130 if interrupted after a round, 143 if terminated after one.
     """
-    given = flags.FLAGS.workdir
-    with ending(functools.partial(leave, Path(given) if given else None)):
-        return _main(arguments)
-
-
-def _main(arguments: Sequence[str]) -> int:
-    """As `main`, where a signal ends the process."""
-    if len(arguments) > 1:
-        console.show_error(f'unexpected arguments {" ".join(arguments[1:])}; flags begin with --.')
-        return 2
-    command_line.quiet_libraries()
-    if flags.FLAGS.method == 'list':
-        list_methods()
-        return 0
-    if flags.FLAGS.measure == 'list':
-        list_measures()
-        return 0
-    with contextlib.suppress(RuntimeError):  # who has used JAX already has chosen its devices
-        use_every_core()
-    given = flags.FLAGS
-    try:
-        join.start(
-            given.coordinator, given.num_processes, given.process_id, detect=given.distributed
-        )
-    except ValueError as error:
-        console.show_error(str(error))
-        return distributed.abandon(2)
-    with distributed.together():
-        status, message = train()
-        if message:
-            console.show_error(message)
-        return distributed.end(status, message)
+    values = flags.FLAGS
+    with ending(functools.partial(leave, Path(values.workdir) if values.workdir else None)):
+        if len(arguments) > 1:
+            console.show_error(
+                f'unexpected arguments {" ".join(arguments[1:])}; flags begin with --.'
+            )
+            return 2
+        command_line.quiet_libraries()
+        for flag, show in (('method', list_methods), ('measure', list_measures)):
+            if values[flag].value == 'list':
+                show()
+                return 0
+        with contextlib.suppress(RuntimeError):  # a program that has used JAX has its devices
+            use_every_core()
+        try:
+            join.start(
+                values.coordinator,
+                values.num_processes,
+                values.process_id,
+                detect=values.distributed,
+            )
+        except ValueError as error:
+            console.show_error(str(error))
+            return distributed.abandon(2)
+        with distributed.together():
+            status, message = train()
+            if message:
+                console.show_error(message)
+            return distributed.end(status, message)
 
 
 def train() -> tuple[int, str]:
     """Train as the flags say, in one process or as one of several.
 
     Returns:
-      The exit status, as of `main`, and what went wrong, '' for nothing.
+      The exit status, as of `main`, and an error message, '' for none.
     """
     try:
-        found, idle = describe_devices(jax.devices()), idle_accelerator()
+        devices, idle = describe_devices(jax.devices()), idle_accelerator()
     except (RuntimeError, AssertionError) as error:  # JAX's, for a platform that is not there
-        asked = os.environ.get('JAX_PLATFORMS')
-        told = f' ({error})' if str(error) else ''
-        return 2, f'JAX finds no device with JAX_PLATFORMS={asked}{told}; leave it out.'
-    console.say(f'device: {found}', quiet=False)
+        platforms = os.environ.get('JAX_PLATFORMS')
+        reason = f' ({error})' if str(error) else ''
+        return 2, f'JAX finds no device with JAX_PLATFORMS={platforms}{reason}; leave it out.'
+    console.say(f'device: {devices}', quiet=False)
     if idle and distributed.leader():
         console.show_warning(idle)
     if flags.FLAGS.compilation_cache and 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
         keep_compiled_programs()
     try:
-        distributed.agree(
-            {f'--{name}': flags.FLAGS[name].value for name in config_flags.OF_COMMANDS}
-        )
-        settings = config_flags.from_flags()
-        of_many = flags.FLAGS.sweep, flags.FLAGS.halving, flags.FLAGS.together
-        if any(of_many) or flags.FLAGS.seeds != 1:
-            if distributed.count() > 1:
-                raise ValueError(
-                    '--sweep, --seeds and --halving train in one process; leave --num_processes '
-                    'and --distributed out.'
-                )
-            return train_sweep(settings)
+        agreed = [name for name, flag in config_flags.COMMAND_FLAGS.items() if flag.agreed]
+        distributed.agree({f'--{name}': flags.FLAGS[name].value for name in agreed})
+        config = config_flags.from_flags()
+        values = flags.FLAGS
+        if values.sweep or values.halving or values.together or values.seeds != 1:
+            return train_sweep(config)
         if flags.FLAGS.dry_run:
-            show_plan(look(settings))
+            show_plan(look(config))
             return 0, ''
-        experiment = set_up(settings)
-    except (ValueError, OSError) as error:  # of them TooLarge in a dry run
+        experiment = set_up(config)
+    except (ValueError, OSError) as error:  # also TooLarge, in a dry run
         return 2, str(error)
     try:
-        with ending(functools.partial(leave, experiment.workdir, ours=distributed.leader())):
+        with ending(functools.partial(leave, experiment.workdir, exclusive=distributed.leader())):
             simulate.train(experiment)
     except simulate.Diverged as error:
         return 1, str(error)
@@ -144,40 +133,44 @@ def train() -> tuple[int, str]:
     return 0, ''
 
 
-def train_sweep(settings: config.Config) -> tuple[int, str]:
-    """Train the grid that --sweep and --seeds name, or tell what it takes.
+def train_sweep(config: Config) -> tuple[int, str]:
+    """Train the grid that --sweep and --seeds name, or print what it takes.
 
     Args:
-      settings: what its experiments have in common.
+      config: the settings that its experiments have in common.
 
     Returns:
-      The exit status: 0, 1 if an experiment failed, 130 or 143 if interrupted; and a message, as of
-      `train`.
+      The exit status, 1 also if an experiment failed, and an error message, as of `train`.
 
     Raises:
       ValueError: for bad input, before training.
       OSError: if data cannot be read.
     """
-    checks.check(settings)
-    grid = sweep.parse(flags.FLAGS.sweep or '', settings)
-    rungs = parse_halving(flags.FLAGS.halving, settings)
-    folder = run_files.new_folder(settings, '-sweep')
-    members = sweep.expand(settings, grid, flags.FLAGS.seeds, folder)
-    most = sweep.check_together(flags.FLAGS.together)
-    if flags.FLAGS.dry_run:
-        sweep.show_plan(members, folder, rungs=rungs, most=most)
+    if distributed.count() > 1:
+        raise ValueError(
+            '--sweep, --seeds and --halving train in one process; leave --num_processes and '
+            '--distributed out.'
+        )
+    values = flags.FLAGS
+    checks.check(config)
+    grid = sweep.parse_grid(values.sweep or '', config)
+    rungs = parse_halving(values.halving, config)
+    folder = run_files.new_folder(config, '-sweep')
+    members = sweep.expand(config, grid, values.seeds, folder)
+    most = sweep.check_together(values.together)
+    if values.dry_run:
+        sweep.show_dry_run(members, folder, rungs=rungs, most=most)
         return 0, ''
     for member in members:
-        parse_halving(flags.FLAGS.halving, member.config)
+        parse_halving(values.halving, member.config)
     try:
         with ending(functools.partial(leave, folder)):
             outcomes = sweep.run(members, folder, rungs=rungs, most=most, quiet=False)
     except signals.Interrupted as error:
-        told = f'{str(error).removesuffix(".")}, with --workdir={folder}.'
-        return 128 + error.signal, told
+        return 128 + error.signal, f'{str(error).removesuffix(".")}, with --workdir={folder}.'
     except KeyboardInterrupt:
         return 130, f'interrupted; what is done is kept, with --workdir={folder}.'
-    sweep.show(outcomes, folder, settings)
+    sweep.show_outcomes(outcomes, folder, config)
     return int(any(outcome.failed for outcome in outcomes)), ''
 
 

@@ -37,7 +37,7 @@ from jaxfed.internal.type_checks import printable
 from jaxfed.recording import log, run_files
 from jaxfed.recording.checkpoints import FOLDER, open_checkpoints, restore
 from jaxfed.recording.checkpoints import save as save_checkpoint
-from jaxfed.report import contents, grouping
+from jaxfed.report import grouping, tables
 from jaxfed.report.reading import read_run
 from jaxfed.runs import checks, config_flags, load, model_file
 from jaxfed.runs.experiment import make_network
@@ -468,7 +468,7 @@ def make_workdir(folder: Path):
         # A report of it.
         with told(str(workdir)):
             groups = grouping.group([read_run(workdir)])
-            contents.results(groups, 0.5), contents.costs(groups), grouping.equal(groups)
+            tables.results(groups, 0.5), tables.costs(groups), grouping.equal(groups)
         # Training goes on there.
         with told(str(workdir)):
             run_files.check_workdir(workdir, made, parts)

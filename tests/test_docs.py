@@ -155,7 +155,7 @@ def test_every_command_has_flags_that_do(text, tmp_path, monkeypatch):
             arguments = [a for a in arguments if not a.startswith('--output=')]
         else:
             assert module in ('jaxfed.main', 'experiments.released')
-            of_process = {f'--{name}' for name in ('distributed', *config_flags._PROCESS)}
+            of_process = {f'--{name}' for name in config_flags.COMMAND_FLAGS}
             arguments = [a for a in arguments if a.partition('=')[0] not in of_process]
         ours, arguments = of_sweep(arguments) if module == 'jaxfed.main' else ({}, arguments)
         settings = config_flags.parse(arguments)

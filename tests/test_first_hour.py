@@ -17,6 +17,7 @@ from jaxfed.engine import devices
 from jaxfed.internal import command_line, console
 from jaxfed.models import ops
 from jaxfed.recording.heatmap import print_heatmap
+from jaxfed.recording.progress import run_progress
 from jaxfed.runs import config_flags, dry_run, prepare
 from jaxfed.runs.experiment import look
 from tests.test_main import SMALL, command, defined_flags, make_npz  # noqa: F401
@@ -75,8 +76,8 @@ def test_help_of_a_program_has_its_own_flags(monkeypatch, capsys):
 
 def test_groups_without_flags_and_long_texts():
     rows = [
-        command_line.Row('a', 'b; c [what]', None, ('x', 'y')),
-        command_line.Row('long', 'word ' * 40, 3),
+        command_line.FlagHelp('a', 'b; c [what]', None, ('x', 'y')),
+        command_line.FlagHelp('long', 'word ' * 40, 3),
     ]
     lines = command_line.short_help({'one': rows, 'none': []}, 'Title.\n\nMore.').splitlines()
     assert lines[:3] == ['Title.', 'one:', '  --a    x|y: b [what]']
@@ -220,8 +221,8 @@ def test_a_platform_that_is_not_there(command, monkeypatch, capsys):  # noqa: F8
 
 def progress_of(seconds, rounds, monkeypatch, **settings):
     made = Console(highlight=False, width=80, record=True, **settings)
-    monkeypatch.setattr(console, '_console', made)
-    with console.progress(rounds, quiet=False) as report:
+    monkeypatch.setattr(console, 'TERMINAL', made)
+    with run_progress(rounds, quiet=False) as report:
         for i, each in enumerate(seconds, start=1):
             report({'round': i, 'test_accuracy': 0.5, 'train_loss': 1.0, 'seconds': each})
     return made.export_text().splitlines()
@@ -322,7 +323,7 @@ def test_flags_that_do_not_do_are_one_line(flag, told, capsys):
 def test_last_words_leave_the_cursor(terminal, monkeypatch, capsys, tmp_path):
     with (tmp_path / 'out').open('w') as file:
         made = Console(file=file, force_terminal=terminal, _environ={'TERM': 'xterm'})
-        monkeypatch.setattr(console, '_console', made)
+        monkeypatch.setattr(console, 'TERMINAL', made)
         console.show_last_words('interrupted.')
     assert capsys.readouterr().err == 'error: interrupted.\n'
     assert (tmp_path / 'out').read_text() == '\x1b[1G\x1b[2K\x1b[?25h' * terminal

@@ -34,8 +34,9 @@ from jaxfed.partition import make_partition
 from jaxfed.recording.style import COLOURS, save, style
 from jaxfed.runs.experiment import set_up
 from jaxfed.runs.simulate import train
-from jaxfed.sweeps.sweep import Member, expand, parse
-from jaxfed.sweeps.training import set_up_all, train_group
+from jaxfed.sweeps.runner import set_up_all
+from jaxfed.sweeps.sweep import Member, expand, parse_grid
+from jaxfed.sweeps.training import train_group
 
 GRID, SEEDS = 'beta=0.3,1,3,10 tau=1,3', 2
 # Of the shares: a round of the papers.
@@ -90,7 +91,7 @@ def members(base: Config, folder: Path, *, grid: str = GRID, seeds: int = SEEDS)
     Returns:
       X experiments.
     """
-    return expand(base, parse(grid, base), seeds, folder)
+    return expand(base, parse_grid(grid, base), seeds, folder)
 
 
 def time_rounds(base: Config, folder: Path, *, repeats: int, grid: str = GRID) -> dict[str, Any]:

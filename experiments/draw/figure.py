@@ -9,10 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.draw.shapes import Missing, Shape
-from experiments.grid.published import Table
-from experiments.grid.runner import Cell, Row, Run, make_cell
+from experiments.grid.published import PaperTable
+from experiments.grid.runner import Cell, GridRow, RecordedCell, flags_with_effect, make_cell
 from jaxfed.metrics.measures import parse_clients
-from jaxfed.recording.run_files import NEUTRAL
 from jaxfed.runs.seeds import sample_cohort
 
 
@@ -20,7 +19,7 @@ class Series(NamedTuple):
     """Runs that differ in nothing but their seed: a curve, a point of a sweep or a matrix."""
 
     column: str  # 'PAPER/NAME', of a flag file
-    row: Row
+    row: GridRow
     variant: tuple[str, ...] = ()  # further flags
     label: str = ''  # in the picture, '' for the row's name
     at: tuple[str, ...] = ()  # where in a sweep, or row and column of a grid
@@ -32,7 +31,7 @@ class Series(NamedTuple):
 
 
 def of_table(
-    table: Table, column: str, *, rows: Sequence[str] = (), variant: Sequence[str] = ()
+    table: PaperTable, column: str, *, rows: Sequence[str] = (), variant: Sequence[str] = ()
 ) -> tuple[Series, ...]:
     """Rows of a column of a table as series.
 
@@ -57,7 +56,7 @@ class Found(NamedTuple):
 
     series: Series
     cells: tuple[Cell, ...]  # one a seed
-    runs: tuple[Run, ...]  # of the cells that are done, in their order
+    runs: tuple[RecordedCell, ...]  # of the cells that are done, in their order
     folders: tuple[Path, ...]  # of these runs
 
 
@@ -70,7 +69,7 @@ class Panel(NamedTuple):
     trains: bool = True  # False if settings tell all that is drawn, without any run
 
 
-class Figure(NamedTuple):
+class PaperFigure(NamedTuple):
     """A figure of a paper."""
 
     title: str
@@ -88,17 +87,17 @@ class Planned(NamedTuple):
     cells: tuple[tuple[Cell, ...], ...]  # [series][seed]
 
 
-class Plan(NamedTuple):
+class FigureCells(NamedTuple):
     """A figure, or a part of it, with its runs."""
 
-    figure: Figure
+    figure: PaperFigure
     panels: tuple[Planned, ...]
     paper_rounds: dict[str, int]  # column -> rounds of its runs in the paper
     changed: str  # flags that are not the paper's, '' for none
 
 
 def plan(
-    figure: Figure, seeds: int, *, output: Path, flags: Sequence[str] = ()
+    figure: PaperFigure, seeds: int, *, output: Path, flags: Sequence[str] = ()
 ) -> tuple[Planned, ...]:
     """Make all cells of a figure.
 
@@ -175,7 +174,7 @@ def cells_of(planned: Iterable[Planned], *, trains: bool = True) -> list[Cell]:
     return list(found.values())
 
 
-def shapes_of(planned: Iterable[Planned], done: dict[Path, Run]) -> list[Shape]:
+def shapes_of(planned: Iterable[Planned], done: dict[Path, RecordedCell]) -> list[Shape]:
     """The numbers of all panels.
 
     Args:
@@ -209,13 +208,12 @@ def changed(flags: Sequence[str]) -> str:
     Returns:
       A line, '' for none.
     """
-    same = (*NEUTRAL, 'rounds', 'measure')
-    return shlex.join(f for f in flags if f.lstrip('-').partition('=')[0] not in same)
+    return shlex.join(flags_with_effect(flags))
 
 
 def narrowed(
-    figure: Figure, *, columns: Sequence[str] | None, methods: Sequence[str] | None
-) -> Figure:
+    figure: PaperFigure, *, columns: Sequence[str] | None, methods: Sequence[str] | None
+) -> PaperFigure:
     """Leave out what is not asked for.
 
     Args:

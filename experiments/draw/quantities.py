@@ -7,11 +7,11 @@ import numpy as np
 
 from experiments.draw.figure import Found
 from experiments.draw.shapes import Curve, Lines, Matrix, Reference, over_seeds, single
-from experiments.grid.runner import Run
+from experiments.grid.runner import RecordedCell
 from jaxfed.runs.partition_map import training_counts
 
 Entry = dict[str, Any]  # a line of metrics.jsonl
-Score = Callable[[Run], float | None]
+Score = Callable[[RecordedCell], float | None]
 Lined = Callable[[str, Sequence[Found]], Lines]
 Tabled = Callable[[str, Sequence[Found]], Matrix]
 
@@ -39,17 +39,17 @@ def gap(entry: Entry) -> float | None:
     return None if here is None or there is None else here - there
 
 
-def best(run: Run) -> float | None:
+def best(run: RecordedCell) -> float | None:
     """Best test accuracy over rounds, in percent."""
     return _percent(run.summary['best_accuracy'])
 
 
-def final(run: Run) -> float | None:
+def final(run: RecordedCell) -> float | None:
     """Test accuracy after the last round, in percent."""
     return _percent(run.summary['final_accuracy'])
 
 
-def mean_gap(run: Run) -> float | None:
+def mean_gap(run: RecordedCell) -> float | None:
     """Mean over rounds of `gap`."""
     gaps = [value for value in map(gap, run.metrics) if value is not None]
     return float(np.mean(gaps)) if gaps else None
@@ -180,7 +180,7 @@ def _begun(found: Sequence[Found]) -> list[Found]:
     return [one for one in found if one.runs]
 
 
-def _scores(runs: Sequence[Run], score: Score) -> list[float]:
+def _scores(runs: Sequence[RecordedCell], score: Score) -> list[float]:
     """Scores of the runs that did not diverge, as in the tables."""
     kept = [run for run in runs if not run.summary['failed']]
     return [value for run in kept if (value := score(run)) is not None]
@@ -384,7 +384,7 @@ def _shares(found: Found) -> np.ndarray:
     return held / held.sum()
 
 
-def _client(run: Run) -> int:
+def _client(run: RecordedCell) -> int:
     return int(str(run.config['confusion_clients']).split(',')[0])
 
 

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table as Shown
 from rich.text import Text
 
-from experiments.grid.published import Column, Table, Value
-from experiments.grid.runner import Row, Run
-from experiments.grid.scores import Cost, Score, cost_of, places, within
+from experiments.grid.published import Column, PaperTable, Value
+from experiments.grid.runner import GridRow, RecordedCell
+from experiments.grid.scores import RowCost, Score, cost_of, places, within
 
 NOTHING = '-'
 PAPER, DIFFERENCE = 'paper', 'difference'
@@ -29,12 +29,12 @@ COST_NOTE = (
 class Filled(NamedTuple):
     """A table with what was run for it."""
 
-    table: Table
+    table: PaperTable
     columns: tuple[Column, ...]  # those that are shown
-    rows: tuple[Row, ...]
+    rows: tuple[GridRow, ...]
     paper: Mapping[tuple[str, str], Value]  # (row, column) -> published
     scores: Mapping[tuple[str, str], Score]
-    runs: Mapping[tuple[str, str], Mapping[int, Run]]  # seed -> finished run
+    runs: Mapping[tuple[str, str], Mapping[int, RecordedCell]]  # seed -> finished run
     title: str  # one line
     command: str  # that runs it
     told: tuple[str, ...]  # what was run, and how to read it
@@ -187,11 +187,11 @@ def costs(filled: Filled) -> list[tuple[str, tuple[str, ...]]]:
     return made
 
 
-def _runs(filled: Filled, row: Row, column: Column) -> list[Run]:
+def _runs(filled: Filled, row: GridRow, column: Column) -> list[RecordedCell]:
     return list(filled.runs[row.name, column.name].values())
 
 
-def _spoken_cost(cost: Cost) -> tuple[str, ...]:
+def _spoken_cost(cost: RowCost) -> tuple[str, ...]:
     return (
         str(cost.runs),
         str(datetime.timedelta(seconds=round(3600 * cost.hours))),

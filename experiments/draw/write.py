@@ -8,18 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from experiments.draw.figure import Plan, cells_of
+from experiments.draw.figure import FigureCells, cells_of
 from experiments.draw.panels import draw
 from experiments.draw.shapes import Lines, Matrix, Shape
 from experiments.grid.command import write
-from experiments.grid.runner import Cell, Run, equal
+from experiments.grid.runner import Cell, RecordedCell, equal
 from jaxfed.recording.style import save, style
 
 _HEADER = ('panel', 'series', 'x', 'value', 'sd', 'n')
 
 
 def write_figure(
-    name: str, plan: Plan, shapes: Sequence[Shape], done: dict[Path, Run], output: Path
+    name: str,
+    plan: FigureCells,
+    shapes: Sequence[Shape],
+    done: dict[Path, RecordedCell],
+    output: Path,
 ) -> list[Path]:
     """Write the picture as PNG and SVG, its numbers as CSV and what was run as Markdown.
 
@@ -75,7 +79,7 @@ def _number(value: float) -> str:
     return '' if np.isnan(value) else f'{value:.10g}'
 
 
-def tell(plan: Plan, done: dict[Path, Run]) -> list[str]:
+def tell(plan: FigureCells, done: dict[Path, RecordedCell]) -> list[str]:
     """What was run, in short: rounds, seeds, other settings than the paper's, what is missing.
 
     Args:
@@ -113,11 +117,11 @@ def _seeds(cells: Sequence[Cell]) -> str:
     return 'one seed' if n == 1 else f'mean of {n} seeds, bands and bars ± 1 standard deviation'
 
 
-def _failed(cell: Cell, done: dict[Path, Run]) -> bool:
+def _failed(cell: Cell, done: dict[Path, RecordedCell]) -> bool:
     return cell.folder in done and bool(done[cell.folder].summary['failed'])
 
 
-def describe(name: str, plan: Plan, done: dict[Path, Run]) -> str:
+def describe(name: str, plan: FigureCells, done: dict[Path, RecordedCell]) -> str:
     """The caption: title, what was run and on what, series by series.
 
     Args:

@@ -3,18 +3,18 @@
 from collections.abc import Callable
 
 from experiments.draw import quantities
-from experiments.draw.figure import Figure, Panel, of_table
+from experiments.draw.figure import Panel, PaperFigure, of_table
 from experiments.draw.phase import after_fedavg
 from experiments.fedcad.tables import TABLE_1
 
 _COLUMN = 'fedcad/cifar10_dirichlet0.5'
 
 
-def _figure_1(rounds: int | None) -> Figure:
+def _figure_1(rounds: int | None) -> PaperFigure:
     """Class accuracies of one client's model after a round of FedAvg, FedLSD and FedCAD."""
     of_methods = of_table(TABLE_1, _COLUMN, rows=('FedAvg', 'FedLSD', 'FedCAD'))
     series = tuple(after_fedavg(one, rounds or 11, client=0) for one in of_methods)
-    return Figure(
+    return PaperFigure(
         'data of a client, class accuracies of the global model after FedAvg and of the model that '
         'the client trains from it by each method (CIFAR-10, Dirichlet 0.5)',
         (Panel('', series, quantities.one_client),),
@@ -29,7 +29,7 @@ def _figure_1(rounds: int | None) -> Figure:
     )
 
 
-def _figure_3(rounds: int | None) -> Figure:
+def _figure_3(rounds: int | None) -> PaperFigure:
     """Examples of each class at each client."""
     panel = Panel(
         'CIFAR-10, Dirichlet 0.5',
@@ -37,16 +37,16 @@ def _figure_3(rounds: int | None) -> Figure:
         quantities.partition,
         False,
     )
-    return Figure(
+    return PaperFigure(
         'training examples of each class at each client', (panel,), one_seed=True,
         notes=('The 32 examples a class that the server keeps are not among them.',),
     )  # fmt: skip
 
 
-def _figure_4(rounds: int | None) -> Figure:
+def _figure_4(rounds: int | None) -> PaperFigure:
     """Accuracy of the global model and of local models by round."""
     series = of_table(TABLE_1, _COLUMN, variant=('--local_eval_every=1',))
-    return Figure(
+    return PaperFigure(
         'test accuracy of the global model, and mean of the local models, by round (CIFAR-10, '
         'Dirichlet 0.5)',
         (
@@ -58,7 +58,7 @@ def _figure_4(rounds: int | None) -> Figure:
     )
 
 
-FIGURES: dict[str, Callable[[int | None], Figure]] = {
+FIGURES: dict[str, Callable[[int | None], PaperFigure]] = {
     '1': _figure_1,
     '3': _figure_3,
     '4': _figure_4,

@@ -4,15 +4,15 @@ He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Lea
 hyper-parameters are in section 'Experimental Setup'.
 """
 
-from experiments.grid.published import Column, Table
-from experiments.grid.runner import Row
+from experiments.grid.published import Column, PaperTable
+from experiments.grid.runner import GridRow
 
 PAPER = 'FedCAD'
 ROWS = (
-    Row('FedAvg', ('--method=fedavg',)),
-    Row('FedProx', ('--method=fedprox', '--mu=0.01')),
-    Row('FedLSD', ('--method=fedlsd', '--fedlsd.alpha=0.3', '--tau=2')),
-    Row('FedCAD', ('--method=fedcad', '--beta=0.25', '--gamma=0.5', '--tau=2')),
+    GridRow('FedAvg', ('--method=fedavg',)),
+    GridRow('FedProx', ('--method=fedprox', '--mu=0.01')),
+    GridRow('FedLSD', ('--method=fedlsd', '--fedlsd.alpha=0.3', '--tau=2')),
+    GridRow('FedCAD', ('--method=fedcad', '--beta=0.25', '--gamma=0.5', '--tau=2')),
 )
 NOTES = (
     'The paper searches mu in {0.001, 0.01, 0.1}, the weight of FedLSD in {0.1, 0.3, 0.5} and beta '
@@ -25,7 +25,7 @@ NOTES = (
     'The paper does not tell how many runs its numbers are from.',
 )
 
-TABLE_1 = Table(
+TABLE_1 = PaperTable(
     'fedcad/1',
     PAPER,
     'Accuracy and rounds to 65 % (CIFAR) and 90 % (FEMNIST)',
@@ -52,7 +52,7 @@ TABLE_1 = Table(
     notes=NOTES,
 )
 
-TABLE_2 = Table(
+TABLE_2 = PaperTable(
     'fedcad/2',
     PAPER,
     'Accuracy by skew, CIFAR-10',
@@ -73,7 +73,7 @@ TABLE_2 = Table(
     notes=NOTES,
 )
 
-TABLE_3 = Table(
+TABLE_3 = PaperTable(
     'fedcad/3',
     PAPER,
     'Accuracy by share of the 100 clients in a round, CIFAR-10',
@@ -93,7 +93,7 @@ TABLE_3 = Table(
     notes=NOTES,
 )
 
-TABLE_4 = Table(
+TABLE_4 = PaperTable(
     'fedcad/4',
     PAPER,
     'Accuracy by local epochs, CIFAR-10',

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 
 from experiments.draw import quantities
-from experiments.draw.figure import Figure, Panel, Series, of_table
+from experiments.draw.figure import Panel, PaperFigure, Series, of_table
 from experiments.fedlmd.tables import FEDAVG, FEDLMD, TABLE_1, TABLE_2, TABLE_3
-from experiments.grid.runner import Row
+from experiments.grid.runner import GridRow
 
 _DEFAULT = 'fedlmd/cifar10_lda0.05'
 _WHERE = 'CIFAR-10, Dirichlet 0.05'
@@ -14,7 +14,7 @@ _ROUNDS = 200
 _SHOWN = 100  # rounds of figure 2
 
 FEDLMD_TF = TABLE_2.rows[-1]
-_SWITCHED = Row(
+_SWITCHED = GridRow(
     'FedLMD-Tf then FedLMD',
     (
         '--method=fedlmd_tf,fedlmd', '--fedlmd_tf.beta=1', '--fedlmd_tf.tau=1', '--fedlmd.beta=1',
@@ -24,7 +24,7 @@ _SWITCHED = Row(
 _ROWS = {row.name: row for row in (*TABLE_3.rows, FEDLMD_TF)}
 
 
-def _figure_2(rounds: int | None) -> Figure:
+def _figure_2(rounds: int | None) -> PaperFigure:
     """Labels of a round's clients, and what the global model then predicts."""
     fedavg, fedlmd = (Series(_DEFAULT, row) for row in (FEDAVG, FEDLMD))
 
@@ -34,7 +34,7 @@ def _figure_2(rounds: int | None) -> Figure:
         return quantities.classes_by_round(values, label, last=_SHOWN, gamma=0.5)
 
     predicted = of(quantities.predicted_shares, 'predictions (%)')
-    return Figure(
+    return PaperFigure(
         f'training examples of the clients of each round by class, and predictions of the global '
         f'model after it by class ({_WHERE})',
         (
@@ -50,15 +50,15 @@ def _figure_2(rounds: int | None) -> Figure:
     )
 
 
-def _figure_4(rounds: int | None) -> Figure:
+def _figure_4(rounds: int | None) -> PaperFigure:
     """Accuracy by round of ways to distil."""
-    return Figure(
+    return PaperFigure(
         f'test accuracy by round with and without distillation ({_WHERE})',
         (Panel('', of_table(TABLE_1, _DEFAULT), quantities.by_round()),),
     )
 
 
-def _figure_5(rounds: int | None) -> Figure:
+def _figure_5(rounds: int | None) -> PaperFigure:
     """Best accuracy of methods without additional computation, by skew."""
     rows = [_ROWS[n] for n in ('FedAvg', 'FedProx', 'FedNova', 'FedRS', 'FedLMD-Tf')]
 
@@ -70,7 +70,7 @@ def _figure_5(rounds: int | None) -> Figure:
         )
         return Panel(title, series, quantities.sweep(quantities.best, xlabel, _BEST))
 
-    return Figure(
+    return PaperFigure(
         'best test accuracy of methods that compute nothing more than FedAvg does, by skew of the '
         'labels (CIFAR-10)',
         (
@@ -85,9 +85,9 @@ def _figure_5(rounds: int | None) -> Figure:
     )
 
 
-def _figure_6(rounds: int | None) -> Figure:
+def _figure_6(rounds: int | None) -> PaperFigure:
     """Accuracy by round under three skews."""
-    return Figure(
+    return PaperFigure(
         'test accuracy by round (CIFAR-10, Dirichlet 0.05, 0.3 and 0.5)',
         tuple(
             Panel(
@@ -101,7 +101,7 @@ def _figure_6(rounds: int | None) -> Figure:
     )
 
 
-def _figure_7(rounds: int | None) -> Figure:
+def _figure_7(rounds: int | None) -> PaperFigure:
     """Best accuracy by local epochs and by clients of a round."""
     names = ('FedAvg', 'FedCurv', 'FedProx', 'FedNTD', 'FedLMD-Tf', 'FedLMD')
     rows = [_ROWS[name] for name in names]
@@ -114,7 +114,7 @@ def _figure_7(rounds: int | None) -> Figure:
         )
         return Panel('', series, quantities.sweep(quantities.best, title, _BEST))
 
-    return Figure(
+    return PaperFigure(
         f'best test accuracy by local epochs and by clients of a round ({_WHERE})',
         (
             panel('local epochs', 'local_epochs', (1, 5, 10, 20), 5),
@@ -133,7 +133,7 @@ def _unless(flag: str, value: float, default: float) -> tuple[str, ...]:
     return () if value == default else (f'--{flag}={value}',)
 
 
-def _figure_8(rounds: int | None) -> Figure:
+def _figure_8(rounds: int | None) -> PaperFigure:
     """Best accuracy by the round in which FedLMD-Tf gives way to FedLMD."""
     rounds = rounds or _ROUNDS
     switches = sorted({round(rounds * fifth / 5) for fifth in range(6)})
@@ -150,7 +150,7 @@ def _figure_8(rounds: int | None) -> Figure:
         tuple(map(at, switches)),
         quantities.sweep(quantities.best, 'rounds of FedLMD-Tf', _BEST),
     )
-    return Figure(
+    return PaperFigure(
         f'best test accuracy where FedLMD follows FedLMD-Tf after some rounds ({_WHERE})',
         (panel,),
         notes=(
@@ -160,10 +160,10 @@ def _figure_8(rounds: int | None) -> Figure:
     )
 
 
-def _figure_9(rounds: int | None) -> Figure:
+def _figure_9(rounds: int | None) -> PaperFigure:
     """Best accuracy by temperature and weight of the distillation."""
 
-    def grid(row: Row) -> Panel:
+    def grid(row: GridRow) -> Panel:
         series = tuple(
             Series(_DEFAULT, row, (*_unless('tau', tau, 1), *_unless('beta', beta, 1)),
                    at=(str(tau), str(beta)))
@@ -176,7 +176,7 @@ def _figure_9(rounds: int | None) -> Figure:
             quantities.sensitivity(quantities.best, 'weight β', 'temperature τ', _BEST),
         )
 
-    return Figure(
+    return PaperFigure(
         f'best test accuracy by temperature τ and weight β ({_WHERE})',
         (grid(FEDLMD), grid(FEDLMD_TF)),
         across=2,
@@ -184,7 +184,7 @@ def _figure_9(rounds: int | None) -> Figure:
     )
 
 
-FIGURES: dict[str, Callable[[int | None], Figure]] = {
+FIGURES: dict[str, Callable[[int | None], PaperFigure]] = {
     '2': _figure_2,
     '4': _figure_4,
     '5': _figure_5,

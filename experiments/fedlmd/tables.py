@@ -5,15 +5,15 @@ section 5.1; it searches all hyper-parameters and tells none but the smoothing o
 built on FedNTD's, and from there are those of the methods that it compares with.
 """
 
-from experiments.grid.published import Column, Table
-from experiments.grid.runner import Row
+from experiments.grid.published import Column, PaperTable
+from experiments.grid.runner import GridRow
 
 PAPER = 'FedLMD'
-FEDAVG = Row('FedAvg', ('--method=fedavg',))
-FEDCURV = Row('FedCurv', ('--method=fedcurv', '--lam=1'))
-FEDPROX = Row('FedProx', ('--method=fedprox', '--mu=1'))
-FEDNTD = Row('FedNTD', ('--method=fedntd', '--beta=1', '--tau=1'))
-FEDLMD = Row('FedLMD', ('--method=fedlmd', '--beta=1', '--tau=1'))
+FEDAVG = GridRow('FedAvg', ('--method=fedavg',))
+FEDCURV = GridRow('FedCurv', ('--method=fedcurv', '--lam=1'))
+FEDPROX = GridRow('FedProx', ('--method=fedprox', '--mu=1'))
+FEDNTD = GridRow('FedNTD', ('--method=fedntd', '--beta=1', '--tau=1'))
+FEDLMD = GridRow('FedLMD', ('--method=fedlmd', '--beta=1', '--tau=1'))
 NOTES = (
     'The paper searches the hyper-parameters of every method and does not tell what it found. Here '
     "they are those of its released code, which is built on FedNTD's: tau 1 and beta 1 of FedLMD "
@@ -37,12 +37,12 @@ SPEED = (
     'says so.',
 )
 
-TABLE_1 = Table(
+TABLE_1 = PaperTable(
     'fedlmd/1',
     PAPER,
     'Distillation methods, CIFAR-10',
     (Column('cifar10_lda0.05', 'α = 0.05', 'fedlmd/cifar10_lda0.05'),),
-    (FEDAVG, Row('FedAvg+KD', ('--method=kd', '--beta=1', '--tau=3')), FEDNTD, FEDLMD),
+    (FEDAVG, GridRow('FedAvg+KD', ('--method=kd', '--beta=1', '--tau=3')), FEDNTD, FEDLMD),
     """
     FedAvg    33.02
     FedAvg+KD 40.46
@@ -53,16 +53,16 @@ TABLE_1 = Table(
     notes=NOTES,
 )
 
-TABLE_2 = Table(
+TABLE_2 = PaperTable(
     'fedlmd/2',
     PAPER,
     'Methods without a teacher, CIFAR-10',
     (Column('cifar10_lda0.05', 'α = 0.05', 'fedlmd/cifar10_lda0.05'),),
     (
         FEDAVG,
-        Row('FedAvg+LS', ('--method=label_smoothing', '--smoothing=0.1')),
-        Row('FedNTD-Tf', ('--method=fedntd_tf', '--beta=1', '--tau=1')),
-        Row('FedLMD-Tf', ('--method=fedlmd_tf', '--beta=1', '--tau=1')),
+        GridRow('FedAvg+LS', ('--method=label_smoothing', '--smoothing=0.1')),
+        GridRow('FedNTD-Tf', ('--method=fedntd_tf', '--beta=1', '--tau=1')),
+        GridRow('FedLMD-Tf', ('--method=fedlmd_tf', '--beta=1', '--tau=1')),
     ),
     """
     FedAvg    33.02
@@ -80,7 +80,7 @@ def _column(name: str, title: str) -> Column:
     return Column(name, title, f'fedlmd/{name}', group)
 
 
-TABLE_3 = Table(
+TABLE_3 = PaperTable(
     'fedlmd/3',
     PAPER,
     "Accuracy and speed-up in rounds to FedAvg's best",
@@ -104,10 +104,10 @@ TABLE_3 = Table(
         FEDAVG,
         FEDCURV,
         FEDPROX,
-        Row('FedNova', ('--method=fednova',)),
-        Row('SCAFFOLD', ('--method=scaffold',)),
-        Row('MOON', ('--method=moon', '--mu=0.1', '--tau=0.5')),
-        Row('FedRS', ('--method=fedrs', '--fedrs.alpha=0.5')),
+        GridRow('FedNova', ('--method=fednova',)),
+        GridRow('SCAFFOLD', ('--method=scaffold',)),
+        GridRow('MOON', ('--method=moon', '--mu=0.1', '--tau=0.5')),
+        GridRow('FedRS', ('--method=fedrs', '--fedrs.alpha=0.5')),
         FEDNTD,
         FEDLMD,
     ),
@@ -146,7 +146,7 @@ TABLE_3 = Table(
     notes=(*NOTES, *SPEED),
 )
 
-TABLE_4 = Table(
+TABLE_4 = PaperTable(
     'fedlmd/4',
     PAPER,
     'Accuracy by network, CIFAR-10, α = 0.05',
@@ -167,16 +167,16 @@ TABLE_4 = Table(
     notes=NOTES,
 )
 
-TABLE_5 = Table(
+TABLE_5 = PaperTable(
     'fedlmd/5',
     PAPER,
     'FedLMD with other methods, CIFAR-10',
     (Column('cifar10_lda0.5', 'α = 0.5', 'fedlmd/cifar10_lda0.5'),),
     (
         FEDLMD,
-        Row('FedLMD+Prox', ('--method=fedlmd+fedprox', '--mu=1')),
-        Row('FedLMD+AvgM', ('--method=fedlmd+fedavgm', '--fedavgm.beta=0.7')),
-        Row(
+        GridRow('FedLMD+Prox', ('--method=fedlmd+fedprox', '--mu=1')),
+        GridRow('FedLMD+AvgM', ('--method=fedlmd+fedavgm', '--fedavgm.beta=0.7')),
+        GridRow(
             'FedLMD+Prox+AvgM',
             ('--method=fedlmd+fedprox+fedavgm', '--mu=1', '--fedavgm.beta=0.7'),
         ),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from experiments.draw import quantities
-from experiments.draw.figure import Figure, Panel, Series, of_table
+from experiments.draw.figure import Panel, PaperFigure, Series, of_table
 from experiments.draw.phase import after_fedavg
 from experiments.fedssd.tables import TABLE_1, TABLE_2
 
@@ -25,7 +25,7 @@ _LOCAL = ('--local_eval_every=1',)
 _SERVER = "The 64 examples a class that the server keeps are not among the clients' data."
 
 
-def _figure_2(rounds: int | None) -> Figure:
+def _figure_2(rounds: int | None) -> PaperFigure:
     """How much worse local models are than the global one."""
     series = tuple(
         one._replace(label=label, at=(label,))
@@ -33,7 +33,7 @@ def _figure_2(rounds: int | None) -> Figure:
         for one in of_table(TABLE_2, column, rows=('FedAvg',), variant=_LOCAL)
     )
     by_skew = tuple(s._replace(label='mean of all rounds') for s in series)
-    return Figure(
+    return PaperFigure(
         'what local training of FedAvg forgets: global against mean local test accuracy, a dot a '
         'round; their difference by round; and its mean over rounds by heterogeneity (CIFAR-10)',
         (
@@ -55,7 +55,7 @@ def _figure_2(rounds: int | None) -> Figure:
     )  # fmt: skip
 
 
-def _figure_3(rounds: int | None) -> Figure:
+def _figure_3(rounds: int | None) -> PaperFigure:
     """Class accuracies of the global model and of one client's model by round."""
     fedavg = TABLE_1.rows[0]
     look = (*_LOCAL, '--measure=confusion', '--confusion_clients=0')
@@ -73,7 +73,7 @@ def _figure_3(rounds: int | None) -> Figure:
             ),
         )
     ]
-    return Figure(
+    return PaperFigure(
         'class-wise test accuracy of the global model of FedAvg and of the local model of a client '
         'by round (CIFAR-10)',
         tuple(panels),
@@ -87,13 +87,13 @@ def _figure_3(rounds: int | None) -> Figure:
     )
 
 
-def _figure_4(rounds: int | None) -> Figure:
+def _figure_4(rounds: int | None) -> PaperFigure:
     """Confusion matrices of one client's data and models."""
     fedavg, fedssd = (
         after_fedavg(one, rounds or 11, client=8)
         for one in of_table(TABLE_1, _CIFAR10, rows=('FedAvg', 'FedSSD'))
     )
-    return Figure(
+    return PaperFigure(
         'the data of a client, and confusion matrices of the global model and of the models that '
         'the client trains from it by FedAvg and by FedSSD (CIFAR-10, Dirichlet 0.5)',
         (
@@ -115,9 +115,9 @@ def _figure_4(rounds: int | None) -> Figure:
     )
 
 
-def _figure_6(rounds: int | None) -> Figure:
+def _figure_6(rounds: int | None) -> PaperFigure:
     """Examples of each class at each client."""
-    return Figure(
+    return PaperFigure(
         'training examples of each class at each client, Dirichlet 0.5',
         tuple(
             Panel(
@@ -134,9 +134,9 @@ def _figure_6(rounds: int | None) -> Figure:
     )
 
 
-def _figure_7(rounds: int | None) -> Figure:
+def _figure_7(rounds: int | None) -> PaperFigure:
     """Accuracy of the global model and of local models by round, three datasets."""
-    return Figure(
+    return PaperFigure(
         'test accuracy of the global model, and mean of the local models, by round (Dirichlet 0.5)',
         tuple(
             Panel(
@@ -154,9 +154,9 @@ def _figure_7(rounds: int | None) -> Figure:
     )
 
 
-def _figure_8(rounds: int | None) -> Figure:
+def _figure_8(rounds: int | None) -> PaperFigure:
     """Accuracy by round with 100 clients."""
-    return Figure(
+    return PaperFigure(
         'test accuracy by round, 100 clients of which a share C takes part in a round (Dirichlet '
         '0.5)',
         tuple(
@@ -176,9 +176,9 @@ def _hundred(share: float) -> tuple[str, ...]:
     return '--num_clients=100', f'--clients_per_round={round(100 * share)}'
 
 
-def _figure_9(rounds: int | None) -> Figure:
+def _figure_9(rounds: int | None) -> PaperFigure:
     """Accuracy by local epochs."""
-    return Figure(
+    return PaperFigure(
         'final test accuracy by local epochs (CIFAR-10, Dirichlet 0.5)',
         (Panel('', _epochs((1, 10, 20, 50)), quantities.sweep(quantities.final, 'local epochs')),),
         notes=("The paper's text tells only E = 1; the others are those of FedCAD's table 4.",),
@@ -195,7 +195,7 @@ def _epochs(values: Sequence[int], default: int = 10) -> tuple[Series, ...]:
     )
 
 
-FIGURES: dict[str, Callable[[int | None], Figure]] = {
+FIGURES: dict[str, Callable[[int | None], PaperFigure]] = {
     '2': _figure_2,
     '3': _figure_3,
     '4': _figure_4,

@@ -4,18 +4,18 @@ He et al., Learning Critically: Selective Self Distillation in Federated Learnin
 2022. Its hyper-parameters are in section 5.1.
 """
 
-from experiments.grid.published import Column, Table
-from experiments.grid.runner import Row
+from experiments.grid.published import Column, PaperTable
+from experiments.grid.runner import GridRow
 
 PAPER = 'FedSSD'
 ROWS = (
-    Row('FedAvg', ('--method=fedavg',)),
-    Row('FedProx', ('--method=fedprox',)),
-    Row('FedCurv', ('--method=fedcurv',)),
-    Row('MOON', ('--method=moon', '--projection', '--tau=0.5')),
-    Row('FedNTD', ('--method=fedntd', '--beta=1', '--tau=1')),
-    Row('FedCAD', ('--method=fedcad', '--beta=0.25', '--gamma=0.5', '--tau=2')),
-    Row('FedSSD', ('--method=fedssd',)),
+    GridRow('FedAvg', ('--method=fedavg',)),
+    GridRow('FedProx', ('--method=fedprox',)),
+    GridRow('FedCurv', ('--method=fedcurv',)),
+    GridRow('MOON', ('--method=moon', '--projection', '--tau=0.5')),
+    GridRow('FedNTD', ('--method=fedntd', '--beta=1', '--tau=1')),
+    GridRow('FedCAD', ('--method=fedcad', '--beta=0.25', '--gamma=0.5', '--tau=2')),
+    GridRow('FedSSD', ('--method=fedssd',)),
 )
 CIFAR10 = {
     'FedProx': ('--mu=0.01',),
@@ -47,7 +47,7 @@ SPREAD = (
     'it is three seeds unless --seeds says otherwise, with partition and all else drawn anew.',
 )
 
-TABLE_1 = Table(
+TABLE_1 = PaperTable(
     'fedssd/1',
     PAPER,
     "Accuracy and rounds to FedAvg's final accuracy",
@@ -86,7 +86,7 @@ TABLE_1 = Table(
     ),
 )
 
-TABLE_2 = Table(
+TABLE_2 = PaperTable(
     'fedssd/2',
     PAPER,
     'Accuracy by skew, CIFAR-10',
@@ -121,7 +121,7 @@ def _weights(alpha: str) -> dict[str, tuple[str, ...]]:
     }
 
 
-TABLE_3 = Table(
+TABLE_3 = PaperTable(
     'fedssd/3',
     PAPER,
     'Accuracy by distillation loss and its weight, CIFAR-10',
@@ -130,9 +130,9 @@ TABLE_3 = Table(
         for a in ('0.01', '0.1', '0.5')
     ),
     (
-        Row('KL', ('--method=kd', '--tau=1')),
-        Row('MSE', ('--method=mse',)),
-        Row('SSD', ('--method=fedssd',)),
+        GridRow('KL', ('--method=kd', '--tau=1')),
+        GridRow('MSE', ('--method=mse',)),
+        GridRow('SSD', ('--method=fedssd',)),
     ),
     """
     KL  71.27 71.30 70.61

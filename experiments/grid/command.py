@@ -116,9 +116,7 @@ def write(path: Path, text: str) -> None:
       text: what it holds.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f'.{path.name}.tmp')
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    files.write_atomic(path, text)
 
 
 def use_machine() -> None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from experiments.grid.runner import Row
+from experiments.grid.runner import GridRow
 
 BASELINE = 'FedAvg'  # whose accuracy the others are to reach
 
@@ -28,14 +28,14 @@ class Column(NamedTuple):
     flags: Mapping[str, tuple[str, ...]] = {}  # row -> flags of it that hold in this column only
 
 
-class Table(NamedTuple):
+class PaperTable(NamedTuple):
     """A paper's table."""
 
     name: str  # 'fedlmd/3'
     paper: str
     title: str
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[GridRow, ...]
     numbers: str  # a line for each row, as for `read_numbers`
     score: Literal['best', 'final']  # accuracy over the rounds that is told
     speed: Literal['', 'rounds', 'speed-up'] = ''  # what is told besides
@@ -69,7 +69,7 @@ def read_value(text: str) -> Value:
     )
 
 
-def read_numbers(table: Table) -> dict[tuple[str, str], Value]:
+def read_numbers(table: PaperTable) -> dict[tuple[str, str], Value]:
     """The published numbers of a table.
 
     Args:

@@ -1,32 +1,26 @@
 """A grid of runs on disk: column x row x seed, each run once, skipped when done, read back."""
 
-import contextlib
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from filelock import FileLock, Timeout
-
 from jaxfed import methods
-from jaxfed.config import Config
+from jaxfed.config import Config, settings_that_affect
 from jaxfed.internal import console
-from jaxfed.metrics.measures import parse_measures
 from jaxfed.recording import run_files
 from jaxfed.runs import checks, config_flags
 from jaxfed.runs.experiment import Experiment, set_up
-from jaxfed.sweeps.halving import halving_of
-from jaxfed.sweeps.training import group, share_images, train_group
+from jaxfed.sweeps import runner
+from jaxfed.sweeps.training import group
 
-# Settings that change nothing that is trained.
-_UNTRAINED = (*run_files.NEUTRAL, 'confusion_clients', 'measure', 'target_accuracy')
 # Flags that a grid sets for each of its cells.
 RESERVED = ('method', 'on_divergence', 'seed', 'workdir')
 
 
-class Row(NamedTuple):
+class GridRow(NamedTuple):
     """A line of a table or a curve of a figure: a method as the paper writes it, and its flags."""
 
     name: str
@@ -51,7 +45,7 @@ class Cell(NamedTuple):
         return ' '.join([self.column, self.row, *self.variant, f'seed {self.seed}'])
 
 
-class Run(NamedTuple):
+class RecordedCell(NamedTuple):
     """What a finished cell recorded."""
 
     config: dict[str, Any]
@@ -79,7 +73,7 @@ def flag_file(column: str) -> Path:
 
 def make_cell(
     column: str,
-    row: Row,
+    row: GridRow,
     seed: int,
     *,
     output: Path,
@@ -135,8 +129,9 @@ def equal(cells: Iterable[Cell]) -> list[list[Cell]]:
       Groups of at least two such cells of one row and seed.
     """
     found: dict[str, dict[Path, Cell]] = {}
+    untrained = settings_that_affect('machine', 'records')
     for cell in cells:
-        own = {name: value for name, value in vars(cell.config).items() if name not in _UNTRAINED}
+        own = {name: value for name, value in vars(cell.config).items() if name not in untrained}
         found.setdefault(f'{cell.row} {own}', {})[cell.folder] = cell
     return [list(alike.values()) for alike in found.values() if len(alike) > 1]
 
@@ -146,47 +141,19 @@ def parts_of(config: Config) -> list[methods.Part]:
     return methods.resolve(config.method, config.hyperparameters)
 
 
-def differing(cell: Cell) -> dict[str, tuple[Any, Any]]:
-    """Settings in which the run in a cell's folder is another one than the cell asks for.
-
-    Measures and files that it recorded besides do not matter.
-
-    Args:
-      cell: whose folder holds a run.
-
-    Returns:
-      Setting -> (value there, value asked for).
-
-    Raises:
-      ValueError: if config.json there cannot be read.
-    """
-    other = run_files.differing(cell.folder, cell.config, parts_of(cell.config))
-    there, asked = other.pop('measure', ('none', 'none'))
-    missing = set(parse_measures(asked)) - set(parse_measures(there)) if cell.measured else set()
-    return other | ({'measure': (there, asked)} if missing else {})
-
-
 def is_done(cell: Cell) -> bool:
-    """Whether a cell has been run to its end.
-
-    Args:
-      cell: the cell.
-
-    Returns:
-      True if it has; False if it was not begun or not finished.
+    """Whether a cell has been run to its end, with the measures that it has to have.
 
     Raises:
       ValueError: if its folder holds a run with other settings.
     """
-    if not (cell.folder / run_files.CONFIG).exists():
-        return False
-    if other := differing(cell):
-        told = ', '.join(f'--{name}={was}, not {now}' for name, (was, now) in other.items())
-        raise ValueError(
-            f'{cell.folder} holds a run with other settings ({told}): give another --output, the '
-            'same settings, or move that folder away.'
-        )
-    return (cell.folder / run_files.SUMMARY).exists()
+    return runner.is_done(cell.config, measures='included' if cell.measured else 'any')
+
+
+def flags_with_effect(flags: Iterable[str]) -> list[str]:
+    """Those of the flags that change the accuracy of a run beyond its number of rounds."""
+    same = (*settings_that_affect('machine'), 'rounds', 'measure')
+    return [flag for flag in flags if flag.lstrip('-').partition('=')[0] not in same]
 
 
 def check(cells: Iterable[Cell]) -> None:
@@ -234,20 +201,22 @@ def run_cells(
     console.say(f'{len(cells) - len(left)} of {len(cells)} runs are done.', quiet=quiet)
     if not left:
         return {}
-    most = together or (len(left) if rungs else 0)
-    groups = group([_as_begun(cell) for cell in left], left[0].output, most=most)
-    failed: dict[str, str] = {}
-    rounds = sum(cell.config.rounds for cell in left)
-    with console.grid_progress(len(left), rounds, quiet=quiet) as (begin, report):
-        for places in groups:
-            own = [left[i] for i in places]
-            begin(name_of(own), sum(cell.config.rounds for cell in own), len(own))
-            reasons = _run(own, report, rungs)
-            failed |= {cell.name: reason for cell, reason in reasons}
-            for reason in dict.fromkeys(reason for _, reason in reasons):
-                alike = [cell for cell, other in reasons if other == reason]
-                console.show_error(f'{name_of(alike)}: {reason}')
-    return failed
+    configs, output = [_as_begun(cell) for cell in left], left[0].output
+    results = runner.run_groups(
+        configs,
+        output,
+        group(configs, output, most=together or len(left) * bool(rungs)),
+        lambda i: experiment_of(left[i]),
+        lambda places: name_of([left[i] for i in places]),
+        points=[(cell.column, cell.row, cell.variant) for cell in left],
+        rungs=rungs,
+        quiet=quiet,
+    )
+    return {
+        cell.name: str(result)
+        for cell, result in zip(left, results, strict=True)
+        if isinstance(result, Exception)
+    }
 
 
 def name_of(cells: Sequence[Cell]) -> str:
@@ -270,57 +239,6 @@ def name_of(cells: Sequence[Cell]) -> str:
         for kind, values in kinds.items()
     ]
     return ' '.join(filter(None, words))
-
-
-def _run(
-    cells: Sequence[Cell], report: Callable[[dict[str, Any]], None], rungs: Sequence[int]
-) -> list[tuple[Cell, str]]:
-    """Runs cells that share a program; gives those that could not be run, with the reason."""
-    failed: list[tuple[Cell, str]] = []
-    begun: list[tuple[Cell, Experiment]] = []
-    # A lock goes with the process, however that ends. All are taken before anything is set up, and
-    # by one process at a time, so that two that come to the same cells do not get half each.
-    with contextlib.ExitStack() as locks:
-        held = []
-        taking = locks.enter_context(contextlib.ExitStack())
-        with contextlib.suppress(OSError):  # which each cell then tells
-            cells[0].output.mkdir(parents=True, exist_ok=True)
-            taking.enter_context(FileLock(cells[0].output / '.lock'))
-        for cell in cells:
-            try:
-                cell.folder.parent.mkdir(parents=True, exist_ok=True)
-                lock = cell.folder.with_name(f'.{cell.folder.name}.lock')
-                locks.enter_context(FileLock(lock, timeout=0))
-                held.append(cell)
-            except Timeout:
-                failed.append((cell, 'another process is running it.'))
-            except OSError as error:
-                failed.append((cell, str(error)))
-        taking.close()
-        for cell in held:
-            try:
-                if not is_done(cell):
-                    begun.append((cell, experiment_of(cell)))
-            except (ValueError, OSError) as error:
-                failed.append((cell, str(error)))
-        if not begun:
-            return failed
-        own, experiments = zip(*begun, strict=True)
-        try:
-            results = train_group(
-                share_images(experiments),
-                own[0].output,
-                watch=lambda _, entry: report(entry),
-                # Column, row and variant, without the seed.
-                stop_of=halving_of(rungs, [cell[:3] for cell in own]),
-            )
-        except (ValueError, OSError) as error:
-            # Of a group that was split some may have come to their end.
-            return [*failed, *((cell, str(error)) for cell in own if not is_done(cell))]
-    for cell, result in zip(own, results, strict=True):
-        if isinstance(result, Exception):
-            failed.append((cell, str(result)))
-    return failed
 
 
 def experiment_of(cell: Cell) -> Experiment:
@@ -351,7 +269,7 @@ def _as_begun(cell: Cell) -> Config:
     return dataclasses.replace(cell.config, measure=there)
 
 
-def read(cell: Cell) -> Run:
+def read(cell: Cell) -> RecordedCell:
     """Read what a finished cell recorded.
 
     Args:
@@ -364,7 +282,7 @@ def read(cell: Cell) -> Run:
       ValueError: if a file cannot be read.
     """
     try:
-        return Run(
+        return RecordedCell(
             json.loads((cell.folder / run_files.CONFIG).read_text()),
             json.loads((cell.folder / run_files.SUMMARY).read_text()),
             [json.loads(line) for line in (cell.folder / run_files.METRICS).open()],

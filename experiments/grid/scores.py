@@ -1,11 +1,11 @@
 """The numbers of a grid's cells: accuracy over the seeds, rounds to a target, cost."""
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.grid.published import BASELINE
-from experiments.grid.runner import Run
+from experiments.grid.runner import RecordedCell
+from jaxfed.metrics import mean_and_deviation, rounds_to_target
 
 
 class Score(NamedTuple):
@@ -26,21 +26,20 @@ class Score(NamedTuple):
     @property
     def mean(self) -> float | None:
         """Mean accuracy in percent."""
-        return statistics.fmean(self.accuracies) if self.accuracies else None
+        return mean_and_deviation(self.accuracies)[0]
 
     @property
     def sd(self) -> float | None:
         """Sample standard deviation; None of less than two runs."""
-        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
+        return mean_and_deviation(self.accuracies)[1]
 
     @property
     def speed(self) -> float | None:
         """Mean over the runs that reached the target."""
-        reached = [speed for speed in self.speeds if speed is not None]
-        return statistics.fmean(reached) if reached else None
+        return mean_and_deviation(self.speeds)[0]
 
 
-class Cost(NamedTuple):
+class RowCost(NamedTuple):
     """What the runs of a row cost."""
 
     runs: int
@@ -53,7 +52,7 @@ class Cost(NamedTuple):
     set_aside: int  # examples that were set aside, the most of all runs
 
 
-def accuracy(run: Run, score: str) -> float:
+def accuracy(run: RecordedCell, score: str) -> float:
     """Best or final accuracy of a run, in percent.
 
     Args:
@@ -66,23 +65,20 @@ def accuracy(run: Run, score: str) -> float:
     return 100 * float(run.summary[f'{score}_accuracy'])
 
 
-def rounds_to(run: Run, target: float) -> int | None:
-    """The first round with at least an accuracy.
-
-    Args:
-      run: a run.
-      target: in percent.
-
-    Returns:
-      The round; None if there is none.
-    """
-    for entry in run.metrics:
-        if entry['test_accuracy'] is not None and 100 * entry['test_accuracy'] >= target:
-            return int(entry['round'])
-    return None
+def rounds_to(run: RecordedCell, target: float) -> int | None:
+    """The first round with at least an accuracy in percent, None if there is none."""
+    curve = [entry['round'] for entry in run.metrics], [_percent(e) for e in run.metrics]
+    return rounds_to_target(curve, target)
 
 
-def target_of(run: Run, baseline: Run | None, *, target: str, score: str) -> float | None:
+def _percent(entry: Mapping[str, Any]) -> float | None:
+    accuracy = entry['test_accuracy']
+    return None if accuracy is None else 100 * accuracy
+
+
+def target_of(
+    run: RecordedCell, baseline: RecordedCell | None, *, target: str, score: str
+) -> float | None:
     """The accuracy that a run is to reach.
 
     Args:
@@ -102,7 +98,9 @@ def target_of(run: Run, baseline: Run | None, *, target: str, score: str) -> flo
     return accuracy(baseline, score)
 
 
-def speed_of(run: Run, baseline: Run | None, wanted: float, *, kind: str) -> float | None:
+def speed_of(
+    run: RecordedCell, baseline: RecordedCell | None, wanted: float, *, kind: str
+) -> float | None:
     """Rounds to an accuracy, or the baseline's rounds over them.
 
     Args:
@@ -122,8 +120,8 @@ def speed_of(run: Run, baseline: Run | None, wanted: float, *, kind: str) -> flo
 
 
 def score_of(
-    runs: Mapping[int, Run],
-    baselines: Mapping[int, Run],
+    runs: Mapping[int, RecordedCell],
+    baselines: Mapping[int, RecordedCell],
     *,
     asked: int,
     score: str,
@@ -223,7 +221,7 @@ def within(
     return abs(score.mean - accuracy_) <= allowed + 1e-9
 
 
-def cost_of(runs: Iterable[Run]) -> Cost | None:
+def cost_of(runs: Iterable[RecordedCell]) -> RowCost | None:
     """Add up what runs cost.
 
     Args:
@@ -239,19 +237,19 @@ def cost_of(runs: Iterable[Run]) -> Cost | None:
     def most(*keys: str) -> Any:
         return max(_dig(run.summary, keys) for run in runs)
 
-    def steps(run: Run) -> float:
+    def steps(run: RecordedCell) -> float:
         if 'client_steps' in run.summary:
             return run.summary['client_steps']
         # Older records tell a rounded rate.
         about = run.summary['client_steps_per_second'] * sum(e['seconds'] for e in run.metrics)
         return float(f'{about:.3g}')
 
-    def auxiliary(run: Run) -> int:
+    def auxiliary(run: RecordedCell) -> int:
         needed = run.summary['cost']['auxiliary']
         given = run.config.get('auxiliary_per_class')
         return given if needed and given is not None else needed
 
-    return Cost(
+    return RowCost(
         runs=len(runs),
         hours=sum(run.summary['seconds_total'] for run in runs) / 3600,
         client_steps=sum(map(steps, runs)),

@@ -1,4 +1,4 @@
-"""What --help and --helpfull print, flags by purpose, and what is told of flags that do not do."""
+"""Grouped `--help`, and error messages for invalid flags."""
 
 import difflib
 import logging
@@ -12,73 +12,69 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 _WIDTH = 80
+_TYPES = {'int': 'an integer', 'float': 'a number', 'bool': 'True or False'}
 
 
-class Row(NamedTuple):
+class FlagHelp(NamedTuple):
     """A flag as --help shows it."""
 
     name: str
-    text: str  # up to its first ';', what follows is for --helpfull
-    default: Any = None  # shown in brackets, unless it is None or the text has some
+    text: str  # --help shows it up to the first ';', --helpfull shows all
+    default: Any = None  # shown in brackets, unless it is None or the text has brackets
     choices: Sequence[str] = ()
 
 
-class _HelpFlag(flags.BooleanFlag):
-    """A flag that prints something and ends the program with exit status 0."""
+class _PrintingFlag(flags.BooleanFlag):
+    """A flag that prints something and ends the program with status 0; absl's end with 1."""
 
-    def __init__(self, name: str, text: str, show: Callable[[], None], short: str | None = None):
-        # absl's own flags of these names end with status 1.
+    def __init__(
+        self, name: str, text: str, show: Callable[[], None], short: str | None = None
+    ) -> None:
         super().__init__(name, False, text, short_name=short, allow_override=True)
         self._show = show
 
-    def parse(self, arg: Any) -> None:
-        """Prints, if the flag is given."""
-        if self._parse(arg):
+    def parse(self, argument: Any) -> None:
+        """Print and exit, if the flag is set."""
+        if self._parse(argument):
             self._show()
             sys.exit(0)
 
 
-def define_help(groups: Mapping[str, Sequence[Row]], known: Sequence[str]) -> None:
-    """Define --help, -?, --helpshort and --helpfull in the place of absl's.
+def define_help(groups: Mapping[str, Sequence[FlagHelp]], known: Sequence[str]) -> None:
+    """Define --help, -?, --helpshort and --helpfull in place of absl's.
 
     Args:
-      groups: what --help shows, by purpose.
-      known: names of all flags that jaxfed defines; what the program itself defines besides is
-        shown in a group of its own.
+      groups: purpose -> the flags that --help shows.
+      known: the names of all flags that jaxfed defines; --help shows a program's other flags in an
+        additional group.
     """
     app.define_help_flags()
 
     def brief() -> None:
-        of_program = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
-        own = [Row(f.name, f.help or '', f.default) for f in of_program if f.name not in known]
-        print(short_help({**groups, 'this program': own}, sys.modules['__main__'].__doc__))
+        key_flags = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
+        extra = [
+            FlagHelp(f.name, f.help or '', f.default) for f in key_flags if f.name not in known
+        ]
+        print(short_help({**groups, 'this program': extra}, sys.modules['__main__'].__doc__))
 
     def full() -> None:
         app.usage(writeto_stdout=True)
 
     for flag in (
-        _HelpFlag('help', 'show the flags by purpose', brief, short='?'),
-        _HelpFlag('helpshort', 'the same as --help', brief),
-        _HelpFlag('helpfull', 'show all flags, also the hyper-parameters of all methods', full),
+        _PrintingFlag('help', 'show the flags by purpose', brief, short='?'),
+        _PrintingFlag('helpshort', 'the same as --help', brief),
+        _PrintingFlag('helpfull', 'show all flags, also the hyper-parameters of all methods', full),
     ):
         flags.DEFINE_flag(flag)
 
 
-def short_help(groups: Mapping[str, Sequence[Row]], title: str | None) -> str:
-    """The text of --help.
-
-    Args:
-      groups: flags by purpose; a group without any is left out.
-      title: what the program is.
-
-    Returns:
-      Lines of at most 80 characters.
-    """
+def short_help(groups: Mapping[str, Sequence[FlagHelp]], title: str | None) -> str:
+    """Format --help in at most 80 columns; groups without flags are omitted."""
     lines = [(title or f'usage: {sys.argv[0]} [flags]').strip().splitlines()[0]]
-    column = 3 + max(len(f'--{row.name}') for rows in groups.values() for row in rows)
-    for group, rows in groups.items():
-        if rows:
-            lines += [f'{group}:', *(line for row in rows for line in _lines(row, column))]
+    column = 3 + max(len(f'--{flag.name}') for group in groups.values() for flag in group)
+    for name, group in groups.items():
+        if group:
+            lines += [f'{name}:', *(line for flag in group for line in _lines(flag, column))]
     lines += [
         '',
         '--method=list shows every method with its hyper-parameters and its paper.',
@@ -88,81 +84,63 @@ def short_help(groups: Mapping[str, Sequence[Row]], title: str | None) -> str:
     return '\n'.join(lines)
 
 
-def _lines(row: Row, column: int) -> list[str]:
-    """A flag and what it does, in as few lines of 80 characters as it takes."""
-    text, told = row.text.split(';')[0], re.search(r'\[.*\]', row.text)
-    if '[' not in text and (told or row.default is not None):
-        text += f' {told[0]}' if told else f' [{row.default}]'
-    choices = '|'.join(row.choices)
-    room = _WIDTH - column
-    wrapped = textwrap.wrap(f'{choices}: {text}', room) if choices else []
-    if choices and len(wrapped) > 1:
-        wrapped = [*textwrap.wrap(text, room), *textwrap.wrap(', '.join(row.choices), room)]
-    wrapped = wrapped or textwrap.wrap(text, room) or ['']
-    head = f'  --{row.name}'.ljust(column)
-    return [f'{head if i == 0 else " " * column}{line}' for i, line in enumerate(wrapped)]
-
-
-_KINDS = {'int': 'an integer', 'float': 'a number', 'bool': 'True or False'}
+def _lines(flag: FlagHelp, column: int) -> list[str]:
+    """Format a flag, with its text from a column on."""
+    text, default = flag.text.split(';')[0], f'[{flag.default}]'
+    if in_brackets := re.search(r'\[.*\]', flag.text):
+        default = in_brackets[0]
+    if '[' not in text and (in_brackets or flag.default is not None):
+        text += f' {default}'
+    width = _WIDTH - column
+    wrapped = textwrap.wrap(f'{"|".join(flag.choices)}: {text}', width) if flag.choices else []
+    if len(wrapped) != 1:  # choices and text do not fit into one line
+        wrapped = textwrap.wrap(text, width) + textwrap.wrap(', '.join(flag.choices), width)
+    head, *rest = wrapped or ['']
+    return [f'  --{flag.name}'.ljust(column) + head, *(' ' * column + line for line in rest)]
 
 
 def what_is_wrong(error: Exception, values: flags.FlagValues) -> str:
-    """What absl could not read, and what would do, in a line.
-
-    Args:
-      error: absl's, or of a file of flags.
-      values: the flags there are.
-
-    Returns:
-      A sentence or two.
-    """
+    """Describe an error of absl or of a flag file, with the accepted values, in one line."""
     if isinstance(error, flags.UnrecognizedFlagError):
         name = error.flagname
         names = [known for known in values if '.' in name or '.' not in known]
-        return f'--{name} is no flag;{_nearest(name, names, "--")} --help shows the flags.'
+        return f'--{name} is no flag;{_suggestion(name, names, "--")} --help shows the flags.'
     if isinstance(error, UnicodeDecodeError):
         return f'a file given as --flagfile is no text ({error}).'
     text = ' '.join(str(error).removeprefix('ERROR:: ').split())
-    given = text.removeprefix('flag --')
-    name = given.partition('=')[0]
+    assignment = text.removeprefix('flag --')
+    name = assignment.partition('=')[0]
     if not isinstance(error, flags.IllegalFlagValueError) or name not in values:
         return f'{text.rstrip(".")}.'
-    # What absl says of a value ends with what its parser says.
+    # absl's message ends with that of the flag's parser.
     reason = ' '.join(str(error.__context__).split())
-    told, flag = f'--{given.removesuffix(f": {reason}")}', values[name]
+    assignment, flag = f'--{assignment.removesuffix(f": {reason}")}', values[name]
     if isinstance(flag.parser, flags.EnumParser):
         choices = flag.parser.enum_values
-        near = _nearest(told.partition('=')[2], choices, f'--{name}=')
-        return f'{told} must be one of {", ".join(choices)}{f";{near}" if near else "."}'
-    kind = _KINDS.get(flag.flag_type())
-    return f'{told} must be {kind}.' if kind else f'{told}: {reason}.'
+        suggestion = _suggestion(assignment.partition('=')[2], choices, f'--{name}=')
+        return f'{assignment} must be one of {", ".join(choices)}' + (
+            f';{suggestion}' if suggestion else '.'
+        )
+    expected = _TYPES.get(flag.flag_type())
+    return f'{assignment} must be {expected}.' if expected else f'{assignment}: {reason}.'
 
 
-def _nearest(given: str, names: Sequence[str], mark: str) -> str:
-    """A question for the nearest of some names, nothing if none is near."""
-    near = difflib.get_close_matches(given, names)
-    return f' did you mean {" or ".join(mark + name for name in near)}?' if near else ''
+def _suggestion(name: str, names: Sequence[str], prefix: str) -> str:
+    """Ask for the most similar names; '' if none is similar."""
+    similar = difflib.get_close_matches(name, names)
+    return f' did you mean {" or ".join(prefix + name for name in similar)}?' if similar else ''
 
 
 def quiet_libraries() -> None:
-    """Show what jaxfed logs, and of libraries only errors, unless --verbosity says otherwise.
-
-    What they tell of missing TPUs, font caches and OpenCV is nothing to the user.
-    """
+    """Show log messages of jaxfed, but only errors of libraries, unless --verbosity is set."""
+    # Libraries log missing TPUs, font caches and OpenCV, which do not concern the user.
     if not flags.FLAGS['verbosity'].present:
         absl_logging.set_verbosity(absl_logging.ERROR)
         logging.getLogger('jaxfed').setLevel(logging.INFO)
 
 
 def parse_program(arguments: list[str]) -> list[str]:
-    """Parse the program's own flags; what is wrong with them is one line and exit status 2.
-
-    Args:
-      arguments: of the program, its name first.
-
-    Returns:
-      What is left over.
-    """
+    """Parse the program's flags and return the other arguments; exit with status 2 on an error."""
     try:
         return flags.FLAGS(arguments)
     except (flags.Error, OSError, UnicodeDecodeError) as error:

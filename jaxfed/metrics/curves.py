@@ -1,6 +1,8 @@
-"""How fast a curve of accuracies rises: rounds to a target, and speed-up over another run."""
+"""Numbers of whole runs: rounds to a target accuracy, speed-up, and the mean over seeds."""
 
 from collections.abc import Sequence
+
+import numpy as np
 
 Curve = tuple[Sequence[int], Sequence[float | None]]  # rounds, ascending, and their accuracies
 
@@ -48,3 +50,19 @@ def speed_up(reference: Curve, curve: Curve, target: float | None = None) -> flo
         target = max(tested)
     theirs, ours = rounds_to_target(reference, target), rounds_to_target(curve, target)
     return None if theirs is None or ours is None else theirs / ours
+
+
+def mean_and_deviation(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Mean and sample standard deviation of the values that are not None.
+
+    m = sum_i v_i / n,  s = sqrt(sum_i (v_i - m)^2 / (n - 1))
+
+    Args:
+      values: one number for each seed.
+
+    Returns:
+      (m, s); m is None without values, s is None with fewer than two.
+    """
+    known = [value for value in values if value is not None]
+    deviation = float(np.std(known, ddof=1)) if len(known) > 1 else None
+    return (float(np.mean(known)) if known else None), deviation

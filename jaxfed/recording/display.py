@@ -1,162 +1,144 @@
-"""Tables in the terminal: a summary, a sweep, a plan, methods and measures."""
+"""Tables in the terminal: a run, a sweep, a dry run, methods and measures."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.table import Table
+from rich.table import Column, Table
 
-from jaxfed.internal.console import TERMINAL
+from jaxfed.internal import console
 from jaxfed.recording.heatmap import print_heatmap
 
 
 def show_summary(summary: dict[str, Any], workdir: Path) -> None:
-    """Print the summary table and where the files are.
+    """Print the numbers of summary.json, and the files of the work directory."""
+    table = Table(
+        Column(style='bold'),
+        Column(justify='right'),
+        title=f'{summary["method"]} on {summary["dataset"]}',
+        show_header=False,
+    )
+    _print(table, _summary_rows(summary).items())
+    console.say(f'files: {workdir}/', quiet=False)
+    for path in sorted(workdir.glob('[!.]*')):
+        console.say(f'  {path.name}', quiet=False)
 
-    Args:
-      summary: as in summary.json.
-      workdir: the work directory.
-    """
-    table = Table(title=f'{summary["method"]} on {summary["dataset"]}', show_header=False)
-    table.add_column(style='bold')
-    table.add_column(justify='right')
-    rows = {'training': f'diverged in round {summary["rounds"]}'} if summary['failed'] else {}
-    on = summary['evaluated_on']
-    if on == 'validation':
+
+def _summary_rows(summary: dict[str, Any]) -> dict[str, str]:
+    rounds, data = summary['rounds'], summary['evaluated_on']
+    rows = {}
+    if summary['failed']:
+        rows['training'] = f'diverged in round {rounds}'
+    if data == 'validation':
         rows['evaluated on'] = 'held-out training examples; test data was not used'
     if summary['best_round'] is not None:
-        final = f'{summary["final_accuracy"]:.2%}'
-        rows['final accuracy'] = f'{final} after {summary["rounds"]} rounds'
+        rows['final accuracy'] = f'{summary["final_accuracy"]:.2%} after {rounds} rounds'
         rows['best accuracy'] = f'{summary["best_accuracy"]:.2%} in round {summary["best_round"]}'
-    rows |= {
-        'time': f'{summary["seconds_total"]:.1f} s, of it compiling '
-        f'{summary["compile_seconds"]:.1f} s',
-        'a round': f'{summary["seconds_per_round"]:.3f} s, '
-        f'{summary["client_steps_per_second"]:.0f} client-steps/s',
-    }
-    shares = [f'{on} data {summary["evaluation_share"]:.0%} of the time']
+    rows['time'] = (
+        f'{summary["seconds_total"]:.1f} s, of it compiling {summary["compile_seconds"]:.1f} s'
+    )
+    rows['a round'] = (
+        f'{summary["seconds_per_round"]:.3f} s, '
+        f'{summary["client_steps_per_second"]:.0f} client-steps/s'
+    )
+    evaluation = f'{data} data {summary["evaluation_share"]:.0%} of the time'
     if summary['local_accuracy'] is not None:
         rows['average local accuracy'] = f'{summary["local_accuracy"]:.2%} when last evaluated'
-        shares.append(f'local models {summary["local_evaluation_share"]:.0%}')
+        evaluation += f', local models {summary["local_evaluation_share"]:.0%}'
     if summary['personal_accuracy'] is not None:
-        rows['on own held-out examples'] = (
+        rows["on clients' held-out examples"] = (
             f'local models {summary["personal_accuracy"]:.2%}, '
-            f'the global one {summary["personal_global_accuracy"]:.2%}'
+            f'global model {summary["personal_global_accuracy"]:.2%}'
         )
-    rows['evaluation'] = ', '.join(shares)
+    rows['evaluation'] = evaluation
     if summary['target_accuracy'] is not None:
-        reached = summary['rounds_to_target']
-        name = f'rounds to {summary["target_accuracy"]:.0%}'
-        rows[name] = str(reached) if reached else 'not reached'
-    rows |= {'cost': cost} if (cost := cost_in_words(summary['cost'])) else {}
+        reached = str(summary['rounds_to_target'] or 'not reached')
+        rows[f'rounds to {summary["target_accuracy"]:.0%}'] = reached
+    if cost := cost_in_words(summary['cost']):
+        rows['cost'] = cost
     if summary['auxiliary_examples']:
         rows['auxiliary data'] = f'{summary["auxiliary_examples"]} examples on the server'
-    for row in rows.items():
-        table.add_row(*row)
-    TERMINAL.print(table)
-    TERMINAL.print(f'files: {workdir}/', soft_wrap=True)
-    for path in sorted(workdir.glob('[!.]*')):
-        TERMINAL.print(f'  {path.name}', soft_wrap=True)
+    return rows
 
 
 def show_sweep(title: str, names: list[str], rows: list[list[str]]) -> None:
-    """Print what the settings of a sweep came to.
-
-    Args:
-      title: of the table.
-      names: of its columns.
-      rows: a setting each.
-    """
-    table = Table(title=title)
-    for name in names:
-        table.add_column(name, justify='right')
-    for row in rows:
-        table.add_row(*row)
-    TERMINAL.print(table)
+    """Print the results of a sweep: named columns, a row for each setting."""
+    _print(Table(*(Column(name, justify='right') for name in names), title=title), rows)
 
 
 def cost_in_words(cost: dict[str, Any]) -> str:
-    """What a method costs beyond FedAvg, in a few words.
+    """Describe what a method costs beyond FedAvg; '' if nothing.
 
     Args:
-      cost: of `costs.Cost`, as a dict.
-
-    Returns:
-      The words, '' for nothing.
+      cost: the fields of `costs.Cost`.
     """
     base = cost['parameter_bytes']
 
-    def times(bytes_: int) -> str:
-        return f'{bytes_ / base:.2g}x' if bytes_ >= 0.05 * base else f'{bytes_} B'
+    def size(num_bytes: int) -> str:
+        return f'{num_bytes / base:.2g}x' if num_bytes >= 0.05 * base else f'{num_bytes} B'
 
     words = []
     for name in ('upload', 'download'):
         extra = cost[f'{name}_bytes'] - base
         if extra >= 1:
-            words.append(f'{name} +{times(extra)}')
-    for name, state in (('client', 'client_state_bytes'), ('server', 'server_state_bytes')):
-        if cost[state]:
-            words.append(f'{name} keeps {times(cost[state])}')
-    if cost['forward_passes']:
-        words.append(f'forward passes +{cost["forward_passes"]}')
-    if cost['data_passes']:
-        words.append(f'passes over the data +{cost["data_passes"]}')
-    if cost['auxiliary']:
-        words.append(f'{cost["auxiliary"]} examples a class')
+            words.append(f'{name} +{size(extra)}')
+    for name in ('client', 'server'):
+        if state := cost[f'{name}_state_bytes']:
+            words.append(f'{name} keeps {size(state)}')
+    for name, text in (
+        ('forward_passes', 'forward passes +{}'),
+        ('data_passes', 'passes over the data +{}'),
+        ('auxiliary', '{} examples a class'),
+    ):
+        if cost[name]:
+            words.append(text.format(cost[name]))
     return ', '.join(words)
 
 
-def show_plan(rows: dict[str, str], counts: np.ndarray) -> None:
-    """Print what an experiment would be, and the data of its first clients.
-
-    Args:
-      rows: what -> in words.
-      counts: [N, C] examples of each class of each client.
-    """
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style='bold', no_wrap=True)
-    table.add_column()
-    for row in rows.items():
-        table.add_row(*row)
-    TERMINAL.print(table)
-    print_heatmap(counts, TERMINAL, most=5)
+def show_dry_run(rows: dict[str, str], counts: np.ndarray) -> None:
+    """Print the description of an experiment, and the [N, C] label counts of its first clients."""
+    _print(Table.grid(Column(style='bold', no_wrap=True), '', padding=(0, 2)), rows.items())
+    print_heatmap(counts, console.TERMINAL, most=5)
 
 
 def show_methods(rows: list[tuple[str, str, list[tuple[str, str]]]]) -> None:
-    """Print the methods with their hyper-parameters, costs and papers.
-
-    Args:
-      rows: (name, one sentence, costs and paper, [(flag, default)]) a method.
-    """
+    """Print (name, description with costs and paper, [(flag, default)]) of each method."""
     table = Table(
+        Column('--method', style='bold', no_wrap=True),
+        Column('hyper-parameters', no_wrap=True),
+        'what it does, and its paper',
         title="Methods; combine them with '+'",
-        caption="Costs are beyond FedAvg's, of one client and round; x is the size of the "
-        "network's parameters, here those of cnn on CIFAR-10.",
+        caption='Costs are of one client and round beyond those of FedAvg; x is the size of the '
+        "network's parameters, in this table those of cnn on CIFAR-10.",
         show_lines=True,
     )
-    table.add_column('--method', style='bold', no_wrap=True)
-    table.add_column('hyper-parameters', no_wrap=True)
-    table.add_column('what it does, and its paper')
-    for name, text, flags in rows:
-        table.add_row(name, '\n'.join(f'{flag}={value}' for flag, value in flags), text)
-    TERMINAL.print(table)
+    _print(
+        table,
+        [
+            (name, '\n'.join(f'{flag}={value}' for flag, value in flags), text)
+            for name, text, flags in rows
+        ],
+    )
 
 
 def show_measures(rows: list[tuple[str, str, tuple[str, ...], bool]]) -> None:
-    """Print the measures with what they record.
-
-    Args:
-      rows: (name, one sentence and cost, fields of metrics.jsonl, whether it needs local models) a
-        measure.
-    """
+    """Print (name, description, fields of metrics.jsonl, needs local models) of each measure."""
     table = Table(
+        Column('--measure', style='bold', no_wrap=True),
+        Column('in metrics.jsonl', no_wrap=True),
+        'what it is',
         title='Measures; join them with commas',
-        caption='* needs --local_eval_every, in whose rounds it is taken.',
+        caption='* needs --local_eval_every, and is measured in its rounds.',
         show_lines=True,
     )
-    table.add_column('--measure', style='bold', no_wrap=True)
-    table.add_column('in metrics.jsonl', no_wrap=True)
-    table.add_column('what it is')
-    for name, text, fields, local in rows:
-        table.add_row(name + ' *' * local, '\n'.join(fields), text)
-    TERMINAL.print(table)
+    _print(
+        table,
+        [(name + ' *' * local, '\n'.join(fields), text) for name, text, fields, local in rows],
+    )
+
+
+def _print(table: Table, rows: Iterable[Sequence[str]]) -> None:
+    for row in rows:
+        table.add_row(*row)
+    console.TERMINAL.print(table)

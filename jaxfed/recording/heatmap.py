@@ -1,4 +1,4 @@
-"""The client x class table of a partition, drawn and printed."""
+"""The client x class table of a partition, as a figure and as text."""
 
 import os
 
@@ -7,21 +7,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_NUMBERED = 20  # clients up to which the cells carry their numbers
-_PRINTED = 20  # clients printed to a terminal
-_PRINTED_CLASSES = 10  # classes up to which the printed cells are numbers
-_STRIP = 50  # characters of a printed strip of more classes
+_MAX_NUMBERED = 20  # clients and classes up to which the cells of the figure have numbers
+_PRINTED_CLIENTS = 20
+_PRINTED_CLASSES = 10  # up to which the printed cells are numbers
+_STRIP_WIDTH = 50  # characters, for more classes
 _SHADES = ' ░▒▓█'
 _ASCII = str.maketrans('·░▒▓█', '.-=*#')  # for output that is not Unicode
 
 
 def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str) -> None:
-    """Draws how many examples of each class each client holds to a PNG file, none as white.
+    """Draw the examples of each class at each client to a PNG file; zero is white.
 
     Args:
       counts: [N, C] integers, examples of class c at client i.
-      path: of the file to write.
-      title: of the figure.
+      path: the file to write.
+      title: the title of the figure.
 
     Raises:
       ValueError: if counts is not a matrix.
@@ -33,19 +33,20 @@ def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    counts = _checked(counts)
+    counts = _matrix(counts)
     num_clients, num_classes = counts.shape
-    numbered = num_clients <= _NUMBERED and num_classes <= _NUMBERED
+    numbered = max(counts.shape) <= _MAX_NUMBERED
     width = 2.5 + (0.5 if numbered else 0.15) * min(num_classes, 60)
     height = 1.5 + (0.35 if numbered else 0.06) * min(num_clients, 150)
     figure = Figure(figsize=(max(width, 5), max(height, 3.5)), layout='constrained')
-    axes = figure.add_subplot()
-    # cividis is perceptually uniform and reads the same with colour blindness. Classes that a
-    # client lacks stay white, and the root keeps a few examples apart from none and from many.
-    held = np.ma.masked_equal(counts, 0)
+    axes = figure.add_subplot(title=title, xlabel='class', ylabel='client')
+    # cividis is perceptually uniform and looks the same with colour blindness. The square root
+    # separates a few examples from none and from many.
+    positive = np.ma.masked_equal(counts, 0)
     norm = PowerNorm(0.5, vmin=1, vmax=max(counts.max(), 2))
-    image = axes.imshow(held, cmap='cividis_r', norm=norm, aspect='auto', interpolation='nearest')
-    axes.set(title=title, xlabel='class', ylabel='client')
+    image = axes.imshow(
+        positive, cmap='cividis_r', norm=norm, aspect='auto', interpolation='nearest'
+    )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     if numbered:
@@ -53,43 +54,37 @@ def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str
         axes.set_yticks(range(num_clients))
         for (i, c), count in np.ndenumerate(counts):
             colour = 'white' if norm(count) > 0.5 else 'black'
-            shown = str(count) if count else ''
-            axes.text(c, i, shown, ha='center', va='center', color=colour, fontsize=7)
+            text = str(count) if count else ''
+            axes.text(c, i, text, ha='center', va='center', color=colour, fontsize=7)
     figure.colorbar(image, label='examples')
     figure.savefig(path, dpi=150, format='png')
 
 
-def print_heatmap(counts: np.ndarray, console: Console, *, most: int = _PRINTED) -> None:
-    """Prints the first clients' sizes, numbers of classes and counts in 80 columns.
+def print_heatmap(counts: np.ndarray, console: Console, *, most: int = _PRINTED_CLIENTS) -> None:
+    """Print the first clients' sizes, numbers of classes and counts in 80 columns.
 
     Args:
       counts: [N, C] integers, examples of class c at client i.
-      console: to print to.
-      most: clients that are printed.
+      console: the console to print to.
+      most: the number of clients to print.
 
     Raises:
       ValueError: if counts is not a matrix.
     """
-    counts = _checked(counts)
+    counts = _matrix(counts)
     num_clients, num_classes = counts.shape
-    group = -(-num_classes // _STRIP)
-    plain = not console.encoding.lower().startswith('utf')
+    numbered = num_classes <= _PRINTED_CLASSES
+    group = -(-num_classes // _STRIP_WIDTH)  # classes a character
     table = Table(box=None, padding=(0, 1, 0, 0), header_style='bold')
-    for name in ('client', 'size', 'held'):
+    for name in ('client', 'size', 'held', *(f'c{c}' for c in range(num_classes * numbered))):
         table.add_column(name, justify='right')
-    numbers = num_classes <= _PRINTED_CLASSES
-    if numbers:
-        for c in range(num_classes):
-            table.add_column(f'c{c}', justify='right')
-    else:
-        table.add_column(
-            f'classes 0..{num_classes - 1}' + (f', {group} a character' if group > 1 else ''),
-            no_wrap=True,
-        )
+    if not numbered:
+        suffix = f', {group} a character' if group > 1 else ''
+        table.add_column(f'classes 0..{num_classes - 1}{suffix}', no_wrap=True)
+    largest = counts.max()
     for i, row in enumerate(counts[:most]):
-        largest = counts.max()
-        cells = [_cell(n, largest) for n in row] if numbers else [_strip(row, group)]
-        if plain:
+        cells = [_number(n, largest) for n in row] if numbered else [_strip(row, group)]
+        if not console.encoding.lower().startswith('utf'):
             cells = [Text(cell.plain.translate(_ASCII)) for cell in cells]
         table.add_row(str(i), str(row.sum()), str((row > 0).sum()), *cells)
     console.print(table)
@@ -102,25 +97,24 @@ def print_heatmap(counts: np.ndarray, console: Console, *, most: int = _PRINTED)
     )
 
 
-def _checked(counts: np.ndarray) -> np.ndarray:
-    """Returns counts as an array if it is a matrix with clients and classes."""
+def _matrix(counts: np.ndarray) -> np.ndarray:
+    """Return counts as an array; raise a ValueError unless it is a matrix that is not empty."""
     counts = np.asarray(counts)
     if counts.ndim != 2 or not counts.size:
         raise ValueError(f'counts has shape {counts.shape}: pass a matrix, [clients, classes].')
     return counts
 
 
-def _cell(count: int, largest: int) -> Text:
-    """Returns a number, brighter on a warmer ground the larger it is."""
-    share = count / max(largest, 1)
+def _number(count: int, largest: int) -> Text:
+    """Format a count; the larger it is, the brighter its background."""
     if not count:
         return Text('·', style='dim')
-    level = int(40 + 140 * share)
+    level = int(40 + 140 * count / max(largest, 1))
     return Text(str(count), style=f'white on rgb({level // 3},{level // 2},{level})')
 
 
 def _strip(row: np.ndarray, group: int) -> Text:
-    """Returns a character for every few classes, the darker the larger their share."""
+    """Shade a character for every `group` classes; the larger their share, the darker."""
     sums = np.add.reduceat(row, np.arange(0, row.size, group))
     levels = np.ceil(sums / max(sums.max(), 1) * (len(_SHADES) - 1)).astype(int)
     return Text(''.join(_SHADES[level] for level in levels))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxfed.config import Config
+from jaxfed.internal.files import write_atomic
 from jaxfed.methods import Part
 from jaxfed.recording import run_files, trackers
 from jaxfed.recording.run_files import METRICS
@@ -78,12 +79,7 @@ def rewind(workdir: Path, rounds: int) -> list[dict[str, Any]]:
             f'{path} lacks some of the first {rounds} rounds, after which the checkpoint was '
             f'written; begin anew in another directory, or move {workdir} away.'
         )
-    temporary = path.with_name(f'.{METRICS}.tmp')
-    with temporary.open('wb') as file:
-        file.write(b''.join(line + b'\n' for line in held))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    write_atomic(path, b''.join(line + b'\n' for line in held))
     return entries
 
 

@@ -1,4 +1,4 @@
-"""One look for all pictures: legible in print and on a screen, and with colour blindness."""
+"""The style of all figures: legible in print, on a screen, and with colour blindness."""
 
 import contextlib
 import os
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+
+from jaxfed.internal.files import atomic_path
 
 # Okabe and Ito's colours without yellow, which is faint on white.
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000')
@@ -31,11 +33,7 @@ _SETTINGS: Any = {
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-    """Draws what is drawn inside in the common look.
-
-    Yields:
-      Nothing.
-    """
+    """Apply the common style to what is drawn in the block."""
     import matplotlib
 
     with matplotlib.rc_context(_SETTINGS):
@@ -43,33 +41,17 @@ def style() -> Iterator[None]:
 
 
 def line(i: int) -> dict[str, Any]:
-    """The colour and dashes of the i-th curve of a picture, different for the first 28.
-
-    Args:
-      i: number of the curve, from 0.
-
-    Returns:
-      Keyword arguments of `Axes.plot`.
-    """
+    """Return `Axes.plot` keywords for the i-th curve; the first 28 curves look different."""
     n = len(COLOURS)
     return {'color': COLOURS[i % n], 'linestyle': DASHES[i // n % len(DASHES)]}
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
-    """Writes a picture as PNG and as SVG, each whole or not at all.
-
-    Args:
-      figure: the picture.
-      path: of the files, without their suffix.
-
-    Returns:
-      The two files.
-    """
+    """Write a figure to PATH.png and PATH.svg atomically, and return both files."""
+    keywords: dict[str, dict[str, Any]] = {'png': {'dpi': 150}, 'svg': {'metadata': {'Date': None}}}
     files = []
-    for suffix, keywords in (('.png', {'dpi': 150}), ('.svg', {'metadata': {'Date': None}})):
-        file = Path(f'{path}{suffix}')
-        temporary = file.with_name(f'.{file.name}.tmp')
-        figure.savefig(temporary, format=suffix[1:], **keywords)
-        os.replace(temporary, file)
-        files.append(file)
+    for suffix, settings in keywords.items():
+        files.append(Path(f'{path}.{suffix}'))
+        with atomic_path(files[-1]) as temporary:
+            figure.savefig(temporary, format=suffix, **settings)
     return files

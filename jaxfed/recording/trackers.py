@@ -1,61 +1,48 @@
-"""Where a run's metrics go besides metrics.jsonl: CSV, TensorBoard, Weights & Biases.
+"""Copies of metrics.jsonl while training: CSV, TensorBoard, Weights & Biases.
 
-The line in metrics.jsonl comes first. A tracker that fails while training is told at once and in
-summary.json, and closed; the rounds are worth more than their copy, so training goes on.
+A tracker that fails while training is reported at once and in summary.json, and closed; training
+continues, because metrics.jsonl already has the round.
 """
 
 import contextlib
 import csv
 import importlib.util
+import io
 import os
-import platform
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from jaxfed.config import Config
 from jaxfed.internal import console
+from jaxfed.internal.files import write_atomic
 from jaxfed.methods import Part
 from jaxfed.recording import run_files
 
 CSV = 'metrics.csv'
-PACKAGES = ('tensorboard', 'wandb')  # flags, packages and extras of the same name
+PACKAGES = {'tensorboard': 'tensorboardX', 'wandb': 'wandb'}  # flag and extra -> package
+_BY_CLASS = ('class_accuracy', 'class_forgetting', 'prediction_share')  # a curve for each class
 
-# Lists with a number for each class; each number is a curve of its own.
-_BY_CLASS = ('class_accuracy', 'class_forgetting', 'prediction_share')
-
-Entry = dict[str, Any]
+Entry = dict[str, Any]  # a line of metrics.jsonl
 Tracker = Callable[[Entry], None]
-Exit = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 Open = Callable[[Path, dict[str, Any]], contextlib.AbstractContextManager[Tracker]]
 
 
 class Unavailable(ValueError):
-    """A tracker that cannot be opened."""
+    """A tracker cannot be opened."""
 
 
 def check(config: Config) -> None:
-    """Check that what the chosen trackers need is installed.
-
-    Args:
-      config: the settings.
-
-    Raises:
-      ValueError: naming the extra to install.
-    """
-    for name in PACKAGES:
-        if not getattr(config, name):
-            continue
-        # A folder wandb/ of earlier runs would do for an import, but has no origin.
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:
+    """Raise a ValueError that names the extra if a package of the chosen trackers is missing."""
+    for flag, package in PACKAGES.items():
+        # A folder wandb/ of earlier runs can be imported, but has no origin.
+        spec = importlib.util.find_spec(package) if getattr(config, flag) else None
+        if getattr(config, flag) and (spec is None or spec.origin is None):
             raise ValueError(
-                f"--{name} takes the package {name}: pip install 'jaxfed[{name}]', or leave the "
-                'flag out.'
+                f"--{flag} needs the package {package}: pip install 'jaxfed[{flag}]', or omit the "
+                'flag.'
             )
 
 
@@ -63,73 +50,65 @@ def check(config: Config) -> None:
 def follow(
     config: Config, parts: Sequence[Part], workdir: Path
 ) -> Iterator[tuple[Tracker, dict[str, str]]]:
-    """Open the trackers that the settings choose, and close them however training ends.
-
-    Args:
-      config: the settings; csv, tensorboard and wandb are read.
-      parts: the method's parts with all their hyper-parameters.
-      workdir: the work directory.
+    """Open the chosen trackers, and close them however training ends.
 
     Yields:
-      A function that takes the entry of each round done, and a dictionary that it fills: tracker
-      -> why and when it failed.
+      A function that takes the entry of each finished round, and a dictionary that it fills:
+      tracker -> when and why it failed.
 
     Raises:
-      Unavailable: if one cannot be opened; the work directory is then given up.
+      Unavailable: if a tracker cannot be opened; the work directory is then discarded.
     """
     chosen = [name for name in OPEN if getattr(config, name)]
     described = run_files.describe_config(config, list(parts)) if chosen else {}
-    trackers: dict[str, Tracker] = {}
-    closers: dict[str, contextlib.ExitStack] = {}
+    opened: dict[str, tuple[contextlib.AbstractContextManager[Tracker], Tracker]] = {}
     failed: dict[str, str] = {}
 
-    def close(name: str, error: Exit) -> None:
-        try:
-            closers.pop(name).__exit__(*error)
-        except Exception as error:
-            tell(name, f'closing it: {_in_words(error)}')
-
-    def tell(name: str, reason: str) -> None:
+    def report(name: str, failure: str) -> None:
         if name not in failed:
-            failed[name] = reason
-            console.show_warning(f'--{name}: {reason}; metrics.jsonl has everything.')
+            failed[name] = failure
+            console.show_warning(f'--{name}: {failure}; metrics.jsonl has everything.')
+
+    def close(name: str, reason: BaseException | None = None) -> None:
+        # The reason lets W&B mark a run as failed.
+        details = (type(reason), reason, reason.__traceback__) if reason else (None, None, None)
+        try:
+            opened.pop(name)[0].__exit__(*details)
+        except Exception as error:
+            report(name, f'closing it: {_one_line(error)}')
 
     def track(entry: Entry) -> None:
-        for name, tracker in list(trackers.items()):
+        for name, (_, tracker) in list(opened.items()):
             try:
                 tracker(entry)
-            except Exception as error:
-                del trackers[name]
-                tell(name, f'failed in round {entry["round"]}: {_in_words(error)}')
-                close(name, sys.exc_info())
+            except Exception as error:  # no failure of a tracker may stop training
+                report(name, f'failed in round {entry["round"]}: {_one_line(error)}')
+                close(name, error)
 
-    ending: Exit = (None, None, None)  # so that a tracker can tell why training ends
+    ending: BaseException | None = None
     try:
         for name in chosen:
-            closers[name] = contextlib.ExitStack()
+            manager = OPEN[name](workdir, described)
             try:
-                trackers[name] = closers[name].enter_context(OPEN[name](workdir, described))
+                opened[name] = manager, manager.__enter__()
             except Exception as error:
-                del closers[name]
                 run_files.discard_workdir(workdir)
-                raise _unavailable(name, error) from error
+                hint = '; WANDB_MODE=offline keeps it on disk' if name == 'wandb' else ''
+                message = f'--{name} cannot be used: {_one_line(error)}{hint}.'
+                raise Unavailable(message) from error
         yield track, failed
-    except BaseException:
-        ending = sys.exc_info()
+    except BaseException as error:
+        ending = error
         raise
     finally:
-        for name in list(closers):
+        for name in list(opened):
             close(name, ending)
 
 
 def clear(config: Config, workdir: Path) -> None:
-    """Remove the files of an interrupted run's trackers, which get all its rounds again.
+    """Remove the trackers' files of an interrupted run, because they get all its rounds again.
 
-    Runs of Weights & Biases stay: what was uploaded of them is not ours to remove.
-
-    Args:
-      config: the settings; csv and tensorboard are read.
-      workdir: the work directory.
+    Runs of Weights & Biases stay, because they may be uploaded.
     """
     if config.csv:
         (workdir / CSV).unlink(missing_ok=True)
@@ -137,178 +116,113 @@ def clear(config: Config, workdir: Path) -> None:
         shutil.rmtree(workdir / 'tensorboard', ignore_errors=True)
 
 
-def _unavailable(name: str, error: Exception) -> Unavailable:
-    hint = '; WANDB_MODE=offline keeps it on disk' if name == 'wandb' else ''
-    return Unavailable(f'--{name} cannot be used: {_in_words(error)}{hint}.')
-
-
-def _in_words(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return ' '.join(str(error).split()).rstrip('.') or type(error).__name__
 
 
 def scalars(entry: Entry) -> dict[str, float]:
-    """The numbers of a round that are curves.
-
-    Args:
-      entry: a line of metrics.jsonl.
-
-    Returns:
-      Field -> value, and 'class_accuracy/0' ... for lists with a number for each class; what was
-      not evaluated is left out.
-    """
-    found = {}
-    for name, value in entry.items():
-        if name == 'round':
-            continue
-        if _is_number(value):
-            found[name] = value
-        elif name in _BY_CLASS and isinstance(value, list):
-            found |= {f'{name}/{c}': v for c, v in enumerate(value) if _is_number(v)}
-    return found
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Return the curves' values in a round; lists over classes as 'class_accuracy/0' and so on."""
+    flat = {name: value for name, value in entry.items() if name != 'round'}
+    for name in _BY_CLASS:
+        if isinstance(values := entry.get(name), list):
+            flat |= {f'{name}/{c}': value for c, value in enumerate(values)}
+    return {name: value for name, value in flat.items() if type(value) in (int, float)}
 
 
 @contextlib.contextmanager
 def csv_file(workdir: Path, config: dict[str, Any]) -> Iterator[Tracker]:
-    """Open metrics.csv: a row a round, a column a number, lists as class_accuracy_0 ...
+    """Write metrics.csv: a row for each round, lists as columns class_accuracy_0 and so on.
 
-    A field that has its first value late gives the file new columns, whole or not at all, so that
-    it has a complete header whenever training ends.
-
-    Args:
-      workdir: the work directory.
-      config: not read.
-
-    Yields:
-      A function that appends the row of one entry.
+    The file is rewritten when a field has its first value, so the header is always complete.
 
     Raises:
       FileExistsError: if there is such a file.
     """
     path = workdir / CSV
     if path.exists():
-        raise FileExistsError(f'{path} is there already; move it away')
-    order: list[str] = []  # fields as they stand in entries
-    columns: dict[str, int] = {}  # column -> place of its field, in the order of the file
+        raise FileExistsError(f'{path} already exists; move it away')
+    fields: dict[str, None] = {}  # in the order of the entries
+    columns: dict[str, tuple[int, int]] = {}  # column -> number of its field, index in its list
     rows: list[dict[str, Any]] = []
 
-    def cells(entry: Entry) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def cells(entry: Entry) -> Iterator[tuple[str, tuple[int, int], Any]]:
+        """Yield the columns of an entry with their places and values."""
+        fields.update(dict.fromkeys(entry))
+        order = list(fields)
         for name, value in entry.items():
-            if name not in order:
-                order.append(name)
-            if isinstance(value, list) and not any(isinstance(v, list) for v in value):
-                row = {f'{name}_{i}': v for i, v in enumerate(value)}
-            else:
-                row = {} if value is None or isinstance(value, list | dict) else {name: value}
-            for column in row.keys() - columns.keys():
-                columns[column] = order.index(name)
-            found |= row
-        return found
+            place = order.index(name)
+            if isinstance(value, list):
+                if not any(isinstance(v, list) for v in value):
+                    yield from ((f'{name}_{i}', (place, i), v) for i, v in enumerate(value))
+            elif value is not None and not isinstance(value, dict):
+                yield name, (place, -1), value
 
-    def write(entry: Entry) -> None:
-        known = len(columns)
-        rows.append(cells(entry))
-        new = len(columns) > known
-        if new:
-            held = sorted(columns.items(), key=lambda item: (item[1], _natural(item[0])))
-            columns.clear()
-            columns.update(held)
-        written = rows if new else rows[-1:]
-        temporary = path.with_name(f'.{CSV}.tmp')
-        with (temporary if new else path).open('w' if new else 'a', newline='') as file:
-            writer = csv.DictWriter(file, columns, restval='', lineterminator='\n')
-            if new:
-                writer.writeheader()
-            writer.writerows(written)
-        if new:
-            os.replace(temporary, path)
+    def track(entry: Entry) -> None:
+        row, known = {}, len(columns)
+        for column, place, value in cells(entry):
+            row[column] = value
+            columns.setdefault(column, place)
+        rows.append(row)
+        is_new = len(columns) > known
+        text = io.StringIO(newline='')
+        writer = csv.DictWriter(
+            text, sorted(columns, key=columns.__getitem__), '', lineterminator='\n'
+        )
+        if is_new:
+            writer.writeheader()
+            writer.writerows(rows)
+            write_atomic(path, text.getvalue())
+        else:
+            writer.writerow(row)
+            with path.open('a', newline='') as file:
+                file.write(text.getvalue())
 
-    yield write
-
-
-def _natural(column: str) -> tuple[int, str]:
-    number = column.rpartition('_')[2]
-    return (int(number) if number.isdecimal() else -1, column)
+    yield track
 
 
 @contextlib.contextmanager
 def tensorboard(workdir: Path, config: dict[str, Any]) -> Iterator[Tracker]:
-    """Open an event file in WORKDIR/tensorboard, with the settings as hyper-parameters.
-
-    Written with TensorBoard's own records and in this thread, so a full disk is an error of the
-    round that it loses.
-
-    Args:
-      workdir: the work directory.
-      config: what config.json holds.
-
-    Yields:
-      A function that writes the scalars of one entry and hands them to the operating system.
-    """
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-    from tensorboard.summary.writer.record_writer import RecordWriter
+    """Write an event file in WORKDIR/tensorboard, with the settings as hyper-parameters."""
+    # EventsWriter writes in this thread, so a full disk is an error of the round that it loses.
+    # SummaryWriter's thread ends at an error, and training then waits for its queue forever.
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto.summary_pb2 import Summary
+    from tensorboardX.summary import hparams
 
     folder = workdir / 'tensorboard'
     folder.mkdir(exist_ok=True)
-    now = time.time()
-    path = folder / f'events.out.tfevents.{now:.0f}.{platform.node()}.{os.getpid()}'
-    with path.open('xb') as file:
-        writer = RecordWriter(file)
+    with contextlib.closing(EventsWriter(str(folder / 'events'))) as writer:
 
-        def write(**fields: Any) -> None:
-            writer.write(Event(wall_time=time.time(), **fields).SerializeToString())
-
-        write(file_version='brain.Event:2')
-        write(summary=hparams_pb(hyperparameters(config)))
-        writer.flush()
-
-        def track(entry: Entry) -> None:
-            values = [
-                Summary.Value(tag=name, simple_value=value)
-                for name, value in scalars(entry).items()
-            ]
-            write(step=entry['round'], summary=Summary(value=values))
+        def write(summary: Any, step: int) -> None:
+            writer.write_event(Event(wall_time=time.time(), step=step, summary=summary))
             writer.flush()
 
-        yield track
+        _, session_start, _ = hparams(hyperparameters(config), {})
+        write(session_start, 0)
+        yield lambda entry: write(
+            Summary(
+                value=[Summary.Value(tag=k, simple_value=v) for k, v in scalars(entry).items()]
+            ),
+            entry['round'],
+        )
 
 
 def hyperparameters(config: dict[str, Any]) -> dict[str, str | int | float | bool]:
-    """Settings as a flat table of plain values.
-
-    Args:
-      config: what config.json holds.
-
-    Returns:
-      Name -> value; those of the method's parts as 'fedlmd.beta', what is None left out.
-    """
-    flat = {name: value for name, value in config.items() if isinstance(value, str | int | float)}
+    """Flatten config.json to plain values, with names such as 'fedlmd.beta'; None is left out."""
+    flat = dict(config)
     for part in config['method_parts']:
         flat |= {f'{part["name"]}.{name}': v for name, v in part['hyperparameters'].items()}
-    for name, value in config['partition_settings'].items():
-        flat[f'partition.{name}'] = value
+    flat |= {f'partition.{name}': v for name, v in config['partition_settings'].items()}
     return {name: value for name, value in flat.items() if isinstance(value, str | int | float)}
 
 
 @contextlib.contextmanager
 def wandb(workdir: Path, config: dict[str, Any]) -> Iterator[Tracker]:
-    """Open a run of Weights & Biases with its files in WORKDIR/wandb.
+    """Log to a run of Weights & Biases with its files in WORKDIR/wandb.
 
-    Project, entity and mode are those of W&B's own environment variables; with
-    WANDB_MODE=offline it needs no network and no login.
-
-    Args:
-      workdir: the work directory.
-      config: what config.json holds.
-
-    Yields:
-      A function that logs the scalars of one entry.
+    W&B's environment variables set project, entity and mode; WANDB_MODE=offline needs no network
+    and no login.
     """
     import wandb as library
 
@@ -317,16 +231,16 @@ def wandb(workdir: Path, config: dict[str, Any]) -> Iterator[Tracker]:
         name=os.environ.get('WANDB_NAME', workdir.name),
         dir=workdir,
         config=config,
-        # What jaxfed prints stays where it is, and runs that share a program are open together.
+        # W&B captures no output, and experiments in one program have a run each at the same time.
         settings=library.Settings(console='off', reinit='create_new'),
     )
-    status = 1
+    exit_code = 1
     try:
         yield lambda entry: run.log(scalars(entry), step=entry['round'])
-        status = 0
+        exit_code = 0
     finally:
-        run.finish(exit_code=status)
+        run.finish(exit_code=exit_code)
 
 
-# What needs a network comes first, before others have made files.
+# The first one may need a network, and fails before the others create files.
 OPEN: dict[str, Open] = {'wandb': wandb, 'tensorboard': tensorboard, 'csv': csv_file}

@@ -1,1 +1,1 @@
-"""One HTML page that compares runs: python -m jaxfed.report WORKDIR ... --output=FILE.html."""
+"""Compares runs on one HTML page: python -m jaxfed.report WORKDIR ... --output=FILE.html."""

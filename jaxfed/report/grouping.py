@@ -1,4 +1,4 @@
-"""Runs of one setting that differ in nothing but their seed, as one with mean and deviation."""
+"""Runs that differ only in their seeds as one group, with means over the seeds."""
 
 import json
 from collections import Counter
@@ -7,260 +7,165 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxfed.config import SEEDS
-from jaxfed.metrics import rounds_to_target
-from jaxfed.recording import run_files
-from jaxfed.report.reading import Run, with_defaults
+from jaxfed.config import SEEDS, settings_that_affect
+from jaxfed.report.reading import RecordedRun, with_defaults
 
-# Settings that change neither what is trained nor the accuracy that is recorded of it.
-NEUTRAL = (
-    *run_files.NEUTRAL,
-    'confusion_clients',
-    'measure',
-    'on_divergence',
-    'target_accuracy',
-)
-_LONGEST = 3  # settings that a label may tell
+MISSING = '–'  # what a table shows for None
+_MAX_LABEL_SETTINGS = 3
 
 
-class Group(NamedTuple):
+class RunGroup(NamedTuple):
     """Runs with the same settings and different seeds."""
 
     label: str
-    runs: tuple[Run, ...]  # ascending by seed
+    runs: tuple[RecordedRun, ...]  # ascending by seed
 
     @property
-    def counted(self) -> tuple[Run, ...]:
-        """Those that a mean is of: with all rounds, or every run where there is no such.
+    def counted(self) -> tuple[RecordedRun, ...]:
+        """The completed runs, or all runs if none is complete.
 
-        What a run has reached that diverged, was given up or is on its way is no sample of what a
-        whole one does.
+        A run that diverged, was given up or is unfinished is no sample of the completed ones.
         """
         return tuple(run for run in self.runs if run.complete) or self.runs
 
 
-class Spread(NamedTuple):
-    """A number of every counted run of a group that has it."""
+class MeanCurve(NamedTuple):
+    """A field by round, over the runs of a group."""
 
-    mean: float
-    deviation: float | None  # of the sample; None of a single run
-
-
-class Curve(NamedTuple):
-    """A field by round, over the runs of a group that have it."""
-
-    rounds: np.ndarray  # [T], those in which one of these runs has a value
-    mean: np.ndarray  # [T], over those that have one
-    deviation: np.ndarray | None  # [T], of the sample, NaN where one has it; None of a single run
+    rounds: np.ndarray  # [T], those in which a run has a value
+    mean: np.ndarray  # [T], over the runs with a value
+    deviation: np.ndarray | None  # [T], NaN where only one has a value; None for a single run
 
 
-def settings(run: Run) -> dict[str, str]:
-    """Everything that determines what a run trains, but its seeds, as flags would say it.
+def settings(run: RecordedRun) -> dict[str, str]:
+    """Return all settings that determine the training, without seeds, as a flag would show them.
 
-    Args:
-      run: the run.
-
-    Returns:
-      Name -> value; hyper-parameters as 'fedlmd.beta', whether they were given or are defaults.
+    Hyper-parameters are named 'fedlmd.beta', whether they were set or are defaults.
     """
     config = with_defaults(run.config)
     parts = config.pop('method_parts')
-    given = config.pop('hyperparameters')
-    own = config.pop('partition_settings')
-    for name in (*SEEDS, 'versions', 'device', *NEUTRAL):
+    hyperparameters = config.pop('hyperparameters')
+    partition = config.pop('partition_settings')
+    for name in (*SEEDS, 'versions', 'device', *settings_that_affect('machine', 'records')):
         config.pop(name, None)
     for part in parts:
         config |= {f'{part["name"]}.{name}': v for name, v in part['hyperparameters'].items()}
-    if not parts:  # a method of one's own
-        config |= given
-    config |= {f'partition.{name}': value for name, value in own.items()}
+    if not parts:  # a method that is not registered
+        config |= hyperparameters
+    config |= {f'partition.{name}': value for name, value in partition.items()}
     return {name: shown(value) for name, value in config.items()}
 
 
 def shown(value: Any) -> str:
-    """A JSON value in few characters.
-
-    Args:
-      value: as `json` reads it.
-
-    Returns:
-      A string as it is, a dash for None, anything else as JSON.
-    """
+    """Format a JSON value: strings without quotes, None as a dash."""
     if value is None:
-        return '–'
+        return MISSING
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def group(runs: Sequence[Run]) -> list[Group]:
-    """Put runs that differ in nothing but their seeds together.
+def group(runs: Sequence[RecordedRun]) -> list[RunGroup]:
+    """Group runs that differ only in their seeds, in the order of the groups' first runs.
 
-    Two runs with the same settings and the same seeds are no two samples, so they are apart.
-
-    Args:
-      runs: any.
-
-    Returns:
-      The groups in the order of their first runs, each with a label of its own.
+    Runs with the same settings and the same seeds are no independent samples, so they are in
+    different groups.
     """
-    together: dict[Any, list[Run]] = {}
+    groups: dict[Any, list[RecordedRun]] = {}
     copies: Counter[Any] = Counter()
     for run in runs:
         key = tuple(sorted(settings(run).items()))
-        same = key, run.seeds
-        together.setdefault((key, copies[same]), []).append(run)
-        copies[same] += 1
-    found = [sorted(each, key=lambda run: run.seeds) for each in together.values()]
-    labels = _labels([each[0] for each in found])
-    return [Group(label, tuple(each)) for label, each in zip(labels, found, strict=True)]
+        groups.setdefault((key, copies[key, run.seeds]), []).append(run)
+        copies[key, run.seeds] += 1
+    ordered = [sorted(members, key=lambda run: run.seeds) for members in groups.values()]
+    labels = _labels([members[0] for members in ordered])
+    return [RunGroup(label, tuple(runs)) for label, runs in zip(labels, ordered, strict=True)]
 
 
-def differing(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """Settings that are not the same in all groups.
-
-    Args:
-      groups: from `group`.
-
-    Returns:
-      Name -> value of each group, a dash where it has no such setting.
-    """
-    return {name: values for name, values in _table(groups).items() if len(set(values)) > 1}
-
-
-def equal(groups: Sequence[Group]) -> dict[str, str]:
-    """Settings that are the same in all groups.
-
-    Args:
-      groups: from `group`.
-
-    Returns:
-      Name -> value.
-    """
-    return {name: values[0] for name, values in _table(groups).items() if len(set(values)) == 1}
-
-
-def _table(groups: Sequence[Group]) -> dict[str, list[str]]:
-    each = [settings(g.runs[0]) for g in groups]
-    names = dict.fromkeys(name for held in each for name in held)
-    return {name: [held.get(name, '–') for held in each] for name in names}
-
-
-def _labels(runs: Sequence[Run]) -> list[str]:
-    """Methods, told apart by the settings in which runs of one method differ, or by directory."""
+def _labels(runs: Sequence[RecordedRun]) -> list[str]:
+    """Name runs by method, then by the settings in which runs of a method differ, or by path."""
     every = [settings(run) for run in runs]
     labels = []
-    for run, own in zip(runs, every, strict=True):
-        method = run.config['method']
-        alike = [held for held in every if held['method'] == method]
-        names = [name for name in own if len({held.get(name) for held in alike}) > 1]
-        told = ', '.join(f'{name} {own[name]}' for name in names)
-        labels.append(f'{method}, {told}' if told and len(names) <= _LONGEST else method)
+    for run_settings in every:
+        method = run_settings['method']
+        same_method = [other for other in every if other['method'] == method]
+        names = [n for n in run_settings if len({other.get(n) for other in same_method}) > 1]
+        if 1 <= len(names) <= _MAX_LABEL_SETTINGS:
+            method += ', ' + ', '.join(f'{name} {run_settings[name]}' for name in names)
+        labels.append(method)
     return [
         label if labels.count(label) == 1 else f'{label} ({run.path})'
         for label, run in zip(labels, runs, strict=True)
     ]
 
 
-def spread(group: Group, number: Callable[[Run], float | None]) -> Spread | None:
-    """Mean and deviation of a number over the counted runs of a group.
-
-    Args:
-      group: the group.
-      number: of a run; None if it has none.
-
-    Returns:
-      Both; None if none of them has it.
-    """
-    values = [value for value in map(number, group.counted) if value is not None]
-    return spread_of(values) if values else None
+def differing(groups: Sequence[RunGroup]) -> dict[str, list[str]]:
+    """Return setting -> value of each group, for settings that differ; a dash if one has none."""
+    return {name: values for name, values in _values(groups).items() if len(set(values)) > 1}
 
 
-def spread_of(values: Sequence[float] | np.ndarray) -> Spread:
-    """Mean and deviation of numbers.
-
-    Args:
-      values: at least one.
-
-    Returns:
-      The mean, and the deviation of the sample, None of a single number.
-    """
-    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return Spread(float(np.mean(values)), deviation)
+def equal(groups: Sequence[RunGroup]) -> dict[str, str]:
+    """Return setting -> value, for settings that are the same in all groups."""
+    return {name: values[0] for name, values in _values(groups).items() if len(set(values)) == 1}
 
 
-def curve(group: Group, values: Callable[[Run], dict[int, float]]) -> Curve | None:
-    """Mean and deviation of a field by round, each over the runs that have it in that round.
+def _values(groups: Sequence[RunGroup]) -> dict[str, list[str]]:
+    every = [settings(group.runs[0]) for group in groups]
+    names = dict.fromkeys(name for group_settings in every for name in group_settings)
+    return {name: [held.get(name, MISSING) for held in every] for name in names}
 
-    Args:
-      group: the group.
-      values: of a run, round -> value.
 
-    Returns:
-      The curve; None if no run has a value.
-    """
-    found = [held for held in map(values, group.runs) if held]
-    if not found:
+def mean_curve(
+    group: RunGroup, values: Callable[[RecordedRun], dict[int, float]]
+) -> MeanCurve | None:
+    """Average a run's round -> value over the runs of a group; None if no run has a value."""
+    curves = [curve for run in group.runs if (curve := values(run))]
+    if not curves:
         return None
-    rounds = sorted(set().union(*found))
-    held_or_nan = np.array([[held.get(r, np.nan) for r in rounds] for held in found], float)
-    rows = np.ma.masked_invalid(held_or_nan)
+    rounds = sorted(set().union(*curves))
+    table = np.array([[curve.get(r, np.nan) for r in rounds] for curve in curves], float)
+    rows = np.ma.masked_invalid(table)
     deviation = rows.std(axis=0, ddof=1).filled(np.nan) if len(rows) > 1 else None
-    return Curve(np.array(rounds), rows.mean(axis=0).data, deviation)
+    return MeanCurve(np.array(rounds), rows.mean(axis=0).data, deviation)
 
 
-def class_accuracy(group: Group) -> tuple[np.ndarray, np.ndarray] | None:
-    """Accuracy of each class by round, mean over the runs of a group that have it in that round.
-
-    Args:
-      group: the group.
+def class_accuracy(group: RunGroup) -> tuple[np.ndarray, np.ndarray] | None:
+    """Average the accuracy of each class; None if there is none or classes differ.
 
     Returns:
-      [T] rounds in which a run has it, and [T, C]; None if there is none.
+      [T] rounds in which a run has it, and [T, C] means over the runs that have it.
     """
-    found = [held for held in (run.by_class('class_accuracy') for run in group.runs) if held]
-    sizes = {len(next(iter(held.values()))) for held in found}
-    if len(sizes) != 1:
+    curves = [curve for run in group.runs if (curve := run.class_accuracy())]
+    if len({len(next(iter(curve.values()))) for curve in curves}) != 1:
         return None
-    rounds = sorted(set().union(*found))
-    means = [np.mean([held[r] for held in found if r in held], axis=0) for r in rounds]
+    rounds = sorted(set().union(*curves))
+    means = [np.mean([curve[r] for curve in curves if r in curve], axis=0) for r in rounds]
     return np.array(rounds), np.array(means)
 
 
-def final(run: Run) -> float | None:
-    """Accuracy when last evaluated.
-
-    Args:
-      run: the run.
-
-    Returns:
-      The accuracy in 0..1; None if it was never evaluated.
-    """
-    return next(reversed(run.values('test_accuracy').values()), None)
+def seeds(group: RunGroup) -> str:
+    """Return how many seeds the means are over, as '2 of 3 seeds'; '' for a single run."""
+    counted, every = len(group.counted), len(group.runs)
+    if every == 1:
+        return ''
+    return f'{every} seeds' if counted == every else f'{counted} of {every} seeds'
 
 
-def best(run: Run) -> tuple[float, int] | None:
-    """Highest accuracy and its first round.
-
-    Args:
-      run: the run.
-
-    Returns:
-      (accuracy in 0..1, round); None if it was never evaluated.
-    """
-    held = run.values('test_accuracy')
-    round_ = max(held, key=lambda r: held[r], default=None)
-    return None if round_ is None else (held[round_], round_)
+def seeds_by_round(group: RunGroup) -> str:
+    """Return how many seeds the curves are over, as '3 seeds, 2 after round 40'; '' for one run."""
+    finite = [[e['round'] for e in run.metrics if not e.get('failed')] for run in group.runs]
+    ends = [rounds[-1] for rounds in finite if rounds]
+    if len(group.runs) == 1 or not ends:
+        return ''
+    words = [f'{len(ends)} seed{"s" * (len(ends) > 1)}']
+    for last in sorted(set(ends))[:-1]:
+        words.append(f'{sum(end > last for end in ends)} after round {last}')
+    return ', '.join(words)
 
 
-def to_target(run: Run, target: float | None) -> int | None:
-    """First round with an accuracy of at least the target.
-
-    Args:
-      run: the run.
-      target: in 0..1; None for the run's own.
-
-    Returns:
-      The round, None if it was not reached or there is no target.
-    """
-    target = run.config.get('target_accuracy') if target is None else target
-    held = run.values('test_accuracy')
-    return None if target is None else rounds_to_target((list(held), list(held.values())), target)
+def state(group: RunGroup) -> str:
+    """Return how the runs have ended: once if they are alike, else the exceptions by seed."""
+    if len({run.state for run in group.runs}) == 1:
+        return group.runs[0].state
+    if len(group.counted) == len(group.runs):
+        return '; '.join(f'seed {run.seed}: {run.state}' for run in group.runs)
+    others = [f'seed {r.seed}: {r.state}' for r in group.runs if r.state != 'finished']
+    return '; '.join([f'mean of {seeds(group)}', *others])

@@ -1,6 +1,6 @@
-"""Pictures of the page as SVG, in the page's own letters and colours, dark or light.
+"""SVG pictures in the font and the colours of the page, dark or light.
 
-They hold no text but numbers and jaxfed's own words; what runs are called stands around them.
+They contain only numbers and fixed words; the names of runs are text of the page.
 """
 
 import contextlib
@@ -15,16 +15,17 @@ import matplotlib
 import numpy as np
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from jaxfed.recording.style import COLOURS, DASHES, SEQUENTIAL, line, style
-from jaxfed.report.grouping import Curve
+from jaxfed.report.grouping import MeanCurve
 
-# Drawn in this colour, which nothing else has, and shown in that of the page's text.
+# Drawn in this unique colour, and shown in that of the page's text.
 _INK = '#0a0b0c'
-_BLACK = '#000000'  # of a curve, which is drawn in ink too
+_BLACK = '#000000'  # of a curve, which has the colour of the text too
 _ON_DARK, _ON_LIGHT = '#ffffff', '#010101'  # numbers in cells, whose colours stay
 _MARKERS = {
     'o': 'M5 1a4 4 0 1 0 .01 0z',
@@ -35,14 +36,12 @@ _MARKERS = {
     'P': 'M3 0h4v3h3v4h-3v3h-4v-3h-3v-4h3z',
     'X': 'M2 0l3 3 3-3 2 2-3 3 3 3-2 2-3-3-3 3-2-2 3-3-3-3z',
     '*': 'M5 0l1.2 3.8h4l-3.2 2.4 1.2 3.8-3.2-2.4-3.2 2.4 1.2-3.8-3.2-2.4h4z',
-}  # of matplotlib, and the same in a square of 10
+}  # matplotlib's marker -> its path in a square of 10
 _DASHES = {'-': '', '--': '7 3', ':': '2 3', '-.': '9 3 2 3'}
-LINES = len(COLOURS) * len(DASHES)  # curves that can be told apart
-DOTS = math.lcm(len(COLOURS), len(_MARKERS))  # and groups by their dots
-_NUMBERED = 12  # classes up to which cells carry their numbers
-_NUMBERED_ROWS = 20
+LINES = len(COLOURS) * len(DASHES)  # curves that look different
+DOTS = math.lcm(len(COLOURS), len(_MARKERS))  # dots that look different
+_MAX_NUMBERED_COLUMNS, _MAX_NUMBERED_ROWS = 12, 20  # up to which cells have numbers
 _WIDTH = 4.4  # inches: on a phone the letters are as large as the page's small ones
-_SMALL = 7
 
 _SETTINGS: Any = {
     'svg.fonttype': 'none',
@@ -56,25 +55,26 @@ _SETTINGS: Any = {
 }
 
 
-class Picture(NamedTuple):
+class SvgPicture(NamedTuple):
     """An SVG element."""
 
     svg: Markup
-    wide: bool = False  # whether it is too wide to be legible on a phone as a whole
+    wide: bool = False  # too wide to be legible on a phone as a whole
 
 
 @contextlib.contextmanager
-def _look() -> Iterator[None]:
+def _page_style() -> Iterator[None]:
     with style(), matplotlib.rc_context(_SETTINGS):
         yield
 
 
-def _axes(height: float, width: float = _WIDTH, **named: Any) -> tuple[Figure, Axes]:
+def _axes(height: float, width: float = _WIDTH, **settings: Any) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(width, height), layout='constrained')
-    return figure, figure.add_subplot(**named)
+    return figure, figure.add_subplot(**settings)
 
 
-def _picture(figure: Figure, words: str) -> Picture:
+def _svg(figure: Figure, words: str) -> SvgPicture:
+    """Render a figure with unique ids and a label for screen readers."""
     with io.StringIO() as file:
         figure.savefig(file, format='svg', transparent=True, metadata={'Date': None})
         text = file.getvalue()
@@ -82,43 +82,27 @@ def _picture(figure: Figure, words: str) -> Picture:
     text = re.sub(r'<metadata>.*?</metadata>', '', text, flags=re.DOTALL)
     text = re.sub(rf'{_INK}|{_BLACK}', 'currentColor', text)
     text = re.sub(r'font: ([\d.]+px)[^;\"]*', r'font-size: \1', text)
-    # All pictures share a page, so each has names of its own.
-    own = f'p{hashlib.sha256(f"{words}{text}".encode()).hexdigest()[:10]}'
-    text = re.sub(r'\bid="', f'id="{own}-', text)
-    text = re.sub(r'(url\(#|href="#)', rf'\g<1>{own}-', text)
-    # The page says how large it is.
+    # All pictures share the ids of one page.
+    prefix = f'p{hashlib.sha256(f"{words}{text}".encode()).hexdigest()[:10]}'
+    text = re.sub(r'\b(id="|url\(#|href="#)', rf'\g<1>{prefix}-', text)
+    # The page sets the size.
     head, rest = text.split('>', 1)
     head = re.sub(r' (width|height|version|xmlns(:xlink)?)="[^"]*"', '', head)
-    largest = f'max-width: {1.45 * figure.get_figwidth():.1f}in'
-    svg = f'{head} style="{largest}" role="img" aria-label="{escape(words)}">{rest}'
-    return Picture(Markup(svg), wide=figure.get_figwidth() > _WIDTH)
+    max_width = f'max-width: {1.45 * figure.get_figwidth():.1f}in'
+    svg = f'{head} style="{max_width}" role="img" aria-label="{escape(words)}">{rest}'
+    return SvgPicture(Markup(svg), wide=figure.get_figwidth() > _WIDTH)
 
 
 def swatch(i: int) -> Markup:
-    """The look of the i-th group's curves, as a short line.
-
-    Args:
-      i: number of the group, from 0.
-
-    Returns:
-      An SVG element.
-    """
-    drawn = Markup('<path d="M0 5h30" stroke="{}" stroke-width="3" stroke-dasharray="{}"/>').format(
-        _colour(i), _DASHES[line(i)['linestyle']]
-    )
-    return _small(drawn, 30)
+    """Draw the line of the i-th group as a small SVG element."""
+    path = Markup('<path d="M0 5h30" stroke="{}" stroke-width="3" stroke-dasharray="{}"/>')
+    return _legend_svg(path.format(_colour(i), _DASHES[line(i)['linestyle']]), 30)
 
 
 def marker(i: int) -> Markup:
-    """The look of the i-th group's dots.
-
-    Args:
-      i: number of the group, from 0.
-
-    Returns:
-      An SVG element.
-    """
-    return _small(Markup('<path d="{}" fill="{}"/>').format(_MARKERS[_marker(i)], _colour(i)), 10)
+    """Draw the dot of the i-th group as a small SVG element."""
+    path = Markup('<path d="{}" fill="{}"/>')
+    return _legend_svg(path.format(_MARKERS[_marker(i)], _colour(i)), 10)
 
 
 def _marker(i: int) -> str:
@@ -129,57 +113,44 @@ def _colour(i: int) -> str:
     return line(i)['color'].replace(_BLACK, 'currentColor')
 
 
-def _small(drawn: Markup, width: int) -> Markup:
+def _legend_svg(path: Markup, width: int) -> Markup:
     head = Markup('<svg class="swatch" viewBox="0 0 {} 10" aria-hidden="true">').format(width)
-    return head + drawn + Markup('</svg>')
+    return head + path + Markup('</svg>')
 
 
-@_look()
-def draw_curves(curves: Sequence[tuple[int, Curve]], words: str, *, percent: bool) -> Picture:
-    """Draw a field by round.
+def _integer_ticks(*axes: Axis) -> None:
+    for axis in axes:
+        axis.set_major_locator(MaxNLocator(integer=True))
+
+
+@_page_style()
+def draw_curves(
+    curves: Sequence[tuple[int, MeanCurve]], words: str, *, percent: bool
+) -> SvgPicture:
+    """Draw a field by round, with a band of one deviation to both sides.
 
     Args:
-      curves: number of the group, which gives it its look, and its curve.
-      words: what the picture shows.
+      curves: the number of the group, which determines its look, and its curve.
+      words: a description of the picture.
       percent: whether the field is a share.
-
-    Returns:
-      The picture; seeds are a band of one deviation to both sides.
     """
     figure, axes = _axes(2.9, xlabel='round')
-    for i, curve in curves:
-        look: Any = line(i)
-        dots = '.' if len(curve.rounds) <= 2 else None
-        axes.plot(curve.rounds, curve.mean, gid=f'curve-{i}', marker=dots, **look)
-        if curve.deviation is not None:
-            low, high = curve.mean - curve.deviation, curve.mean + curve.deviation
-            axes.fill_between(
-                curve.rounds,
-                low,
-                high,
-                color=look['color'],
-                alpha=0.15,
-                lw=0,
-                gid=f'curve-{i}-band',
-            )
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for i, (rounds, mean, deviation) in curves:
+        dots = '.' if len(rounds) <= 2 else None
+        axes.plot(rounds, mean, gid=f'curve-{i}', marker=dots, **line(i))
+        if deviation is not None:
+            band: Any = {'color': line(i)['color'], 'alpha': 0.15, 'lw': 0}
+            low, high = mean - deviation, mean + deviation
+            axes.fill_between(rounds, low, high, gid=f'curve-{i}-band', **band)
+    _integer_ticks(axes.xaxis)
     if percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
-    return _picture(figure, words)
+    return _svg(figure, words)
 
 
-@_look()
-def draw_by_round(rounds: np.ndarray, accuracy: np.ndarray, words: str) -> Picture:
-    """Draw the accuracy of each class by round as a heat map.
-
-    Args:
-      rounds: [T] integers.
-      accuracy: [T, C], in 0..1.
-      words: what the picture shows.
-
-    Returns:
-      The picture.
-    """
+@_page_style()
+def draw_by_round(rounds: np.ndarray, accuracy: np.ndarray, words: str) -> SvgPicture:
+    """Draw accuracies [T, C] in 0..1 of each class by round as a heat map."""
     figure, axes = _axes(2.4, xlabel='round', ylabel='class')
     image = axes.imshow(
         accuracy.T, cmap=SEQUENTIAL, vmin=0, vmax=1, aspect='auto', interpolation='nearest'
@@ -190,25 +161,21 @@ def draw_by_round(rounds: np.ndarray, accuracy: np.ndarray, words: str) -> Pictu
         i = round(place)
         return str(rounds[i]) if 0 <= i < len(rounds) else ''
 
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _integer_ticks(axes.xaxis, axes.yaxis)
     axes.xaxis.set_major_formatter(FuncFormatter(name))
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(image, format=PercentFormatter(1, decimals=0))
-    return _picture(figure, words)
+    return _svg(figure, words)
 
 
-@_look()
+@_page_style()
 def draw_classes(
     accuracy: Sequence[tuple[int, np.ndarray, np.ndarray | None]], words: str
-) -> Picture:
-    """Draw the last accuracy of each class, a dot a group.
+) -> SvgPicture:
+    """Draw the last accuracy of each class, a dot for each group.
 
     Args:
-      accuracy: number of the group, [C] accuracies, and [C] deviations over its seeds or None.
-      words: what the picture shows.
-
-    Returns:
-      The picture.
+      accuracy: the number of the group, [C] accuracies, and [C] deviations or None.
+      words: a description of the picture.
     """
     classes = max(len(mean) for _, mean, _ in accuracy)
     width = float(np.clip(0.6 + 0.06 * classes * (len(accuracy) + 1), _WIDTH, 16))
@@ -222,64 +189,47 @@ def draw_classes(
         axes.axvspan(c - 0.5, c + 0.5, color=_INK, alpha=0.05, lw=0)
     axes.set(xlim=(-0.5, classes - 0.5), ylim=(-0.03, 1.03))
     axes.grid(axis='x', visible=False)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _integer_ticks(axes.xaxis)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
-    return _picture(figure, words)
+    return _svg(figure, words)
 
 
-@_look()
-def draw_confusion(counts: np.ndarray, words: str) -> Picture:
-    """Draw a confusion matrix, each row as shares of its class.
-
-    Args:
-      counts: [C, C] integers, rows are true classes.
-      words: what the picture shows.
-
-    Returns:
-      The picture.
-    """
+@_page_style()
+def draw_confusion(counts: np.ndarray, words: str) -> SvgPicture:
+    """Draw a [C, C] confusion matrix, each row as shares of its true class."""
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     figure, axes = _axes(3.6, xlabel='predicted class', ylabel='class')
     image = axes.imshow(shares, cmap=SEQUENTIAL, vmin=0, vmax=1, interpolation='nearest')
-    _finish_matrix(axes, shares, [f'{share:.0%}' if share else '' for share in shares.flat], 0.5)
+    texts = [f'{share:.0%}' if share else '' for share in shares.flat]
+    _label_cells(axes, texts, dark_text=shares > 0.5)
     figure.colorbar(image, format=PercentFormatter(1, decimals=0))
-    return _picture(figure, words)
+    return _svg(figure, words)
 
 
-@_look()
-def draw_partition(counts: np.ndarray, words: str) -> Picture:
-    """Draw how many examples of each class each client holds, none as nothing.
-
-    Args:
-      counts: [N, C] integers.
-      words: what the picture shows.
-
-    Returns:
-      The picture.
-    """
-    figure, axes = _axes(
-        float(np.clip(1 + 0.16 * len(counts), 2.4, 6)), xlabel='class', ylabel='client'
-    )
+@_page_style()
+def draw_partition(counts: np.ndarray, words: str) -> SvgPicture:
+    """Draw the [N, C] examples of each class at each client; zero is blank."""
+    height = float(np.clip(1 + 0.16 * len(counts), 2.4, 6))
+    figure, axes = _axes(height, xlabel='class', ylabel='client')
     norm = PowerNorm(0.5, vmin=1, vmax=max(counts.max(), 2))
-    held = np.ma.masked_equal(counts, 0)
-    image = axes.imshow(
-        held, cmap=f'{SEQUENTIAL}_r', norm=norm, aspect='auto', interpolation='nearest'
-    )
-    _finish_matrix(axes, -norm(counts), [str(n) if n else '' for n in counts.flat], -0.5)
+    positive = np.ma.masked_equal(counts, 0)
+    cmap = f'{SEQUENTIAL}_r'
+    image = axes.imshow(positive, cmap=cmap, norm=norm, aspect='auto', interpolation='nearest')
+    texts = [str(count) if count else '' for count in counts.flat]
+    _label_cells(axes, texts, dark_text=norm(counts) < 0.5)
     figure.colorbar(image, label='examples')
-    return _picture(figure, words)
+    return _svg(figure, words)
 
 
-def _finish_matrix(axes: Axes, values: np.ndarray, words: Sequence[str], bright: float) -> None:
-    """Ticks at whole numbers, and numbers in the cells where they have room."""
-    rows, columns = values.shape
+def _label_cells(axes: Axes, texts: Sequence[str], *, dark_text: np.ndarray) -> None:
+    """Set integer ticks, and write [rows, columns] texts into the cells if they have room."""
+    rows, columns = dark_text.shape
     axes.grid(False)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    if rows > _NUMBERED_ROWS or columns > _NUMBERED:
+    _integer_ticks(axes.xaxis, axes.yaxis)
+    if rows > _MAX_NUMBERED_ROWS or columns > _MAX_NUMBERED_COLUMNS:
         return
     axes.set_xticks(range(columns))
     axes.set_yticks(range(rows))
-    for ((i, j), value), text in zip(np.ndenumerate(values), words, strict=True):
-        colour = _ON_LIGHT if value > bright else _ON_DARK
-        axes.text(j, i, text, ha='center', va='center', color=colour, fontsize=_SMALL)
+    for ((i, j), is_dark), text in zip(np.ndenumerate(dark_text), texts, strict=True):
+        colour = _ON_LIGHT if is_dark else _ON_DARK
+        axes.text(j, i, text, ha='center', va='center', color=colour, fontsize=7)

@@ -1,56 +1,62 @@
-"""What a work directory holds, read strictly: JSON of the expected types, or an error naming it."""
+"""Reads and validates work directories; every error names the file."""
 
 import base64
+import contextlib
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxfed.config import SEEDS, Config
+from jaxfed.metrics import rounds_to_target
 from jaxfed.recording import run_files
 
-_LARGEST = 512 * 2**20  # bytes of a file, far above what any run leaves
-_LARGEST_PICTURE = 16 * 2**20
-_MOST_CLASSES = 10_000
-_LARGEST_INTEGER = 2**64
-_LARGEST_NUMBER = 1e200  # sums and squares of it are still finite
-_PNG = b'\x89PNG\r\n\x1a\n'
+# Settings that every config.json has and the report reads.
+_STRINGS = ('method', 'dataset', 'partition')
+_INTEGERS = {'rounds': 1, 'seed': 0, 'num_clients': 1}  # setting -> smallest value
 
-# Fields with a number for each class, of which a report makes use.
-BY_CLASS = ('class_accuracy', 'class_forgetting')
+# Fields of metrics.jsonl: lists with a number for each class, shares, and other numbers.
+_BY_CLASS = ('class_accuracy', 'class_forgetting')
 _SHARES = ('test_accuracy', 'local_accuracy', 'personal_accuracy', 'personal_global_accuracy')
+_NUMBERS = ('test_loss', 'train_loss', 'seconds')
+
+_MAX_BYTES = 512 * 2**20  # of a file, far above those of any run
+_MAX_PNG_BYTES = 16 * 2**20
+_MAX_CLASSES = 10_000
+_MAX_INTEGER = 2**64
+_MAX_NUMBER = 1e200  # sums and squares of it are still finite
 
 
-class Run(NamedTuple):
-    """One work directory."""
+class RecordedRun(NamedTuple):
+    """The contents of a work directory."""
 
     path: Path
     config: dict[str, Any]
-    metrics: list[dict[str, Any]]  # a round each, ascending
-    summary: dict[str, Any] | None  # None for a run that has not ended
+    metrics: list[dict[str, Any]]  # one entry a round, ascending
+    summary: dict[str, Any] | None  # None if the run has not ended
     label_counts: np.ndarray | None  # [N, C] integers
-    picture: str | None  # of the partition, as data: URI, where there are no label_counts
-    warning: str | None  # of what was left out
+    partition_png: str | None  # as a data: URI, where there are no label_counts
+    warning: str | None  # about a line that was skipped
     forgetting: dict[int, float]  # round -> see `forgetting`
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seed of everything random, and those of its parts, in the order of `SEEDS`."""
-        given = [self.config.get(name) for name in SEEDS]
-        return tuple(self.config['seed'] if seed is None else seed for seed in given)
+        """The effective seeds, in the order of `SEEDS`."""
+        seeds = [self.config.get(name) for name in SEEDS]
+        return tuple(self.config['seed'] if seed is None else seed for seed in seeds)
 
     @property
     def seed(self) -> str:
-        """The same in few words, '3' or '3, batch_seed 4'."""
-        own = [f'{n} {self.config[n]}' for n in SEEDS[1:] if self.config.get(n) is not None]
-        return ', '.join([str(self.config['seed']), *own])
+        """The seeds that are set, as '3' or '3, batch_seed 4'."""
+        parts = [name for name in SEEDS[1:] if self.config.get(name) is not None]
+        return ', '.join([str(self.config['seed']), *(f'{n} {self.config[n]}' for n in parts)])
 
     @property
     def rounds(self) -> int:
-        """Number of the last round."""
+        """The number of the last round."""
         return self.metrics[-1]['round'] if self.metrics else 0
 
     @property
@@ -60,101 +66,98 @@ class Run(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether it has trained all of its rounds."""
+        """Whether all rounds were trained."""
         return not self.diverged and self.rounds >= self.config['rounds']
 
     @property
-    def given_up(self) -> bool:
-        """Whether its training was ended early, as one of the worse half of a sweep."""
-        return bool((self.summary or {}).get('stopped_early'))
-
-    @property
     def state(self) -> str:
-        """Whether it has ended and how, in a few words."""
+        """Whether and how the run has ended, in a few words."""
         if self.diverged:
             return f'diverged in round {self.rounds}'
         if self.complete:
             return 'finished' if self.summary else 'all rounds, no summary'
-        if self.given_up:
+        if (self.summary or {}).get('stopped_early'):
             return f'given up after {self.rounds} of {self.config["rounds"]} rounds'
         return f'unfinished, {self.rounds} of {self.config["rounds"]} rounds'
 
     def values(self, field: str) -> dict[int, float]:
-        """A scalar of metrics.jsonl.
+        """Return round -> value of a numeric field of metrics.jsonl."""
+        return {e['round']: e[field] for e in self.metrics if is_number(e.get(field))}
 
-        Args:
-          field: its name.
-
-        Returns:
-          Round -> value, of rounds that have one.
-        """
-        return {
-            entry['round']: entry[field] for entry in self.metrics if is_number(entry.get(field))
-        }
-
-    def by_class(self, field: str) -> dict[int, list[float]]:
-        """A list of metrics.jsonl with a number for each class.
-
-        Args:
-          field: out of BY_CLASS.
-
-        Returns:
-          Round -> C numbers, of rounds that have them.
-        """
-        return {e['round']: e[field] for e in self.metrics if e.get(field) is not None}
+    def class_accuracy(self) -> dict[int, list[float]]:
+        """Return round -> accuracy of each class."""
+        found = {entry['round']: entry.get('class_accuracy') for entry in self.metrics}
+        return {round_: values for round_, values in found.items() if values is not None}
 
     def confusion(self) -> np.ndarray | None:
-        """The last confusion matrix, [C, C] integers; None where none was recorded."""
+        """Return the last confusion matrix, [C, C] integers."""
         found = [e['confusion'] for e in self.metrics if e.get('confusion') is not None]
         return np.array(found[-1]) if found else None
 
+    def total(self, field: str) -> float | None:
+        """Return a number of summary.json."""
+        value = (self.summary or {}).get(field)
+        return value if is_number(value) else None
 
-def read_run(path: Path) -> Run:
+    def seconds(self) -> float | None:
+        """Return the time of the run; if it has not ended, the sum of its rounds'."""
+        seconds = self.values('seconds').values()
+        total = self.total('seconds_total')
+        return total if total is not None else (sum(seconds) if seconds else None)
+
+    def final_accuracy(self) -> float | None:
+        """Return the last test accuracy, in 0..1."""
+        return next(reversed(self.values('test_accuracy').values()), None)
+
+    def best_round(self) -> int | None:
+        """Return the first round with the highest test accuracy."""
+        accuracy = self.values('test_accuracy')
+        return max(accuracy, key=accuracy.__getitem__, default=None)
+
+    def best_accuracy(self) -> float | None:
+        """Return the highest test accuracy, in 0..1."""
+        return max(self.values('test_accuracy').values(), default=None)
+
+    def final_forgetting(self) -> float | None:
+        """Return the last forgetting."""
+        return next(reversed(self.forgetting.values()), None)
+
+    def rounds_to(self, target: float | None) -> int | None:
+        """Return the first round with the target accuracy, by default that of --target_accuracy."""
+        target = self.config.get('target_accuracy') if target is None else target
+        accuracy = self.values('test_accuracy')
+        curve = list(accuracy), list(accuracy.values())
+        return None if target is None else rounds_to_target(curve, target)
+
+
+def read_run(path: Path) -> RecordedRun:
     """Read a work directory.
 
-    Args:
-      path: of the directory.
-
-    Returns:
-      The run. A last line that is not whole, as of a run that is being written or was killed, is
-      left out and told in its warning.
+    A last line of metrics.jsonl that is incomplete, as in a run that is being trained or was
+    killed, is skipped with a warning.
 
     Raises:
-      ValueError: naming the file, if it is no work directory or a file is not what jaxfed writes.
+      ValueError: if it is no work directory, or a file is not what jaxfed writes.
     """
-    if not str(path).isprintable():  # nor of another encoding than the page's
+    if not str(path).isprintable():  # nor is a path in another encoding than the page's
         raise ValueError(f'{str(path)!r} cannot be shown on a page; rename it.')
     if not path.is_dir():
         raise ValueError(f'{path} is no directory; name work directories of runs.')
     if not (path / run_files.CONFIG).exists():
         raise ValueError(f'{path} holds no run: it has no {run_files.CONFIG}.')
-    config = _checked(path / run_files.CONFIG, _read_object, _check_config)
-    summary = None
-    if (path / run_files.SUMMARY).exists():
-        summary = _checked(path / run_files.SUMMARY, _read_object, _check_summary)
-    metrics: list[dict[str, Any]] = []
-    warning = None
-    if (path / run_files.METRICS).exists():
-        metrics, warning = _read_metrics(path / run_files.METRICS, ended=summary is not None)
-    counts = picture = None
-    if (path / run_files.PARTITION).exists():
-        counts = _checked(path / run_files.PARTITION, _read_object, _label_counts)
-    elif (path / 'partition.png').exists():
-        picture = _read_picture(path / 'partition.png')
-    run = Run(path, config, metrics, summary, counts, picture, warning, {})
+    config = _read_object(path / run_files.CONFIG, _check_config)
+    summary = _read_object(path / run_files.SUMMARY, _check_summary)
+    metrics, warning = _read_metrics(path / run_files.METRICS, ended=summary is not None)
+    counts = _read_object(path / run_files.PARTITION, _label_counts)
+    png = _read_png(path / 'partition.png') if counts is None else None
+    run = RecordedRun(path, config, metrics, summary, counts, png, warning, {})
     return run._replace(forgetting=forgetting(run))
 
 
-def forgetting(run: Run) -> dict[int, float]:
-    """Forgetting by round, as recorded, or else from the recorded class accuracies.
+def forgetting(run: RecordedRun) -> dict[int, float]:
+    """Return round -> forgetting, as recorded or else computed from the class accuracies.
 
     F^T = mean_c (max_{t < T} A_c^t - A_c^T), and 0 in the first round
-
-    Args:
-      run: the run.
-
-    Returns:
-      Round -> mean over classes of best accuracy so far minus that of now.
 
     Reference:
       Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
@@ -162,86 +165,38 @@ def forgetting(run: Run) -> dict[int, float]:
     """
     if recorded := run.values('forgetting'):
         return recorded
-    held = run.by_class('class_accuracy')
-    if not held:
+    accuracy = run.class_accuracy()
+    if not accuracy:
         return {}
-    history = np.array(list(held.values()), float)
+    history = np.array(list(accuracy.values()), float)
     best = np.maximum.accumulate(history)
     means = (best[:-1] - history[1:]).mean(axis=1)
-    return dict(zip(held, [0.0, *means.tolist()], strict=True))
+    return dict(zip(accuracy, [0.0, *means.tolist()], strict=True))
 
 
 def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """Settings with those that a run of an older version does not tell.
-
-    Args:
-      config: of a run.
-
-    Returns:
-      All settings.
-    """
-    made = json.loads(json.dumps(dataclasses.asdict(Config())))
-    return {**made, 'method_parts': [], **config}
+    """Add the defaults of settings that an older version did not record."""
+    defaults = json.loads(json.dumps(dataclasses.asdict(Config())))
+    return {**defaults, 'method_parts': [], **config}
 
 
 def is_number(value: Any) -> bool:
-    """Whether a JSON value is a number.
-
-    Args:
-      value: as `json` reads it.
-
-    Returns:
-      True for integers and floats, False for true and false.
-    """
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether a JSON value is a number."""
+    return type(value) in (int, float)
 
 
-def _checked(path: Path, read: Callable[[str], Any], check: Callable[[Any], Any]) -> Any:
-    """What a file holds, or an error that names the file."""
-    try:
-        value = read(_text(path))
-        return check(value)
-    except (ValueError, OSError) as error:
-        raise ValueError(f'{path} cannot be read: {_plain(error)}.') from error
+def _is_integer(value: Any, least: int) -> bool:
+    return type(value) is int and value >= least
 
 
-def _plain(error: Exception) -> str:
-    return ' '.join(str(error).split()).rstrip('.')
-
-
-def _text(path: Path) -> str:
-    return _bytes(path, _LARGEST).decode('utf-8')
-
-
-def _bytes(path: Path, largest: int) -> bytes:
-    if not path.is_file():
-        raise ValueError('it is no file')
-    if (size := path.stat().st_size) > largest:
-        raise ValueError(f'it has {size} bytes, more than {largest}')
-    return path.read_bytes()
-
-
-def _read_object(text: str) -> dict[str, Any]:
-    """A JSON object of finite numbers and sound strings."""
-    try:
-        value = json.loads(text, parse_float=_finite, parse_int=_bounded, parse_constant=_finite)
-    except RecursionError:
-        raise ValueError('it is nested too deeply') from None
-    _need(isinstance(value, dict), 'it is no JSON object')
-    text.encode()
-    json.dumps(value, ensure_ascii=False).encode()  # half of a pair of surrogates cannot be shown
-    return value
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    _need(abs(value) <= _LARGEST_NUMBER, f'{text} is no finite number up to {_LARGEST_NUMBER:g}')
-    return value
-
-
-def _bounded(text: str) -> int:
-    _need(len(text) <= 20 and abs(int(text)) <= _LARGEST_INTEGER, f'{text[:20]}... is too large')
-    return int(text)
+def _is_matrix(value: Any) -> bool:
+    """Whether it is a list of equally long lists of integers from 0."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(row, list) and row and len(row) == len(value[0]) for row in value)
+        and all(_is_integer(n, 0) and n < 2**53 for row in value for n in row)
+    )
 
 
 def _need(holds: bool, otherwise: str) -> None:
@@ -249,17 +204,63 @@ def _need(holds: bool, otherwise: str) -> None:
         raise ValueError(otherwise)
 
 
+@contextlib.contextmanager
+def _naming(path: Path, place: str = '') -> Iterator[None]:
+    """Add the path, and the place in the file, to errors."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        reason = ' '.join(str(error).split()).rstrip('.')
+        raise ValueError(f'{path} cannot be read: {place}{reason}.') from error
+
+
+def _read_bytes(path: Path, largest: int = _MAX_BYTES) -> bytes:
+    _need(path.is_file(), 'it is no file')
+    size = path.stat().st_size
+    _need(size <= largest, f'it has {size} bytes, more than {largest}')
+    return path.read_bytes()
+
+
+def _read_object(path: Path, check: Callable[[dict[str, Any]], Any]) -> Any:
+    """Read and check a JSON object; None if there is no such file."""
+    if not path.exists():
+        return None
+    with _naming(path):
+        return check(_parse(_read_bytes(path)))
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    """Parse a JSON object of finite numbers and valid strings."""
+    try:
+        value = json.loads(
+            data.decode('utf-8'), parse_float=_finite, parse_int=_bounded, parse_constant=_finite
+        )
+    except RecursionError:
+        raise ValueError('it is nested too deeply') from None
+    _need(isinstance(value, dict), 'it is no JSON object')
+    json.dumps(value, ensure_ascii=False).encode()  # raises for half of a pair of surrogates
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    _need(abs(value) <= _MAX_NUMBER, f'{text} is no finite number up to {_MAX_NUMBER:g}')
+    return value
+
+
+def _bounded(text: str) -> int:
+    _need(len(text) <= 20 and abs(int(text)) <= _MAX_INTEGER, f'{text[:20]}... is too large')
+    return int(text)
+
+
 def _check_config(config: dict[str, Any]) -> dict[str, Any]:
-    for name in ('method', 'dataset', 'partition'):
+    for name in _STRINGS:
         _need(isinstance(config.get(name), str), f'"{name}" is no string')
-    for name, least in (('rounds', 1), ('seed', 0), ('num_clients', 1)):
-        value = config.get(name)
-        whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        _need(whole, f'"{name}" is no integer from {least}')
+    for name, least in _INTEGERS.items():
+        _need(_is_integer(config.get(name), least), f'"{name}" is no integer from {least}')
     for name in SEEDS[1:]:
-        value = config.get(name)
-        whole = value is None or (type(value) is int and value >= 0)
-        _need(whole, f'"{name}" is no integer from 0')
+        seed = config.get(name)
+        _need(seed is None or _is_integer(seed, 0), f'"{name}" is no integer from 0')
     target = config.get('target_accuracy')
     _need(target is None or is_number(target), '"target_accuracy" is no number')
     for name in ('versions', 'device', 'hyperparameters', 'partition_settings'):
@@ -288,73 +289,60 @@ def _label_counts(value: dict[str, Any]) -> np.ndarray:
     return np.array(counts)
 
 
-def _is_matrix(value: Any) -> bool:
-    """Whether it is a list of equally long lists of integers from 0."""
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(row, list) and row and len(row) == len(value[0]) for row in value)
-        and all(type(n) is int and 0 <= n < 2**53 for row in value for n in row)
-    )
-
-
 def _read_metrics(path: Path, *, ended: bool) -> tuple[list[dict[str, Any]], str | None]:
-    """The rounds, and a warning if the last line is not whole, which a run that ended has."""
-    try:
-        lines = _bytes(path, _LARGEST).split(b'\n')
-    except (ValueError, OSError) as error:
-        raise ValueError(f'{path} cannot be read: {_plain(error)}.') from error
-    if not lines[-1]:
-        lines.pop()
-        whole = len(lines)
-    else:
-        whole = len(lines) - 1  # the last one may be cut off
+    """Return the entries, and a warning if the last line of a run that goes on is incomplete."""
+    if not path.exists():
+        return [], None
+    with _naming(path):
+        *lines, last = _read_bytes(path).split(b'\n')
     metrics: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate([*lines, last] if last else lines, 1):
         try:
-            entry = _read_object(line.decode('utf-8'))
-            _check_entry(entry, metrics)
-        except ValueError as error:
-            if number > whole and not ended:
+            with _naming(path, f'line {number}: '):
+                entry = _parse(line)
+                _check_entry(entry, metrics)
+        except ValueError:
+            if number > len(lines) and not ended:
                 return metrics, f'{path}: line {number} is not whole and is left out.'
-            raise ValueError(f'{path} cannot be read: line {number}: {_plain(error)}.') from error
+            raise
         metrics.append(entry)
     return metrics, None
 
 
 def _check_entry(entry: dict[str, Any], before: list[dict[str, Any]]) -> None:
     round_ = entry.get('round')
-    later = type(round_) is int and round_ > (before[-1]['round'] if before else 0)
+    later = _is_integer(round_, before[-1]['round'] + 1 if before else 1)
     _need(later, f'"round" is {round_!r}, no integer above that of the line before')
     _need(isinstance(entry.get('failed', False), bool), '"failed" is neither true nor false')
-    for name in (*_SHARES, 'test_loss', 'train_loss', 'seconds'):
+    for name in (*_SHARES, *_NUMBERS):
         value = entry.get(name)
         _need(value is None or is_number(value), f'"{name}" is no number')
         share = name not in _SHARES or value is None or 0 <= value <= 1
         _need(share, f'"{name}" is {value}, not from 0 to 1')
-    for name in BY_CLASS:
+    for name in _BY_CLASS:
         _check_by_class(name, entry.get(name), before)
     confusion = entry.get('confusion')
     square = confusion is None or (_is_matrix(confusion) and len(confusion) == len(confusion[0]))
     _need(square, '"confusion" is no square matrix of counts')
 
 
-def _check_by_class(name: str, value: Any, before: list[dict[str, Any]]) -> None:
-    if value is None:
+def _check_by_class(name: str, values: Any, before: list[dict[str, Any]]) -> None:
+    if values is None:
         return
-    numbers = isinstance(value, list) and bool(value) and all(map(is_number, value))
+    numbers = isinstance(values, list) and bool(values) and all(map(is_number, values))
     _need(numbers, f'"{name}" is no list of numbers')
-    _need(len(value) <= _MOST_CLASSES, f'"{name}" has more than {_MOST_CLASSES} classes')
-    shares = name != 'class_accuracy' or all(0 <= v <= 1 for v in value)
+    _need(len(values) <= _MAX_CLASSES, f'"{name}" has more than {_MAX_CLASSES} classes')
+    shares = name != 'class_accuracy' or all(0 <= value <= 1 for value in values)
     _need(shares, f'"{name}" has a number that is not from 0 to 1')
-    earlier = next((e[name] for e in reversed(before) if e.get(name) is not None), value)
-    _need(len(value) == len(earlier), f'"{name}" has {len(value)} classes, not {len(earlier)}')
+    earlier = next((e[name] for e in reversed(before) if e.get(name) is not None), values)
+    _need(len(values) == len(earlier), f'"{name}" has {len(values)} classes, not {len(earlier)}')
 
 
-def _read_picture(path: Path) -> str:
-    try:
-        data = _bytes(path, _LARGEST_PICTURE)
-        _need(data.startswith(_PNG), 'it is no PNG')
-    except (ValueError, OSError) as error:
-        raise ValueError(f'{path} cannot be read: {_plain(error)}.') from error
+def _read_png(path: Path) -> str | None:
+    """Read a PNG file as a data: URI; None if there is no such file."""
+    if not path.exists():
+        return None
+    with _naming(path):
+        data = _read_bytes(path, _MAX_PNG_BYTES)
+        _need(data.startswith(b'\x89PNG\r\n\x1a\n'), 'it is no PNG')
     return f'data:image/png;base64,{base64.b64encode(data).decode()}'

@@ -1,4 +1,4 @@
-"""The page itself: one HTML file that loads nothing."""
+"""The HTML page, one file without external resources."""
 
 import base64
 import hashlib
@@ -8,33 +8,26 @@ from collections.abc import Sequence
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from jaxfed.report import contents, grouping, pictures
-from jaxfed.report.grouping import Group
+from jaxfed.report import figures, grouping, pictures, tables
+from jaxfed.report.grouping import RunGroup
 
 
-def render(groups: Sequence[Group], *, target: float | None = None) -> str:
-    """Make the page.
+def render(groups: Sequence[RunGroup], *, target: float | None = None) -> str:
+    """Render the page of at least one group as HTML.
 
     Args:
-      groups: of runs, at least one.
-      target: accuracy in 0..1 whose rounds are told; None for that of each run.
-
-    Returns:
-      HTML.
+      groups: the groups of runs.
+      target: the accuracy in 0..1 for 'rounds to target'; None for that of each run.
     """
-    pages = Environment(
-        loader=PackageLoader('jaxfed.report', 'page'),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
-    css, script = (_source(pages, name) for name in ('page.css', 'page.js'))
-    count = sum(len(group.runs) for group in groups)
-    datasets = ', '.join(dict.fromkeys(r.config['dataset'] for g in groups for r in g.runs))
-    open_, folded = contents.curves(groups)
-    class_figure, class_table, by_round = contents.classes(groups)
+    loader = PackageLoader('jaxfed.report', 'page')
+    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    css, script = (loader.get_source(pages, name)[0] for name in ('page.css', 'page.js'))
+    runs = [run for group in groups for run in group.runs]
+    datasets = ', '.join(dict.fromkeys(run.config['dataset'] for run in runs))
+    open_curves, folded_curves = figures.curves(groups)
+    class_figure, class_table, by_round = figures.classes(groups)
     return pages.get_template('page.html').render(
-        title=f'{count} run{"s" * (count > 1)} on {datasets}',
+        title=f'{len(runs)} run{"s" * (len(runs) > 1)} on {datasets}',
         policy=_policy(script),
         version=importlib.metadata.version('jaxfed'),
         css=Markup(css),
@@ -44,37 +37,31 @@ def render(groups: Sequence[Group], *, target: float | None = None) -> str:
         markers=[pictures.marker(i) for i in range(len(groups))],
         distinct_lines=pictures.LINES,
         distinct_dots=pictures.DOTS,
-        seeds_of_means=[contents.seeds(group) for group in groups],
-        seeds_of_curves=[contents.seeds_by_round(group) for group in groups],
-        nothing=contents.NOTHING,
-        warnings=[run.warning for group in groups for run in group.runs if run.warning],
+        seeds_of_means=[grouping.seeds(group) for group in groups],
+        seeds_of_curves=[grouping.seeds_by_round(group) for group in groups],
+        warnings=[run.warning for run in runs if run.warning],
         seeds=any(len(group.runs) > 1 for group in groups),
         partial=any(len(group.counted) < len(group.runs) for group in groups),
         marked=any(not group.counted[0].complete for group in groups),
         target=target,
-        validation=any(r.config.get('validation') for g in groups for r in g.runs),
-        results=contents.results(groups, target),
-        differing=contents.differing(groups),
+        validation=any(run.config.get('validation') for run in runs),
+        results=tables.results(groups, target),
+        differing=tables.differing(groups),
         equal=grouping.equal(groups),
-        curves=open_,
-        further=folded,
+        curves=open_curves,
+        further=folded_curves,
         class_figure=class_figure,
         class_table=class_table,
         by_round=by_round,
-        confusions=contents.confusions(groups),
-        partitions=contents.partitions(groups),
-        costs=contents.costs(groups),
-        versions=contents.versions,
+        confusions=figures.confusions(groups),
+        partitions=figures.partitions(groups),
+        costs=tables.costs(groups),
+        versions=tables.versions,
     )
 
 
-def _source(pages: Environment, name: str) -> str:
-    assert pages.loader is not None
-    return pages.loader.get_source(pages, name)[0]
-
-
 def _policy(script: str) -> str:
-    """Nothing is loaded from anywhere, and no script runs but this one."""
+    """The content security policy: nothing is loaded, and only this script runs."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "

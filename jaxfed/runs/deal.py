@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxfed.config import Config
+from jaxfed.config import Config, partition_values
 from jaxfed.data import load_dataset
 from jaxfed.data.auxiliary import split_auxiliary
-from jaxfed.partition import hold_out, label_counts, label_noise, make_partition, partition_settings
+from jaxfed.partition import hold_out, label_counts, label_noise, make_partition
 from jaxfed.runs import checks
 from jaxfed.runs.seeds import seed_of
 from jaxfed.types import Dataset
@@ -57,15 +57,13 @@ def deal(config: Config, *, auxiliary_per_class: int = 0) -> Dealt:
         seed=seed_of(config, 'auxiliary'),
     )
     auxiliary, remaining = training[auxiliary], training[remaining]
-    own = partition_settings(config.partition)
     parts = make_partition(
         config.partition,
         dataset.y_train[remaining],
         num_clients=config.num_clients,
         seed=seed_of(config, 'partition'),
         users=None if dataset.users is None else dataset.users[remaining],
-        **{name: getattr(config, name) for name in own if hasattr(config, name)},
-        **config.partition_settings,
+        **partition_values(config),
     )
     partition, personal = hold_out(
         [remaining[part] for part in parts],

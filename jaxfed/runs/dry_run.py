@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxfed.config import Config
+from jaxfed.config import Config, partition_values
 from jaxfed.engine.devices import describe_devices
 from jaxfed.engine.execution import run_waves
 from jaxfed.engine.stacking import row
@@ -15,7 +15,6 @@ from jaxfed.internal import console
 from jaxfed.methods import Part
 from jaxfed.methods.costs import method_cost
 from jaxfed.models import ops
-from jaxfed.partition import partition_settings
 from jaxfed.recording import display
 from jaxfed.runs.evaluate import keep_own
 from jaxfed.runs.experiment import Experiment, client_steps, cohort_steps, make_network
@@ -48,7 +47,7 @@ def show_plan(experiment: Experiment) -> None:
     errors = memory_errors(experiment, prepared.mesh, prepared.lanes)
     with console.status('one round', quiet=False), errors:
         timed = time_round(experiment, prepared)
-    display.show_plan(describe_plan(experiment, prepared, timed), experiment.dealt.label_counts)
+    display.show_dry_run(describe_plan(experiment, prepared, timed), experiment.dealt.label_counts)
     console.say('nothing was trained and no work directory was made.', quiet=False)
 
 
@@ -82,7 +81,7 @@ def describe_plan(experiment: Experiment, prepared: Prepared, timed: Timed) -> d
         'dataset': f'{dataset.name}: {size.sum()} examples at the clients{apart}, '
         f'{len(dataset.y_test)} {evaluated}, {"x".join(map(str, shape))} {dataset.x_train.dtype}, '
         f'{dataset.num_classes} classes',
-        'partition': f'{config.partition}{_settings(_of_partition(config))}',
+        'partition': f'{config.partition}{_settings(partition_values(config))}',
         'clients': f'{config.clients_per_round} of {config.num_clients} a round, chosen '
         f'{config.sampling}',
         'local steps': f'{_spread(steps)} a client and round (batch {config.batch_size}, '
@@ -182,13 +181,6 @@ def _numbers(tree: PyTree) -> int:
 
 def _spread(values: np.ndarray) -> str:
     return f'{values.min()} / {np.median(values):g} / {values.max()} (min / median / max)'
-
-
-def _of_partition(config: Config) -> dict[str, Any]:
-    own = partition_settings(config.partition)
-    return {n: getattr(config, n) for n in own if hasattr(config, n)} | {
-        **config.partition_settings
-    }
 
 
 def _settings(values: Mapping[str, Any]) -> str:

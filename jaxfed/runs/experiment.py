@@ -69,7 +69,7 @@ def look(config: Config, method: Method | None = None) -> Experiment:
       OSError: as in `set_up`.
     """
     checks.check(config)
-    distributed.agree(config_flags.shared(config))
+    distributed.agree(config_flags.common_settings(config))
     distributed.check(config.clients_per_round, config.lanes)
     parts = [] if method else methods.resolve(config.method, config.hyperparameters)
     built = method or methods.build(parts, switch_round=config.switch_round)

@@ -23,7 +23,7 @@ from jaxfed.engine.round import TrainingData, Tuned
 from jaxfed.runs.deal import Dealt
 from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.seeds import sample_cohort
-from jaxfed.runs.shared_program import tuned
+from jaxfed.runs.shared_program import round_arguments
 from jaxfed.types import Array, Batch, Cohort, Dataset
 
 T = TypeVar('T')
@@ -102,7 +102,7 @@ def make_feed(
                 arrived, waves = np.flatnonzero(cohort.epochs), []
                 if arrived.size:
                     waves = [Wave(deal_wave(cohort, arrived, lanes), data)]
-                yield Planned(number, cohort, tuned(experiments, number), iter(waves))
+                yield Planned(number, cohort, round_arguments(experiments, number), iter(waves))
 
         return whole, False
 
@@ -132,7 +132,7 @@ def make_feed(
         loaded = ahead(partial(load, n, chosen) for n in numbers for chosen in slots[n])
         for number in numbers:
             waves = islice(loaded, len(slots[number]))
-            yield Planned(number, cohorts[number], tuned(experiments, number), waves)
+            yield Planned(number, cohorts[number], round_arguments(experiments, number), waves)
 
     return in_waves, True
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxfed import methods
-from jaxfed.config import Config
+from jaxfed.config import FIELDS, Config
 from jaxfed.data.augment import normalise
 from jaxfed.engine.devices import make_mesh
 from jaxfed.engine.evaluation import predict
@@ -22,8 +22,8 @@ from jaxfed.methods.method import Method
 from jaxfed.models import with_precision
 from jaxfed.recording import run_files
 from jaxfed.runs.experiment import make_network
-from jaxfed.runs.model_file import OPTIONS, Described, named, read_model
-from jaxfed.types import Array, Outputs, PyTree
+from jaxfed.runs.model_file import ModelMetadata, named, read_model
+from jaxfed.types import Array, Model, Outputs, PyTree
 
 
 class Loaded(NamedTuple):
@@ -42,7 +42,7 @@ def load(workdir: str | os.PathLike[str], *, method: Method | None = None) -> Lo
 
     Args:
       workdir: the work directory of the run.
-      method: the method it was trained with, needed only for one of one's own that adapts the
+      method: the method it was trained with; needed only for a user's own method that adapts the
         network and is not in `methods.METHODS`.
 
     Returns:
@@ -62,35 +62,20 @@ def load(workdir: str | os.PathLike[str], *, method: Method | None = None) -> Lo
     config = read_config(folder / run_files.CONFIG)
     summary = files.read_json(folder / run_files.SUMMARY)
     path = folder / run_files.MODEL
-    told, arrays = read_model(path)
+    metadata, arrays = read_model(path)
     try:
-        used = method or _method(told)
-        if used is None:
-            raise ValueError(
-                f'the method {told.method!r} adapts the network and is not in methods.METHODS; '
-                'give it, as in jaxfed.load(workdir, method=...)'
-            )
-        shape = (told.input_shape[0], told.input_shape[1], told.input_shape[2])
-        described = dataclasses.replace(config, **{name: told.network[name] for name in OPTIONS})
-        network = used.adapt(make_network(described, shape, told.num_classes))
-        like = jax.eval_shape(network.init, jax.random.key(0)), network.stats
-        _check(arrays, named(*like))
-        params, stats = jax.tree.unflatten(
-            jax.tree.structure(like), [arrays[name] for name in named(*like)]
-        )
-        model = with_precision(network, described.precision)
-        mean, std = np.asarray(told.mean, float), np.asarray(told.std, float)
-        if not mean.shape == std.shape == shape[2:]:
-            raise ValueError(f'mean and std are not of {shape[2]} channels')
-    except Exception as error:  # of the network's builder, by what is untrue
+        model, params, stats = _rebuild(config, metadata, arrays, method)
+    except Exception as error:  # of the network's builder, by what is wrong in the file
         raise ValueError(f'{path} does not give a network: {error}') from error
-    mesh = make_mesh()
-    to_input = functools.partial(normalise, mean=mean, std=std)
+    shape = tuple(metadata.input_shape)
+    to_input = functools.partial(
+        normalise, mean=np.asarray(metadata.mean), std=np.asarray(metadata.std)
+    )
 
     def evaluate(weights: tuple[PyTree, PyTree], x: Array) -> Outputs:
         return model.evaluate(weights[0], x, weights[1])
 
-    compiled = jax.jit(functools.partial(predict, evaluate, prepare=to_input, mesh=mesh))
+    compiled = jax.jit(functools.partial(predict, evaluate, prepare=to_input, mesh=make_mesh()))
 
     def apply(x: Any) -> Array:
         x = np.asarray(x)
@@ -99,55 +84,66 @@ def load(workdir: str | os.PathLike[str], *, method: Method | None = None) -> Lo
                 f'x has shape {x.shape} and dtype {x.dtype}; the network takes images '
                 f'[m, {", ".join(map(str, shape))}], integers or floats.'
             )
-        if not len(x):
-            return jax.numpy.zeros((0, told.num_classes))
-        return compiled((params, stats), x)
+        return (
+            compiled((params, stats), x) if len(x) else jax.numpy.zeros((0, metadata.num_classes))
+        )
 
     return Loaded(params, stats, apply, config, summary)
 
 
+def _rebuild(
+    config: Config, metadata: ModelMetadata, arrays: dict[str, np.ndarray], method: Method | None
+) -> tuple[Model, PyTree, PyTree]:
+    """The network, its parameters and its batch statistics."""
+    used = method or _method_of(metadata)
+    if used is None:
+        raise ValueError(
+            f'the method {metadata.method!r} adapts the network and is not in methods.METHODS; '
+            'give it, as in jaxfed.load(workdir, method=...)'
+        )
+    height, width, channels = metadata.input_shape
+    if not len(metadata.mean) == len(metadata.std) == channels:
+        raise ValueError(f'mean and std are not of {channels} channels')
+    described = dataclasses.replace(config, **metadata.network)
+    network = used.adapt(make_network(described, (height, width, channels), metadata.num_classes))
+    like = jax.eval_shape(network.init, jax.random.key(0)), network.stats
+    _check_arrays(arrays, named(*like))
+    params, stats = jax.tree.unflatten(
+        jax.tree.structure(like), [arrays[name] for name in named(*like)]
+    )
+    return with_precision(network, described.precision), params, stats
+
+
 def read_config(path: Path) -> Config:
-    """Read the settings of a run.
-
-    Args:
-      path: of its config.json.
-
-    Returns:
-      The settings; those that this version does not have are left out.
-
-    Raises:
-      ValueError: if the file is damaged.
-    """
-    held, kinds = files.read_json(path), typing.get_type_hints(Config)
-    given = {name: held[name] for name in kinds if name in held}
+    """The settings in a config.json, without those that this version does not have."""
+    values, types = files.read_json(path), typing.get_type_hints(Config)
+    settings = {name: values[name] for name in FIELDS if name in values}
     try:
-        for name, value in given.items():
-            check_value(f'--{name}', value, kinds[name])
+        for name, value in settings.items():
+            check_value(f'--{name}', value, types[name])
     except (ValueError, TypeError) as error:
         raise ValueError(f'{path} is damaged: {error}') from error
-    return Config(**given)
+    return Config(**settings)
 
 
-def _method(told: Described) -> Method | None:
+def _method_of(metadata: ModelMetadata) -> Method | None:
     """The method that a model was trained with; None if it is needed and unknown."""
-    if not told.adapted:
+    if not metadata.adapted:
         return Method()
-    parts = [methods.Part(**part) for part in told.method_parts]
+    parts = [methods.Part(**part) for part in metadata.method_parts]
     if not parts or any(part.name not in methods.METHODS for part in parts):
         return None
-    return methods.build(parts, switch_round=told.switch_round)
+    return methods.build(parts, switch_round=metadata.switch_round)
 
 
-def _check(arrays: dict[str, np.ndarray], like: dict[str, Any]) -> None:
+def _check_arrays(arrays: dict[str, np.ndarray], like: dict[str, Any]) -> None:
     """Raises a ValueError unless there is an array of the right shape and type for each name."""
-    found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
-    wanted = {name: (leaf.shape, leaf.dtype) for name, leaf in like.items()}
+    found = {name: f'{array.shape} {array.dtype}' for name, array in arrays.items()}
+    wanted = {name: f'{leaf.shape} {leaf.dtype}' for name, leaf in like.items()}
     for name in sorted(found.keys() | wanted.keys()):
         if found.get(name) != wanted.get(name):
-            here, there = (
-                '{} {}'.format(*own[name]) if name in own else 'no array' for own in (found, wanted)
-            )
             raise ValueError(
-                f'it has {here} for {name}, where the network has {there}. For a method of your '
-                'own that adapts the network give jaxfed.load(workdir, method=...).'
+                f'it has {found.get(name, "no array")} for {name}, where the network has '
+                f'{wanted.get(name, "no array")}. For a method of your own that adapts the network '
+                'give jaxfed.load(workdir, method=...).'
             )

@@ -29,7 +29,7 @@ from jaxfed.runs.experiment import Experiment, client_steps
 from jaxfed.runs.feed import Feed, TooLarge, make_feed
 from jaxfed.runs.memory import advice, memory_errors, needed_memory, size_in_words
 from jaxfed.runs.seeds import seed_of
-from jaxfed.runs.shared_program import tune
+from jaxfed.runs.shared_program import method_builder
 from jaxfed.types import Array, PyTree
 
 # Where a CPU is one device, a few clients side by side fill its cores; more only take memory and
@@ -108,7 +108,7 @@ def prepare(experiments: Sequence[Experiment]) -> Prepared:
         )
         feed, streams = make_feed(experiments, mesh, to_input)
         parts = make_round(
-            model, method, settings, augment, to_input, tune=tune(experiments), mesh=mesh
+            model, method, settings, augment, to_input, tune=method_builder(experiments), mesh=mesh
         )
         while True:
             # Any round does, but one in which nobody trains.

@@ -6,127 +6,75 @@ program then takes as arguments.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from jaxfed import methods
-from jaxfed.config import Config
+from jaxfed.config import SETTINGS, Config
 from jaxfed.engine.round import Tuned
 from jaxfed.methods import Part
 from jaxfed.methods.method import Method
 from jaxfed.runs.experiment import Experiment
 from jaxfed.types import PyTree
 
-# Arguments of the program, where they differ. A learning rate always is one.
-NUMBERS = ('momentum', 'weight_decay')
-# What the host alone looks at.
-HOST = (
-    'alpha',
-    'balanced',
-    'batch_seed',
-    'cohort_seed',
-    'dropout',
-    'hyperparameters',  # those of the parts tell more
-    'init_seed',
-    'label_noise',
-    'label_noise_form',
-    'labels_per_client',
-    'learning_rate',
-    'lr_decay',
-    'min_size',
-    'min_user_size',
-    'num_users',
-    'over_selection',
-    'partition',
-    'partition_seed',
-    'partition_settings',
-    'resume',
-    'sampling',
-    'seed',
-    'shards_per_client',
-    'size_alpha',
-    'stragglers',
-    'target_accuracy',
-    'workdir',
-)
+# Arguments of the program where experiments differ in them. A learning rate always is one.
+ARGUMENTS = tuple(name for name, setting in SETTINGS.items() if setting.in_program == 'argument')
 
 
-def program_of(config: Config, parts: Sequence[Part], *, exact: bool = False) -> str:
-    """What tells experiments apart that cannot share a program.
+def program_key(config: Config, parts: Sequence[Part], *, exact: bool = False) -> str:
+    """A text that is the same for experiments that can share a program.
 
     Args:
       config: the settings.
       parts: the method's parts with all their hyper-parameters.
       exact: whether hyper-parameters, momentum and weight decay are written into the program, as
         for methods that compute with them in Python.
-
-    Returns:
-      A text that is the same for those that can.
     """
-    free = () if exact else NUMBERS
-    own = [
+    written = ('constant', 'argument') if exact else ('constant',)
+    settings = {
+        name: getattr(config, name)
+        for name, setting in SETTINGS.items()
+        if setting.in_program in written
+    }
+    hyperparameters = [
         (
             name,
             phase,
-            {key: value for key, value in values.items() if exact or not _free(name, key)},
+            {key: value for key, value in values.items() if exact or not _is_number(name, key)},
         )
         for name, values, phase in parts
     ]
-    told = {
-        field.name: getattr(config, field.name)
-        for field in fields(config)
-        if field.name not in HOST and field.name not in free
-    }
-    return repr((told, own))
+    return repr((settings, hyperparameters))
 
 
-def _free(name: str, key: str) -> bool:
-    """Whether a hyper-parameter may be an argument of the program: numbers that count nothing."""
-    return methods.hyperparameters(name)[key].annotation is float
+def _is_number(method: str, name: str) -> bool:
+    """Whether a hyper-parameter may be an argument of the program: a number that counts nothing."""
+    return methods.hyperparameters(method)[name].annotation is float
 
 
-def varied(experiments: Sequence[Experiment]) -> dict[str, np.ndarray]:
-    """The hyper-parameters in which experiments that share a program differ.
-
-    Args:
-      experiments: X of them.
-
-    Returns:
-      'METHOD.NAME' -> [X] float32.
-    """
+def differing_hyperparameters(experiments: Sequence[Experiment]) -> dict[str, np.ndarray]:
+    """'METHOD.NAME' -> [X] float32 of the hyper-parameters in which X experiments differ."""
     values: dict[str, list[Any]] = {}
     for experiment in experiments:
-        for name, own, phase in experiment.parts:
-            for key, value in own.items():
-                if _free(name, key) and (name, phase) == _first(experiment.parts, name):
+        # A method that is named in both of two phases has the same hyper-parameters in both.
+        for name, chosen in {part.name: part.hyperparameters for part in experiment.parts}.items():
+            for key, value in chosen.items():
+                if _is_number(name, key):
                     values.setdefault(f'{name}.{key}', []).append(value)
-    return {
-        name: np.array(given, np.float32) for name, given in values.items() if len(set(given)) > 1
-    }
+    return {name: np.array(each, np.float32) for name, each in values.items() if len(set(each)) > 1}
 
 
-def _first(parts: Sequence[Part], name: str) -> tuple[str, int]:
-    """A method that is named in both of two phases has the same hyper-parameters in both."""
-    return next((part.name, part.phase) for part in parts if part.name == name)
+def method_builder(experiments: Sequence[Experiment]) -> Callable[[PyTree], Method] | None:
+    """Makes the function (traced hyper-parameters by 'METHOD.NAME') -> method.
 
-
-def tune(experiments: Sequence[Experiment]) -> Callable[[PyTree], Method] | None:
-    """What makes the method of each of several experiments.
-
-    Args:
-      experiments: X of them.
-
-    Returns:
-      (hyper-parameters, as of `varied` but traced and without their axis) -> the method; None where
-      all have the same.
+    None where all experiments have the same hyper-parameters.
     """
-    if not varied(experiments):
+    if not differing_hyperparameters(experiments):
         return None
     first = experiments[0]
 
-    def method_with(traced: PyTree) -> Method:
+    def build(traced: PyTree) -> Method:
         parts = [
             part._replace(
                 hyperparameters={
@@ -138,26 +86,20 @@ def tune(experiments: Sequence[Experiment]) -> Callable[[PyTree], Method] | None
         ]
         return methods.build(parts, switch_round=first.config.switch_round)
 
-    return method_with
+    return build
 
 
-def tuned(experiments: Sequence[Experiment], round_: int) -> Tuned:
-    """The numbers that a round's program takes.
-
-    Args:
-      experiments: X of them.
-      round_: number of the round.
-
-    Returns:
-      [X] arrays.
-    """
+def round_arguments(experiments: Sequence[Experiment], round_: int) -> Tuned:
+    """The numbers [X] that the program of a round takes."""
     configs = [experiment.config for experiment in experiments]
     differing = {
         name: np.array([getattr(config, name) for config in configs], np.float32)
-        for name in NUMBERS
+        for name in ARGUMENTS
         if len({getattr(config, name) for config in configs}) > 1
     }
     rates = [config.learning_rate * config.lr_decay ** (round_ - 1) for config in configs]
     return Tuned(
-        np.array(rates, np.float32), **differing, hyperparameters=varied(experiments) or ()
+        np.array(rates, np.float32),
+        **differing,
+        hyperparameters=differing_hyperparameters(experiments) or (),
     )

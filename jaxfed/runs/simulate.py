@@ -31,6 +31,7 @@ from jaxfed.recording.curve import draw_accuracy
 from jaxfed.recording.entries import describe_round, failed_values, not_finite, summarise
 from jaxfed.recording.heatmap import draw_heatmap
 from jaxfed.recording.log import open_book
+from jaxfed.recording.progress import run_progress
 from jaxfed.recording.trackers import Unavailable
 from jaxfed.runs.evaluate import keep_own
 from jaxfed.runs.experiment import Experiment, cohort_steps, set_up
@@ -173,7 +174,7 @@ def train_together(
     """
     with contextlib.ExitStack() as stack:
         for experiment in experiments:
-            stack.enter_context(files.alone(experiment.workdir))
+            stack.enter_context(files.exclusive_lock(experiment.workdir))
         results = _train(experiments, folder, quiet=quiet, watch=watch, stop=stop)
         # One alone that diverged is not finished.
         if len(results) > 1 or isinstance(results[0], Result):
@@ -223,7 +224,7 @@ def _train(
         if done:
             console.say(f'going on after round {done}', quiet=quiet)
         hidden = quiet or count > 1
-        report = stack.enter_context(console.progress(config.rounds, quiet=hidden))
+        report = stack.enter_context(run_progress(config.rounds, quiet=hidden))
         before = [sum(entry['seconds'] for entry in book.metrics) for book in books]
         came = stack.enter_context(stopping(partial(console.say, quiet=False)))
         stack.enter_context(memory_errors(experiments[0], prepared.mesh, prepared.lanes))
@@ -279,7 +280,7 @@ def _train(
             )
         # The summary tells that a run is finished, so it comes last.
         ended = [result for result in results if isinstance(result, Result)]
-        files.write_all_json({r.workdir / run_files.SUMMARY: r.summary for r in ended})
+        files.write_json_files({r.workdir / run_files.SUMMARY: r.summary for r in ended})
     return results
 
 

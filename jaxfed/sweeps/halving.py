@@ -1,6 +1,6 @@
 """Successive halving: after some rounds the worse half of the settings is given up."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,21 +80,6 @@ def halving(rounds: Sequence[int], settings: Sequence[Hashable]) -> Stop:
         return [x for x in running if settings[x] not in stays]
 
     return stop
-
-
-def halving_of(
-    rounds: Sequence[int], settings: Sequence[Hashable]
-) -> Callable[[Sequence[int]], Stop]:
-    """Makes `halving` among those of several experiments that are in one program.
-
-    Args:
-      rounds: as for `halving`.
-      settings: X, of all experiments.
-
-    Returns:
-      What `together.train_group` takes as `stop_of`.
-    """
-    return lambda numbers: halving(rounds, [settings[x] for x in numbers])
 
 
 def _last(metrics: Sequence[dict[str, Any]]) -> float:

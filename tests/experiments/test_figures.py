@@ -14,7 +14,7 @@ from experiments.draw.panels import draw
 from experiments.draw.shapes import Curve, Lines, Matrix, Missing, over_seeds
 from experiments.draw.write import numbers, tell
 from experiments.grid import runner
-from experiments.grid.runner import Run
+from experiments.grid.runner import RecordedCell
 from jaxfed.internal import files
 from jaxfed.recording import run_files, style
 from jaxfed.runs import config_flags
@@ -92,7 +92,7 @@ def hand_made(cell, rounds=None):
     metrics = [entry(cell, t) for t in range(1, (rounds or cell.config.rounds) + 1)]
     shares = [line['test_accuracy'] for line in metrics]
     summary = {'best_accuracy': max(shares), 'final_accuracy': shares[-1], 'failed': False}
-    return Run(settings, summary, metrics)
+    return RecordedCell(settings, summary, metrics)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from filelock import FileLock
 
 from experiments import tables
 from experiments.grid import runner
-from experiments.grid.runner import Row
+from experiments.grid.runner import GridRow
 from jaxfed.runs import feed, simulate
 from tests.sweeps.test_sweep import Stopped, assert_same, lines
 
@@ -17,9 +17,9 @@ TINY = (
     '--clients_per_round=2', '--local_epochs=1', '--measure=none', '--auxiliary_per_class=0',
 )  # fmt: skip
 ROWS = {
-    'FedAvg': Row('FedAvg', ('--method=fedavg',)),
-    'FedProx': Row('FedProx', ('--method=fedprox', '--mu=0.1')),
-    'more': Row('more', ('--method=fedprox', '--mu=1')),
+    'FedAvg': GridRow('FedAvg', ('--method=fedavg',)),
+    'FedProx': GridRow('FedProx', ('--method=fedprox', '--mu=0.1')),
+    'more': GridRow('more', ('--method=fedprox', '--mu=1')),
 }
 
 

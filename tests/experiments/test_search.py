@@ -230,7 +230,7 @@ def test_a_run_that_was_evaluated_on_test_data_is_refused(tmp_path, monkeypatch)
     made = search.make_search(method='kd', axes=['beta:1'], output=tmp_path)
     summary = {'evaluated_on': 'test', 'failed': False}
     monkeypatch.setattr(runner, 'is_done', lambda cell: True)
-    monkeypatch.setattr(runner, 'read', lambda cell: runner.Run({}, summary, []))
+    monkeypatch.setattr(runner, 'read', lambda cell: runner.RecordedCell({}, summary, []))
     with pytest.raises(ValueError, match='was evaluated on test data'):
         search.rank(made)
 

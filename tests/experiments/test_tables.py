@@ -15,8 +15,8 @@ from experiments.draw import table_layout
 from experiments.draw.table_layout import Filled
 from experiments.grid import runner, scores
 from experiments.grid.command import guarded
-from experiments.grid.published import Column, Table, Value, read_numbers, read_value
-from experiments.grid.runner import Row, Run
+from experiments.grid.published import Column, PaperTable, Value, read_numbers, read_value
+from experiments.grid.runner import GridRow, RecordedCell
 from experiments.grid.scores import Score
 from jaxfed.internal.signals import Interrupted
 from jaxfed.recording import run_files
@@ -116,7 +116,7 @@ def a_run(*accuracies, failed=False, target=None):
         'device': {'platform': 'cpu', 'kind': 'cpu', 'count': 2, 'cpu_cores': 4},
         'versions': {'jax': '1'},
     }
-    return Run(config, summary, metrics)
+    return RecordedCell(config, summary, metrics)
 
 
 def test_scores_of_runs():
@@ -231,8 +231,8 @@ def test_differences_in_words():
 def filled():
     """A table by hand, with names that need escaping."""
     columns = (Column('a', 'A & B|C', 'x/a', 'one'), Column('b', '#K = 2_%', 'x/b', 'two'))
-    rows = (Row('Fed_A', ()), Row('Fed|B', ()), Row('C', ()))
-    table = Table('x/1', 'X', 'T', columns, rows, '', 'best', 'rounds', 'flag', seeds=2)
+    rows = (GridRow('Fed_A', ()), GridRow('Fed|B', ()), GridRow('C', ()))
+    table = PaperTable('x/1', 'X', 'T', columns, rows, '', 'best', 'rounds', 'flag', seeds=2)
     found = {('Fed_A', 'a'): Score(2, (50, 52), 0, (3, 4)), ('Fed|B', 'a'): Score(2, (51,), 0, ())}
     runs = {('Fed_A', 'a'): {0: a_run(50), 1: a_run(52)}, ('Fed|B', 'a'): {0: a_run(51)}}
     keys = [(row.name, column.name) for row in rows for column in columns]
@@ -461,7 +461,7 @@ def test_measures_do_not_make_another_run_of_a_table(command, folder, monkeypatc
 def test_an_unfinished_run_goes_on_with_its_own_measures(asked, tmp_path, monkeypatch):
     def cell(measure, measured):
         return runner.make_cell(
-            'fedlmd/cifar10_lda0.05', Row('FedAvg', ('--method=fedavg',)), 0, output=tmp_path,
+            'fedlmd/cifar10_lda0.05', GridRow('FedAvg', ('--method=fedavg',)), 0, output=tmp_path,
             flags=[f'--measure={measure}', *data], measured=measured,
         )  # fmt: skip
 

@@ -205,6 +205,14 @@ def test_shares_and_counts(rows, seed):
     assert metrics.alignment(preference, preference) == 1
 
 
+@pytest.mark.parametrize(
+    'values, expected',
+    [([], (None, None)), ([None], (None, None)), ([3], (3, None)), ([1, None, 2], (1.5, 0.5**0.5))],
+)
+def test_mean_and_deviation_leave_out_none(values, expected):
+    assert metrics.mean_and_deviation(values) == pytest.approx(expected)
+
+
 def test_rounds_to_target_and_speed_up():
     slow, fast = ([2, 4, 6, 8], [0.1, None, 0.5, 0.4]), ([1, 2, 3], [0.3, 0.5, 0.4])
     assert metrics.rounds_to_target(slow, 0.5) == 6

@@ -93,7 +93,7 @@ def test_other_structure_is_not_taken_and_stays(written, tmp_path, other):
     shutil.copytree(written, tmp_path / 'run')
     with open_checkpoints(tmp_path / 'run', keep=2) as manager:
         with pytest.raises(
-            ValueError, match=r'no checkpoint in .* is whole \(round 5: .*round 2: '
+            ValueError, match=r'no checkpoint in .* is intact \(round 5: .*round 2: '
         ):
             restore(manager, other)
         assert sorted(manager.all_steps()) == [2, 5]
@@ -119,7 +119,7 @@ def test_other_shapes_are_not_taken(written, tmp_path, other):
     like['clients']['c'] = other
     with (
         open_checkpoints(tmp_path / 'run', keep=2) as manager,
-        pytest.raises(ValueError, match=r'no checkpoint in .* is whole'),
+        pytest.raises(ValueError, match=r'no checkpoint in .* is intact'),
     ):
         restore(manager, like)
 
@@ -176,7 +176,7 @@ def test_a_folder_that_orbax_cannot_read_is_told(tmp_path, monkeypatch):
 
     monkeypatch.setattr(ocp, 'CheckpointManager', fail)
     with (
-        pytest.raises(ValueError, match=r'checkpoints cannot be read \(what it is\); begin anew'),
+        pytest.raises(ValueError, match=r'checkpoints cannot be read \(what it is\); start again'),
         open_checkpoints(tmp_path, keep=2),
     ):
         pass

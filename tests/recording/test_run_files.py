@@ -115,12 +115,12 @@ def test_a_damaged_config_is_told(tmp_path, text):
 
 def test_one_process_a_work_directory(tmp_path):
     with (
-        files.alone(tmp_path),
+        files.exclusive_lock(tmp_path),
         pytest.raises(ValueError, match='another process is at work'),
-        files.alone(tmp_path),
+        files.exclusive_lock(tmp_path),
     ):
         pass
-    with files.alone(tmp_path):
+    with files.exclusive_lock(tmp_path):
         pass
 
 

@@ -145,9 +145,11 @@ def test_csv_gets_new_columns_in_place(tmp_path):
 def test_missing_packages_are_told_before_anything_is_written(name, spec, tmp_path, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(
-        trackers.importlib.util, 'find_spec', lambda n, *a: spec if n == name else found(n, *a)
+        trackers.importlib.util,
+        'find_spec',
+        lambda n, *a: spec if n == trackers.PACKAGES[name] else found(n, *a),
     )
-    told = f"--{name} takes the package {name}: pip install 'jaxfed[{name}]'"
+    told = f"--{name} needs the package {trackers.PACKAGES[name]}: pip install 'jaxfed[{name}]'"
     with pytest.raises(ValueError, match=re.escape(told)):
         set_up(Config(workdir=str(tmp_path / 'out'), **{name: True}))
     assert not (tmp_path / 'out').exists()
@@ -160,7 +162,7 @@ def start(folder, **chosen):
 
 
 def test_a_tracker_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch, capsys):
-    writer = pytest.importorskip('tensorboard.summary.writer.record_writer')
+    writer = pytest.importorskip('tensorboardX.record_writer')
     write = writer.RecordWriter.write
 
     def full(self, data):
@@ -238,7 +240,7 @@ def test_a_csv_file_of_somebody_else_is_kept(tmp_path):
     (tmp_path / 'metrics.csv').write_text('precious')
     config = start(tmp_path, csv=True)
     with (
-        pytest.raises(trackers.Unavailable, match='is there already'),
+        pytest.raises(trackers.Unavailable, match='already exists'),
         trackers.follow(config, [], tmp_path),
     ):
         raise AssertionError

@@ -19,9 +19,9 @@ from jaxfed import Config, methods
 from jaxfed.internal import files
 from jaxfed.metrics.forgetting import forgetting as forgetting_of
 from jaxfed.recording import run_files
-from jaxfed.report import contents, grouping, pictures, reading
+from jaxfed.report import figures, grouping, pictures, reading, tables
 from jaxfed.report.__main__ import main
-from jaxfed.report.reading import Run, read_run
+from jaxfed.report.reading import RecordedRun, read_run
 from jaxfed.report.render import render
 
 VOID = {'meta', 'img', 'br', 'hr', 'link', 'input'}
@@ -161,7 +161,7 @@ def test_seeds_are_mean_and_deviation(page, runs):
     assert 'forward passes +1' in words
     groups = grouping.group([read_run(path) for path in runs])
     assert [group.label for group in groups] == ['fedavg', 'fedlmd']
-    curve = grouping.curve(groups[0], lambda run: run.values('test_accuracy'))
+    curve = grouping.mean_curve(groups[0], lambda run: run.values('test_accuracy'))
     assert curve.rounds.tolist() == [1, 3]
     np.testing.assert_allclose(curve.mean, [0.4, 0.6])
     np.testing.assert_allclose(curve.deviation, [0, np.std([0.5, 0.7], ddof=1)])
@@ -178,7 +178,7 @@ def test_what_differs_is_told(tmp_path):
     assert [len(group.runs) for group in groups] == [1] * 4
     assert [group.label for group in groups[:2]] == ['fedlmd, alpha 0.1', 'fedlmd, alpha 0.5']
     assert groups[2].label == f'fedprox ({tmp_path / "c"})'
-    table = contents.differing(groups)
+    table = tables.differing(groups)
     assert table.columns == ['method', 'alpha', 'hyper-parameters']
     assert [cell.text for cell in table.rows[0]] == [
         'fedlmd', '0.1', 'fedlmd.beta=1.0, fedlmd.tau=1.0',
@@ -217,7 +217,7 @@ def test_forgetting_is_computed_once_a_run(runs, tmp_path, monkeypatch):
 def test_forgetting_of_every_round_is_that_of_the_history_so_far(rounds, classes, seed):
     history = np.random.default_rng(seed).random((rounds, classes))
     lines = [entry(r, 0.5, class_accuracy=row) for r, row in enumerate(history.tolist(), 1)]
-    found = reading.forgetting(Run(Path(), {}, lines, None, None, None, None, {}))
+    found = reading.forgetting(RecordedRun(Path(), {}, lines, None, None, None, None, {}))
     expected = [forgetting_of(history[: t + 1]) for t in range(rounds)]
     np.testing.assert_allclose(list(found.values()), expected, atol=1e-12)
 
@@ -238,7 +238,7 @@ def partial(tmp_path_factory):
 
 
 def test_means_are_of_finished_seeds(partial):
-    table = contents.results(partial, 0.7)
+    table = tables.results(partial, 0.7)
     some, none = (
         dict(zip(table.columns, (cell.text for cell in row), strict=True)) for row in table.rows
     )
@@ -252,12 +252,12 @@ def test_means_are_of_finished_seeds(partial):
     assert none['rounds to target'] == 'not reached *'
     assert none['seeds'] == '2'
     assert none['state'] == 'seed 0: diverged in round 2; seed 1: unfinished, 1 of 3 rounds'
-    _, classes, _ = contents.classes(partial)
+    _, classes, _ = figures.classes(partial)
     assert [row[0].text for row in classes.rows] == ['70.0 ± 14.1', '20.0 ± 14.1']
 
 
 def test_curves_are_of_the_seeds_that_have_the_round(partial):
-    drawn = grouping.curve(partial[0], lambda run: run.values('test_accuracy'))
+    drawn = grouping.mean_curve(partial[0], lambda run: run.values('test_accuracy'))
     assert drawn.rounds.tolist() == [1, 2, 3]
     np.testing.assert_allclose(drawn.mean, [0.25, 0.4, 0.7])
     expected = [np.std(each, ddof=1) for each in ([0.4, 0.4, 0.1, 0.1], [0.5, 0.5, 0.2])]
@@ -265,9 +265,9 @@ def test_curves_are_of_the_seeds_that_have_the_round(partial):
     rounds, accuracy = grouping.class_accuracy(partial[0])
     assert rounds.tolist() == [1, 2, 3]
     np.testing.assert_allclose(accuracy[:, 0], drawn.mean)
-    assert contents.seeds_by_round(partial[0]) == '4 seeds, 3 after round 1, 2 after round 2'
+    assert grouping.seeds_by_round(partial[0]) == '4 seeds, 3 after round 1, 2 after round 2'
     alone = partial[0]._replace(runs=(partial[0].runs[0], partial[0].runs[3]))
-    drawn = grouping.curve(alone, lambda run: run.values('test_accuracy'))
+    drawn = grouping.mean_curve(alone, lambda run: run.values('test_accuracy'))
     assert drawn.mean[-1] == 0.6 and np.isnan(drawn.deviation).tolist() == [False, False, True]
     words = Page(render(partial)).words
     assert '(4 seeds, 3 after round 1, 2 after round 2)' in words and '(2 of 4 seeds)' in words
@@ -325,7 +325,7 @@ def test_a_run_that_was_given_up_is_no_finished_one(tmp_path):
     make_run(tmp_path / 'other', seed=2, alpha=2.0)
     groups = grouping.group([read_run(tmp_path / n) for n in ('early0', 'early1', 'other')])
     assert [run.config['seed'] for run in groups[0].counted] == [2]
-    assert 'seed 0: given up after 1 of 3 rounds' in contents.state(groups[0])
+    assert 'seed 0: given up after 1 of 3 rounds' in grouping.state(groups[0])
     summary['stopped_early'] = 1
     files.write_json(tmp_path / 'early1' / 'summary.json', summary)
     with pytest.raises(ValueError, match='"stopped_early" is neither true nor false'):

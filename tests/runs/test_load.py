@@ -197,6 +197,6 @@ def test_a_model_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr(run_files.os, 'replace', full)
     with pytest.raises(OSError, match='no space left'):
-        files.write_whole(path, b'after')
+        files.write_atomic(path, b'after')
     assert [p.name for p in tmp_path.iterdir()] == ['model.safetensors']
     assert path.read_bytes() == b'before'

@@ -54,7 +54,7 @@ def assert_same(ours, alone, rtol=1e-4):
 
 
 def run(config, text, seeds, folder, **keywords):
-    members = sweep.expand(config, sweep.parse(text, config), seeds, folder)
+    members = sweep.expand(config, sweep.parse_grid(text, config), seeds, folder)
     return members, sweep.run(members, folder, **keywords)
 
 
@@ -140,7 +140,7 @@ def test_every_number_of_every_method_can_be_an_argument(name):
 def test_partition_settings_and_epochs_and_what_shares_a_program(cheap_runs, programs, tmp_path):
     members, outcomes = run(small(rounds=1), 'alpha=0.5,50 local_epochs=1,2', 1, tmp_path, rungs=())
     assert sorted(programs) == [2, 2]  # epochs shape the program, who holds what does not
-    assert [dict(o.setting) for o in outcomes] == [
+    assert [dict(o.point) for o in outcomes] == [
         {'alpha': a, 'local_epochs': e} for a in (0.5, 50) for e in (1, 2)
     ]
     rows = list(csv.DictReader((tmp_path / 'sweep.csv').open()))
@@ -194,7 +194,7 @@ def test_an_interrupted_sweep_goes_on(cheap_runs, programs, tmp_path, monkeypatc
 
 def test_what_was_begun_alone_goes_on_alone(cheap_runs, programs, tmp_path, monkeypatch):
     config = small(rounds=4, checkpoint_every=1)
-    members = sweep.expand(config, sweep.parse('learning_rate=0.02,0.1', config), 1, tmp_path)
+    members = sweep.expand(config, sweep.parse_grid('learning_rate=0.02,0.1', config), 1, tmp_path)
     inner = simulate.play
 
     def play(prepared, experiments, planned, *rest):
@@ -210,7 +210,7 @@ def test_what_was_begun_alone_goes_on_alone(cheap_runs, programs, tmp_path, monk
     monkeypatch.setattr(simulate, 'play', inner)
     # Interrupted together, and then one of them begun anew and interrupted alone.
     config = small(rounds=3, checkpoint_every=1)
-    other = sweep.expand(config, sweep.parse('momentum=0,0.5', config), 1, tmp_path / 'other')
+    other = sweep.expand(config, sweep.parse_grid('momentum=0,0.5', config), 1, tmp_path / 'other')
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         patch.setattr(simulate, 'play', play)
         sweep.run(other, tmp_path / 'other')
@@ -230,7 +230,7 @@ def test_one_that_diverges_ends_no_other(cheap_runs, programs, tmp_path, capsys)
     assert programs == [2]
     assert [o.failed for o in outcomes] == [0, 1]
     assert 'is not finite; training diverged' in capsys.readouterr().err
-    sweep.show(outcomes, tmp_path, config)
+    sweep.show_outcomes(outcomes, tmp_path, config)
     assert ' 1e+30 │     - │     - │      - │ 1 failed │' in capsys.readouterr().out
     good, bad = (tmp_path / m.config.workdir for m in members)
     assert len(lines(good)) == 4 and not (bad / 'summary.json').exists()
@@ -252,7 +252,7 @@ def test_halving_keeps_the_better_half(cheap_runs, programs, tmp_path):
     text = 'learning_rate=1e-6,1e-5,0.05,0.1'
     members, outcomes = run(config, text, 2, tmp_path, rungs=[1, 2])
     assert programs == [8]
-    trained = {dict(o.setting)['learning_rate']: o.rounds for o in outcomes}
+    trained = {dict(o.point)['learning_rate']: o.rounds for o in outcomes}
     assert trained[1e-6] == trained[1e-5] == [1, 1]
     assert sorted([trained[0.05], trained[0.1]]) == [[2, 2], [4, 4]]
     for member in members:
@@ -301,12 +301,12 @@ def test_folders_tell_every_value_apart(tmp_path):
     config = small(method='fedprox')
     text = 'mu=0,1e+30,0.12345678,0.12345679,1e-12,3'
     names = [os.path.basename(m.config.workdir)
-             for m in sweep.expand(config, sweep.parse(text, config), 1, tmp_path)]  # fmt: skip
+             for m in sweep.expand(config, sweep.parse_grid(text, config), 1, tmp_path)]  # fmt: skip
     assert names == [
         'mu0_seed0', 'mu1e+30_seed0', 'mu0.12345678_seed0', 'mu0.12345679_seed0', 'mu1e-12_seed0',
         'mu3_seed0',
     ]  # fmt: skip
-    assert sweep.shown(-1.0) == '-1' and sweep.shown(-2.5e-9) == '-2.5e-09'
+    assert sweep.shortest(-1.0) == '-1' and sweep.shortest(-2.5e-9) == '-2.5e-09'
 
 
 def test_folders_that_do_not_do_are_refused(cheap_runs, tmp_path):
@@ -323,7 +323,7 @@ def test_folders_that_do_not_do_are_refused(cheap_runs, tmp_path):
     members = sweep.expand(config, [()], 1, tmp_path / 'busy')
     (tmp_path / 'busy').mkdir()
     with (
-        files.alone(tmp_path / 'busy'),
+        files.exclusive_lock(tmp_path / 'busy'),
         pytest.raises(ValueError, match='another process is at work in it'),
     ):
         sweep.run(members, tmp_path / 'busy')
@@ -331,8 +331,8 @@ def test_folders_that_do_not_do_are_refused(cheap_runs, tmp_path):
 
 def test_a_plan_trains_nothing(cheap_runs, tmp_path, capsys, monkeypatch):
     config = small(method='fedprox', rounds=1)
-    members = sweep.expand(config, sweep.parse('mu=0,1 local_epochs=1,2', config), 2, tmp_path)
-    sweep.show_plan(members, tmp_path)
+    members = sweep.expand(config, sweep.parse_grid('mu=0,1 local_epochs=1,2', config), 2, tmp_path)
+    sweep.show_dry_run(members, tmp_path)
     shown = capsys.readouterr().out
     assert shown.count('4 experiment(s) at once, 4 rounds in all, about') == 2
     assert '0 of 8 experiments are done, 8 would be trained in 2 group(s)' in shown
@@ -342,7 +342,7 @@ def test_a_plan_trains_nothing(cheap_runs, tmp_path, capsys, monkeypatch):
         raise feed.TooLarge('too large')
 
     monkeypatch.setattr(sweep, 'prepare', prepare)
-    sweep.show_plan(members, tmp_path)
+    sweep.show_dry_run(members, tmp_path)
     assert 'it would be trained in smaller groups' in capsys.readouterr().out
 
 
@@ -429,21 +429,18 @@ def test_a_method_that_takes_python_numbers_has_a_program_for_each(
         ('beta=1 beta=2', r'beta is named twice'),
         ('method=fedavg,fedlmd', r'method is no number to sweep over'),
         ('dataset=digits', r'dataset is no number'),
-        ('seed=1,2', r'seeds are told by --seeds'),
+        ('seed=1,2', r'--seeds=3 sets the seeds'),
         ('lanes=1,2', r'lanes is no number to sweep over'),
         ('beta=-1,1', r'beta=-1\.0 must be at least 0'),
         ('beta=nan,1', r'beta=nan must be a finite number'),
         ('mu=1', r'--method=fedlmd and the settings have no mu'),
-        ('shards_per_client=2', None),
+        ('shards_per_client=2', 'belongs to --partition=sharding, but --partition=dirichlet'),
     ],
 )
 def test_bad_grids_are_told(text, message, tmp_path):
     config = small(method='fedlmd')
-    if message is None:  # a setting of another partition is no error of the grid's form
-        assert sweep.parse(text, config)
-        return
     with pytest.raises(ValueError, match=message):
-        sweep.expand(config, sweep.parse(text, config), 1, tmp_path)
+        sweep.expand(config, sweep.parse_grid(text, config), 1, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -461,10 +458,10 @@ def test_halving_needs_held_out_data():
 
 def test_two_parts_name_the_same_parameter():
     config = small(method='fedlmd+kd', hyperparameters={'fedlmd.tau': 2.0})
-    assert 'tau' not in sweep.numeric(config) and 'kd.tau' in sweep.numeric(config)
+    assert 'tau' not in sweep.sweepable(config) and 'kd.tau' in sweep.sweepable(config)
     members = sweep.expand(
         config,
-        sweep.parse('fedlmd.tau=1,3', config),
+        sweep.parse_grid('fedlmd.tau=1,3', config),
         1,
         Path('x'),
     )
@@ -496,7 +493,7 @@ def test_halving_where_a_program_was_split_in_two(cheap_runs, programs, tmp_path
     _, outcomes = run(config, 'learning_rate=1e-6,0.1,1e-5', 2, tmp_path, rungs=[1])
     assert programs == [3, 3]
     # In each half are two seeds of a bad setting, and one of the good one.
-    trained = {dict(o.setting)['learning_rate']: o.rounds for o in outcomes}
+    trained = {dict(o.point)['learning_rate']: o.rounds for o in outcomes}
     assert trained == {1e-6: [1, 1], 0.1: [3, 3], 1e-5: [1, 1]}
 
 
@@ -525,16 +522,16 @@ def test_what_was_begun_together_is_not_begun_anew_in_part(
 
 def test_summaries_are_written_all_or_none(cheap_runs, tmp_path, monkeypatch, capsys):
     config = small(rounds=3, checkpoint_every=1)
-    inner, calls = files._stage, []
+    inner, calls = files.atomic_path, []
 
-    def stage(path, content):
+    def atomic_path(path):
         if path.name == run_files.SUMMARY:
             calls.append(path)
             if len(calls) == 2:
                 raise OSError('the disk is full')
-        return inner(path, content)
+        return inner(path)
 
-    monkeypatch.setattr(run_files, '_stage', stage)
+    monkeypatch.setattr(files, 'atomic_path', atomic_path)
     run(config, '', 3, tmp_path)
     assert 'the disk is full' in capsys.readouterr().err
     assert not list(tmp_path.glob('*/summary.json')) and not list(tmp_path.glob('*/.*.tmp'))

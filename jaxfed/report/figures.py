@@ -1,0 +1,153 @@
+"""The captioned pictures of the page: curves, classes, confusion matrices and partitions."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxfed.report import grouping, pictures
+from jaxfed.report.grouping import MISSING, RunGroup
+from jaxfed.report.pictures import SvgPicture
+from jaxfed.report.reading import RecordedRun, is_number
+from jaxfed.report.tables import Cell, GroupTable, mean_cell
+
+# Titles of fields of metrics.jsonl, and whether they are shares. Other fields have no title.
+_TITLES = {
+    'test_accuracy': ('Test accuracy', True),
+    'test_loss': ('Test loss', False),
+    'train_loss': ('Training loss', False),
+    'local_accuracy': ('Local models, average test accuracy', True),
+    'personal_accuracy': ("Local models on their clients' held-out examples", True),
+    'personal_global_accuracy': ("Global model on the clients' held-out examples", True),
+    'forgetting': ('Forgetting', True),
+    'class_consistency': ('Cosine of class accuracies with the round before', False),
+    'same_predictions': ('Predictions that stayed the same', True),
+    'in_local_accuracy': ('Local models, in-local accuracy', True),
+    'out_local_accuracy': ('Local models, out-local accuracy', True),
+    'in_local_accuracy_before': ('Global model before the round, in-local accuracy', True),
+    'out_local_accuracy_before': ('Global model before the round, out-local accuracy', True),
+    'in_local_accuracy_after': ('Global model after the round, in-local accuracy', True),
+    'out_local_accuracy_after': ('Global model after the round, out-local accuracy', True),
+    'update_norm': ("Norm of the clients' updates", False),
+    'update_cosine': ('Cosine of updates with their mean', False),
+    'update_diversity': ('Diversity of updates', False),
+    'gradient_diversity': ('Diversity of gradients', False),
+    'weight_divergence': ('Distance of local models to the global one before the round', False),
+    'distribution_divergence': ("Distance of clients' labels to class accuracies", False),
+    'weight_alignment': ('Neurons that prefer the same class as before', True),
+    'teacher_kl': ('Divergence from the global model before the round', False),
+}
+_FOLDED = {  # rarely of interest
+    'learning_rate': ('Learning rate', False),
+    'seconds': ('Seconds a round', False),
+    'evaluation_seconds': ('Seconds of evaluation', False),
+    'local_evaluation_seconds': ('Seconds of evaluating local models', False),
+}
+
+
+class CaptionedPicture(NamedTuple):
+    """A picture with its caption."""
+
+    caption: str
+    picture: SvgPicture | None  # None for an embedded PNG
+    embedded: str | None = None  # as a data: URI
+
+
+def curves(
+    groups: Sequence[RunGroup],
+) -> tuple[list[CaptionedPicture], list[CaptionedPicture]]:
+    """Draw every number that is recorded by round; return the open and the folded pictures."""
+    runs = [run for group in groups for run in group.runs]
+    entries = (entry for run in runs for entry in run.metrics)
+    recorded = {name for entry in entries for name, value in entry.items() if is_number(value)}
+    if any(run.forgetting for run in runs):
+        recorded.add('forgetting')
+    others = sorted(recorded - {'round'} - _TITLES.keys() - _FOLDED.keys())
+
+    def drawn(names: Sequence[str]) -> list[CaptionedPicture]:
+        return [f for name in names if name in recorded and (f := _curves(name, groups))]
+
+    return drawn([*_TITLES, *others]), drawn([*_FOLDED])
+
+
+def _curves(name: str, groups: Sequence[RunGroup]) -> CaptionedPicture | None:
+    def values(run: RecordedRun) -> dict[int, float]:
+        return run.forgetting if name == 'forgetting' else run.values(name)
+
+    title, percent = (_TITLES | _FOLDED).get(name, (name, False))
+    means = [(i, c) for i, g in enumerate(groups) if (c := grouping.mean_curve(g, values))]
+    if not means:
+        return None
+    words = f'{title} by round' + (f', {len(means)} curves' if len(means) > 1 else '')
+    return CaptionedPicture(title, pictures.draw_curves(means, words, percent=percent))
+
+
+def classes(
+    groups: Sequence[RunGroup],
+) -> tuple[CaptionedPicture | None, GroupTable | None, list[CaptionedPicture]]:
+    """Draw the accuracy of each class: the last of all groups, its table, and one by round each."""
+    last: list[tuple[int, np.ndarray, np.ndarray | None]] = []
+    rows: list[list[Cell]] = []
+    by_round: list[CaptionedPicture] = []
+    for i, group in enumerate(groups):
+        rows.append([])
+        mean = grouping.class_accuracy(group)
+        found = [list(run.class_accuracy().values()) for run in group.counted]
+        ends = np.array([accuracy[-1] for accuracy in found if accuracy])  # [runs, C]
+        if mean is None or not len(ends):
+            continue
+        last.append((i, ends.mean(axis=0), ends.std(axis=0, ddof=1) if len(ends) > 1 else None))
+        rows[-1] = [mean_cell(column, lambda x: f'{100 * x:.1f}') for column in ends.T]
+        words = f'{group.label}: accuracy of each class by round, as a heat map'
+        picture = pictures.draw_by_round(*mean, words)
+        by_round.append(CaptionedPicture(_caption(group, grouping.seeds_by_round(group)), picture))
+    if not last:
+        return None, None, []
+    size = max(map(len, rows))
+    filled = [[*row, *[Cell(MISSING)] * (size - len(row))] for row in rows]
+    words = 'Accuracy of each class when last evaluated; the numbers are in the table below'
+    figure = CaptionedPicture('Accuracy of each class, last', pictures.draw_classes(last, words))
+    return figure, GroupTable([str(c) for c in range(size)], filled), by_round
+
+
+def confusions(groups: Sequence[RunGroup]) -> list[CaptionedPicture]:
+    """Draw the last confusion matrix of each group that has them, summed over its counted runs."""
+    figures = []
+    for group in groups:
+        matrices = [matrix for run in group.counted if (matrix := run.confusion()) is not None]
+        if len({matrix.shape for matrix in matrices}) != 1:
+            continue
+        words = f'{group.label}: confusion matrix, rows are shares of each class'
+        picture = pictures.draw_confusion(np.sum(matrices, axis=0), words)
+        figures.append(CaptionedPicture(_caption(group, grouping.seeds(group)), picture))
+    return figures
+
+
+def _caption(group: RunGroup, seeds: str) -> str:
+    return ', '.join(filter(None, [group.label, seeds]))
+
+
+def partitions(groups: Sequence[RunGroup]) -> list[CaptionedPicture]:
+    """Draw each different partition once, captioned with its runs."""
+    labels: dict[Any, list[str]] = {}
+    examples: dict[Any, RecordedRun] = {}
+    for group in groups:
+        for run in group.runs:
+            counts = run.label_counts
+            key = run.partition_png if counts is None else (counts.shape, counts.tobytes())
+            if key is None:
+                continue
+            seed = f', seed {run.seed}' if len(group.runs) > 1 else ''
+            labels.setdefault(key, []).append(group.label + seed)
+            examples[key] = run
+    num_runs = sum(len(group.runs) for group in groups)
+    figures = []
+    for key, run in examples.items():
+        name = 'all runs' if len(labels[key]) == num_runs else '; '.join(labels[key])
+        if run.label_counts is None:
+            figures.append(CaptionedPicture(name, None, run.partition_png))
+            continue
+        clients, size = run.label_counts.shape
+        words = f'{name}: examples of each of {size} classes at each of {clients} clients'
+        figures.append(CaptionedPicture(name, pictures.draw_partition(run.label_counts, words)))
+    return figures

@@ -1,0 +1,184 @@
+"""The tables of the page: results, settings that differ, and costs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from jaxfed.metrics import mean_and_deviation
+from jaxfed.recording.display import cost_in_words
+from jaxfed.report import grouping
+from jaxfed.report.grouping import MISSING, RunGroup, shown
+from jaxfed.report.reading import RecordedRun, is_number
+
+RunNumber = Callable[[RecordedRun], float | None]
+Format = Callable[[float], str]
+
+
+class Cell(NamedTuple):
+    """A cell of a table."""
+
+    text: str
+    key: float | str | None = None  # to sort by
+
+
+class GroupTable(NamedTuple):
+    """A table with a row for each group; the page adds the group's label in front."""
+
+    columns: list[str]
+    rows: list[list[Cell]]
+
+
+def mean_cell(values: Sequence[float | None], form: Format, suffix: str = '') -> Cell:
+    """Show mean and sample deviation of the values that are not None."""
+    mean, deviation = mean_and_deviation(values)
+    if mean is None:
+        return Cell(MISSING)
+    text = form(mean) if deviation is None else f'{form(mean)} ± {form(deviation)}'
+    return Cell(text + suffix, mean)
+
+
+def _group_cell(group: RunGroup, number: RunNumber, form: Format, suffix: str = '') -> Cell:
+    return mean_cell([number(run) for run in group.counted], form, suffix)
+
+
+def _percent(value: float) -> str:
+    return f'{100 * value:.2f}'
+
+
+def _number(value: float) -> str:
+    return f'{value:,.0f}' if abs(value) >= 100 else f'{value:.3g}'
+
+
+def _round(value: float) -> str:
+    return f'{value:.1f}'.removesuffix('.0')
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f'{seconds:.{1 if seconds >= 10 else 2 if seconds >= 1 else 3}f} s'
+    return f'{seconds / 60:.1f} min' if seconds < 7200 else f'{seconds / 3600:.1f} h'
+
+
+def _total(field: str) -> RunNumber:
+    return lambda run: run.total(field)
+
+
+def results(groups: Sequence[RunGroup], target: float | None) -> GroupTable:
+    """Tabulate accuracies and times; an asterisk marks groups without a completed run.
+
+    Args:
+      groups: the groups of runs.
+      target: the accuracy in 0..1 for 'rounds to target'; None for that of each run.
+    """
+    has_target = target is not None or any(
+        run.config.get('target_accuracy') is not None for group in groups for run in group.runs
+    )
+    columns = ['last accuracy (%)', 'best accuracy (%)', 'in round']
+    columns += ['rounds to target'] * has_target
+    columns += ['forgetting (%)', 'time', 'client-steps/s', 'seeds', 'state']
+    rows = []
+    for group in groups:
+        mark = '' if group.counted[0].complete else ' *'
+        seeds, state = grouping.seeds(group).removesuffix(' seeds'), grouping.state(group)
+        row = [
+            _group_cell(group, RecordedRun.final_accuracy, _percent, mark),
+            _group_cell(group, RecordedRun.best_accuracy, _percent, mark),
+            _group_cell(group, RecordedRun.best_round, _round, mark),
+            *([_rounds_to_target(group, target, mark)] if has_target else []),
+            _group_cell(group, RecordedRun.final_forgetting, _percent, mark),
+            _group_cell(group, RecordedRun.seconds, _duration, mark),
+            _group_cell(group, _total('client_steps_per_second'), _number),
+            Cell(seeds or '1', len(group.counted)),
+            Cell(state, state),
+        ]
+        rows.append(row)
+    return GroupTable(columns, rows)
+
+
+def _rounds_to_target(group: RunGroup, target: float | None, mark: str) -> Cell:
+    """Show the mean over the seeds that reached the target, and their number if not all did."""
+    rounds = [run.rounds_to(target) for run in group.counted]
+    reached = len(rounds) - rounds.count(None)
+    if not reached:
+        has_target = target is not None or any(r.config.get('target_accuracy') for r in group.runs)
+        return Cell(f'not reached{mark}' if has_target else MISSING)
+    part = f' ({reached} of {len(rounds)})' if reached < len(rounds) else ''
+    return mean_cell(rounds, _round, part + mark)
+
+
+def differing(groups: Sequence[RunGroup]) -> GroupTable:
+    """Tabulate the settings that differ; the hyper-parameters of all methods share a column."""
+    values = grouping.differing(groups)
+    parts = {
+        p['name'] for g in groups for run in g.runs for p in run.config.get('method_parts', [])
+    }
+    hyper = [name for name in values if '.' in name and name.partition('.')[0] in parts]
+    columns = [name for name in values if name not in hyper]
+    rows = []
+    for i, _ in enumerate(groups):
+        row = [Cell(values[name][i], values[name][i]) for name in columns]
+        if hyper:
+            texts = [f'{name}={values[name][i]}' for name in hyper if values[name][i] != MISSING]
+            row.append(Cell(', '.join(texts) or MISSING))
+        rows.append(row)
+    return GroupTable(columns + ['hyper-parameters'] * bool(hyper), rows)
+
+
+def costs(groups: Sequence[RunGroup]) -> GroupTable:
+    """Tabulate costs from summary.json: those of the first counted run, and mean times."""
+    columns = ['beyond FedAvg', 'parameters', 'upload', 'download', 'auxiliary examples']
+    columns += ['memory a device', 'time', 'of it compiling', 'a round', 'device']
+    rows = []
+    for group in groups:
+        run = group.counted[0]
+        cost = (run.summary or {}).get('cost') or {}
+        auxiliary = run.total('auxiliary_examples')
+        try:
+            words = cost_in_words(cost) or 'as FedAvg'
+        except KeyError:
+            words = MISSING
+        row = [
+            Cell(words, words),
+            *(_bytes(cost.get(f'{name}_bytes')) for name in ('parameter', 'upload', 'download')),
+            Cell(MISSING) if auxiliary is None else Cell(_number(auxiliary), auxiliary),
+            _memory(run),
+            _group_cell(group, RecordedRun.seconds, _duration),
+            _group_cell(group, _total('compile_seconds'), _duration),
+            _group_cell(group, _total('seconds_per_round'), _duration),
+            Cell('; '.join(dict.fromkeys(map(_device, group.runs)))),
+        ]
+        rows.append(row)
+    return GroupTable(columns, rows)
+
+
+def _memory(run: RecordedRun) -> Cell:
+    """Show the memory of the program, and how many runs it trained if more than one."""
+    cell, count = _bytes(run.total('memory_bytes')), run.total('experiments')
+    if cell.key is None or not count or count <= 1:
+        return cell
+    return cell._replace(text=f'{cell.text} for {count:g} runs at once')
+
+
+def _bytes(value: Any) -> Cell:
+    if not is_number(value):
+        return Cell(MISSING)
+    size, units = float(value), ['B', 'KiB', 'MiB', 'GiB']
+    while size >= 999.5 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return Cell(f'{size:.3g} {units[0]}', value)
+
+
+def _device(run: RecordedRun) -> str:
+    device = run.config.get('device') or {}
+    if device.get('kind') is None:
+        return MISSING
+    count = (run.summary or {}).get('devices', device.get('count'))
+    words = f'{shown(count)} x {shown(device["kind"])}'
+    cores = device.get('cpu_cores')
+    return words if cores is None else f'{words}, {shown(cores)} cores'
+
+
+def versions(run: RecordedRun) -> str:
+    """Return the versions of Python and packages in one line."""
+    packages = run.config.get('versions') or {}
+    return ', '.join(f'{name} {shown(version)}' for name, version in packages.items()) or MISSING
