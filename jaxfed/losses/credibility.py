@@ -35,8 +35,9 @@ def credibility_matrix(
     """
     check_shapes(logits, labels=labels, where=where)
     logits = as_float(logits)
+    true = one_hot(labels, logits, where)
     predicted = one_hot(jnp.argmax(logits, axis=-1), logits, None)
-    confusion = jnp.einsum('bj,bk->jk', one_hot(labels, logits, where), predicted)
+    confusion = jnp.einsum('bj,bk->jk', true, predicted)
     return confusion / jnp.maximum(jnp.sum(confusion, axis=-1, keepdims=True), 1.0)
 
 
