@@ -43,15 +43,17 @@ RESUMED = {'method': 'feddyn', 'rounds': 6}
 # What a process of a pair runs: its number, the coordinator and the settings of its runs.
 SCRIPT = """
 import json, sys
-from jaxfed import Config, hosts, joining, liveness, simulate
+from jaxfed import Config, simulate
+from jaxfed.engine import distributed
+from jaxfed.engine.distributed import join, liveness
 process, address, runs, limit = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
 liveness.LIMIT = float(limit)
-joining.start(address, 2, process)
-with hosts.together():
+join.start(address, 2, process)
+with distributed.together():
     for settings in json.loads(runs):
         result = simulate(Config(**settings))
         print(json.dumps([result.summary, len(result.metrics)]), flush=True)
-    hosts.end(0)
+    distributed.end(0)
 """
 
 
@@ -220,16 +222,17 @@ def test_another_process_dies(pair, tmp_path):
     ]
 
 
-# As `python -m jaxfed.main`, with a function of the loop that takes its time.
+# As `python -m jaxfed.main`, with a slow function, MODULE:NAME.
 SLOW = """
-import sys, time
-from jaxfed import main, simulation
-name = sys.argv.pop(1)
-quick = getattr(simulation, name)
+import importlib, sys, time
+from jaxfed import main
+module, name = sys.argv.pop(1).split(':')
+module = importlib.import_module(module)
+quick = getattr(module, name)
 def slow(*arguments):
     time.sleep(3)
     return quick(*arguments)
-setattr(simulation, name, slow)
+setattr(module, name, slow)
 main.run()
 """
 
@@ -241,7 +244,9 @@ def slow_first(name, *flags):
 
 def test_all_stop_after_the_same_round(pair, tmp_path):
     # The others wait for its checkpoint.
-    with pair(slow_first('save', *LONG, '--checkpoint_every=0')) as processes:
+    with pair(
+        slow_first('jaxfed.recording.checkpoints:save', *LONG, '--checkpoint_every=0')
+    ) as processes:
         wait_for_rounds(tmp_path / 'host0' / 'run' / 'metrics.jsonl', 3, processes)
         processes[1].send_signal(signal.SIGTERM)
         errors = [process.communicate(timeout=60)[1] for process in processes]
@@ -255,7 +260,9 @@ def test_all_stop_after_the_same_round(pair, tmp_path):
 
 
 def test_all_diverge_in_the_same_round(pair, tmp_path):
-    with pair(slow_first('diverged', *LONG, '--learning_rate=1e20')) as processes:
+    with pair(
+        slow_first('jaxfed.runs.simulate:_diverged', *LONG, '--learning_rate=1e20')
+    ) as processes:
         errors = [process.communicate(timeout=60)[1] for process in processes]
     assert [process.returncode for process in processes] == [1, 1], errors
     assert errors[0] == errors[1]
