@@ -15,7 +15,7 @@ def explain_errors(
     keep: Kinds = (),
     raises: type[Exception] = ValueError,
 ) -> Iterator[None]:
-    """Replaces an exception of the block by one with the line 'WHAT (REASON): ADVICE.'"""
+    """Replaces an exception of the block by one that says what failed, why, and what helps."""
     try:
         yield
     except keep:

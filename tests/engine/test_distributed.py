@@ -279,7 +279,9 @@ def slow_first(name, *flags):
 
 def test_all_stop_after_the_same_round(pair, tmp_path):
     # The others wait for its checkpoint.
-    with pair(slow_first('save', *LONG, '--checkpoint_every=0')) as processes:
+    with pair(
+        slow_first('jaxfed.recording.checkpoints:save', *LONG, '--checkpoint_every=0')
+    ) as processes:
         wait_for_rounds(tmp_path / 'host0' / 'run' / 'metrics.jsonl', 3, processes)
         processes[1].send_signal(signal.SIGTERM)
         errors = [error for _, error in ends(processes)]
