@@ -41,7 +41,9 @@ def _figure_2(rounds: int | None) -> PaperFigure:
                 quantities.global_accuracy, quantities.local_accuracy,
                 'global test accuracy (%)', 'mean local test accuracy (%)',
             )),
-            Panel('by round', series, quantities.by_round(quantities.gap, quantities.GAP, zero=True)),
+            Panel('by round', series, quantities.by_round(
+                quantities.gap, quantities.GAP, zero=True,
+            )),
             Panel('by heterogeneity', by_skew, quantities.sweep(
                 quantities.mean_gap, 'partition', quantities.GAP, zero=True,
             )),

@@ -300,8 +300,8 @@ def test_no_more_than_asked_for_are_trained_at_once(cheap_runs, programs, tmp_pa
 def test_folders_tell_every_value_apart(tmp_path):
     config = small(method='fedprox')
     text = 'mu=0,1e+30,0.12345678,0.12345679,1e-12,3'
-    names = [os.path.basename(m.config.workdir)
-             for m in sweep.expand(config, sweep.parse_grid(text, config), 1, tmp_path)]  # fmt: skip
+    members = sweep.expand(config, sweep.parse_grid(text, config), 1, tmp_path)
+    names = [os.path.basename(member.config.workdir) for member in members]
     assert names == [
         'mu0_seed0', 'mu1e+30_seed0', 'mu0.12345678_seed0', 'mu0.12345679_seed0', 'mu1e-12_seed0',
         'mu3_seed0',
