@@ -208,7 +208,7 @@ def fill(plan: TableCells, command: str) -> Filled:
         f'within, outside: whether the mean is no further than {rule} from that of the paper'
         + ('' if spread else ', said where there are several seeds')
         + "; nothing is said where rounds or other settings are not the paper's.",
-        f'"{table_layout.NOTHING}" is not run yet, n is how many of the seeds are; failed: training '
+        f'"{table_layout.NOTHING}" is not run yet, n: how many of the seeds are; failed: training '
         'diverged, such runs are in no mean. Cells with failed or missing runs have no place; '
         'those that are equal as printed share one.',
         *unfit,

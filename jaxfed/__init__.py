@@ -1,8 +1,9 @@
 """jaxfed: federated learning on label-skewed data, all clients of a round in one JAX program."""
 
+from jaxfed import losses, methods, partition
 from jaxfed.config import Config
 from jaxfed.engine.devices import use_every_core
-from jaxfed.methods.method import Method, chain
+from jaxfed.methods import Method, chain
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.load import Loaded, load
 from jaxfed.runs.simulate import Diverged, Result, simulate
@@ -17,6 +18,9 @@ __all__ = [
     'TooLarge',
     'chain',
     'load',
+    'losses',
+    'methods',
+    'partition',
     'simulate',
     'simulate_all',
     'use_every_core',

@@ -416,6 +416,22 @@ def test_a_method_that_takes_python_numbers_has_a_program_for_each(
     assert len({tuple(o.final) for o in outcomes}) == 2
 
 
+def test_a_type_error_in_a_hook_has_its_own_traceback(cheap_runs, tmp_path, monkeypatch):
+    def mistaken(*, strength: float = 0.1) -> Method:
+        """A penalty."""
+
+        def penalty_with_a_mistake(view):
+            return strength * len(view.round.number)  # a number has no length
+
+        return Method(penalty=penalty_with_a_mistake)
+
+    monkeypatch.setitem(methods.METHODS, 'mistaken', mistaken)
+    with pytest.raises(TypeError) as raised:
+        run(small(method='mistaken', rounds=1), 'strength=0.1,1', 1, tmp_path)
+    assert not isinstance(raised.value, training.TRACER_ERRORS)
+    assert any(entry.name == 'penalty_with_a_mistake' for entry in raised.traceback)
+
+
 @pytest.mark.parametrize(
     'text, message',
     [
