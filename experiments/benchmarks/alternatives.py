@@ -23,15 +23,7 @@ import numpy as np
 from absl import app, flags
 
 from experiments.benchmarks import reporting
-from experiments.benchmarks.systems import (
-    BATCH_SIZE,
-    CLIENTS,
-    MIB,
-    SYSTEMS,
-    Rounds,
-    System,
-    Work,
-)
+from experiments.benchmarks.systems import BATCH_SIZE, CLIENTS, MIB, SYSTEMS, Rounds, Work
 from jaxfed.data import channel_statistics, load_dataset
 
 SHAPE, CLASSES = (32, 32, 3), 10
@@ -46,20 +38,6 @@ class Data(NamedTuple):
     y_train: np.ndarray  # [CLIENTS n] int32
     x_test: np.ndarray  # [m, H, W, channels] uint8
     y_test: np.ndarray  # [m] int32
-
-
-class Entry(NamedTuple):
-    """A system and its measurements, or why there are none."""
-
-    system: System
-    rounds: Rounds | None = None
-    peak_mib: float | None = None
-    error: str | None = None
-
-    @property
-    def seconds(self) -> float | None:
-        """Median over the counted rounds."""
-        return statistics.median(self.rounds.seconds[1:]) if self.rounds else None
 
 
 def synthetic(*, train: int, test: int) -> Data:
@@ -163,8 +141,12 @@ def tree_memory(pid: int) -> float | None:
     return total / MIB
 
 
-def run(key: str, folder: str) -> Entry:
-    """Runs a system of `SYSTEMS` in its own process."""
+def run(key: str, folder: str, steps: int) -> dict[str, Any]:
+    """Runs a system of `SYSTEMS`, with `steps` client-steps a round, in its own process.
+
+    Returns:
+      Its entry in the file, without the ratio to jaxfed; numbers are None if it fails.
+    """
     system = SYSTEMS[key]
     output, errors = Path(folder, f'{key}.out'), Path(folder, f'{key}.err')
     command = [sys.executable, '-m', 'experiments.benchmarks.systems', key, folder]
@@ -181,12 +163,19 @@ def run(key: str, folder: str) -> Entry:
             process.kill()
     answer = last_line(output)
     report: dict[str, Any] = json.loads(answer) if answer.startswith('{"') else {}
-    if 'rounds' not in report:
-        error = report.get('error') or last_line(errors) or f'ended with exit status {status}'
-        return Entry(system, error=error)
-    return Entry(
-        system, Rounds(**report['rounds']), peak if system.processes else report['peak_mib']
-    )
+    error = report.get('error') or last_line(errors) or f'ended with exit status {status}'
+    rounds = Rounds(**report['rounds']) if 'rounds' in report else None
+    seconds = statistics.median(rounds.seconds[1:]) if rounds else None
+    return {
+        'system': system.name,
+        'seconds_per_round': seconds,
+        'rounds_seconds': rounds and rounds.seconds,
+        'client_steps_per_second': seconds and steps / seconds,
+        'peak_mib': peak if rounds and system.processes else report.get('peak_mib'),
+        'final_accuracy': rounds and rounds.accuracy,
+        'compile_seconds': rounds and rounds.compile_seconds,
+        'error': None if rounds else error,
+    }
 
 
 def last_line(file: Path) -> str:
@@ -220,31 +209,6 @@ def find_systems() -> list[str]:
             soft_wrap=True,
         )
     return keys
-
-
-def describe(entry: Entry, reference: float | None, steps: int) -> dict[str, Any]:
-    """A system's entry in the file.
-
-    Args:
-      entry: the measurements.
-      reference: jaxfed's seconds.
-      steps: client-steps in a round.
-
-    Returns:
-      The entry.
-    """
-    seconds, rounds = entry.seconds, entry.rounds
-    return {
-        'system': entry.system.name,
-        'seconds_per_round': seconds,
-        'rounds_seconds': rounds.seconds if rounds else None,
-        'client_steps_per_second': steps / seconds if seconds else None,
-        'peak_mib': entry.peak_mib,
-        'final_accuracy': rounds.accuracy if rounds else None,
-        'compile_seconds': rounds.compile_seconds if rounds else None,
-        'ratio_to_jaxfed': seconds / reference if seconds and reference else None,
-        'error': entry.error,
-    }
 
 
 def notes(report: dict[str, Any], work: Work) -> list[str]:
@@ -301,13 +265,16 @@ def main(args: flags.FlagValues) -> None:
     data = load(args)
     machine = describe_machine()
     keys, entries = find_systems(), {}
+    steps = CLIENTS * -(-args.examples_per_client // BATCH_SIZE)
     with tempfile.TemporaryDirectory(prefix='jaxfed-', ignore_cleanup_errors=True) as folder:
         work = prepare(data, folder, rounds=args.rounds, machine=machine)
         for key in keys:
             with reporting.console.status(f'running {SYSTEMS[key].name}'):
-                entries[key] = run(key, folder)
-    reference = entries['jaxfed'].seconds
-    steps = CLIENTS * -(-work.examples_per_client // BATCH_SIZE)
+                entries[key] = run(key, folder, steps)
+    reference = entries['jaxfed']['seconds_per_round']
+    for entry in entries.values():
+        seconds = entry['seconds_per_round']
+        entry['ratio_to_jaxfed'] = seconds / reference if seconds and reference else None
     report = {
         'machine': machine,
         'data': data.name,
@@ -318,7 +285,7 @@ def main(args: flags.FlagValues) -> None:
             'test_examples': len(data.y_test),
             'rounds': work.rounds,
         },
-        'systems': [describe(entry, reference, steps) for entry in entries.values()],
+        'systems': list(entries.values()),
     }
     show(report, work)
     reporting.write(report, args.output)

@@ -149,16 +149,13 @@ def random_data(sizes: np.ndarray) -> TrainingData:
     rng = np.random.default_rng(0)
     n, start = int(sizes.sum()), np.cumsum(sizes) - sizes
     x = rng.integers(0, 256, (n, *SHAPE), np.uint8)
-    y = rng.integers(0, CLASSES, n, np.int32)
-    counts = [np.bincount(labels, minlength=CLASSES) for labels in np.split(y, start[1:])]
-    return TrainingData(
-        x=x,
-        y=y[None],
-        order=np.arange(n, dtype=np.int32)[None],
-        start=start.astype(np.int32)[None],
-        size=sizes.astype(np.int32)[None],
-        label_counts=np.stack(counts).astype(np.int32)[None],
+    drawn = rng.integers(0, CLASSES, n, np.int32)
+    counts = [np.bincount(labels, minlength=CLASSES) for labels in np.split(drawn, start[1:])]
+    y, order, start, size, label_counts = (
+        jnp.asarray(array[None], jnp.int32)
+        for array in (drawn, np.arange(n), start, sizes, np.stack(counts))
     )
+    return TrainingData(x, y, order, start, size, label_counts)
 
 
 def write_images(path: Path, *, train: int, test: int) -> Path:

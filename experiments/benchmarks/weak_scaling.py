@@ -162,8 +162,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
             ticks |= set(devices)
             for j, name in enumerate(('time', 'work')):
                 shares = [100 * entry['efficiency'][j] for entry in points]
-                look = {'marker': 'o', 'color': COLOURS[i], 'linestyle': DASHES[2 * j]}
-                axes.plot(devices, shares, label=f'{model}, by {name}', **look)
+                label, dashes = f'{model}, by {name}', DASHES[2 * j]
+                axes.plot(devices, shares, 'o', linestyle=dashes, color=COLOURS[i], label=label)
         axes.axhline(100, color='0.4', linewidth=0.8, linestyle='--')
         axes.set(xscale='log', ylim=(0, 110))
         axes.set_xticks(sorted(ticks))
