@@ -5,6 +5,7 @@ compiler makes of the convolutions is tested as users run it (`test_ops`), and s
 processes of their own (`test_main`). What one test has compiled others do not compile again.
 """
 
+import argparse
 import os
 
 import jax
@@ -23,6 +24,21 @@ with pytest.MonkeyPatch.context() as patch:  # processes that tests start do not
         given = os.environ.get('XLA_FLAGS', '')
         patch.setenv('XLA_FLAGS', f'{given} --xla_cpu_use_fusion_emitters=false')
     jax.devices()  # from here on no command that a test runs can change their number
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        '--fuzz_inputs',
+        type=positive,
+        help='random inputs of test_fuzz, of all targets [the same few hundred in every run]',
+    )
+    parser.addoption('--fuzz_seed', type=int, default=0, help='seed of --fuzz_inputs [0]')
+
+
+def positive(text):
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f'must be at least 1, got {number}.')
+    return number
 
 
 @pytest.fixture(scope='session', autouse=True)

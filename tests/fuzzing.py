@@ -1,7 +1,7 @@
-"""Bad input, made up, by what it is given to; `test_fuzz` tries some, `experiments.stress.fuzz` many.
+"""Invalid input for `test_fuzz`, by the part of jaxfed that reads it.
 
-Each target makes a strategy of inputs and a check that takes one. The check passes where the input
-is taken, or told by a ValueError or OSError in a line that names it; anything else is a failure.
+Each target makes a strategy of inputs and a check of one input. The check passes if the input is
+accepted, or refused by a ValueError or OSError in one line that names it; all else is a failure.
 """
 
 import bz2
@@ -25,6 +25,7 @@ import chex
 import jax
 import numpy as np
 from absl import flags
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
@@ -47,28 +48,28 @@ from tests.report import test_report
 
 
 class Target(NamedTuple):
-    """What bad input is given to."""
+    """A part of jaxfed that reads input."""
 
     make: Callable[[Path], tuple[st.SearchStrategy[Any], Callable[[Any], None]]]
-    examples: int  # in the tests
+    examples: int  # in the short form; also its share of --fuzz_inputs
 
 
 outcomes: Counter[str] = Counter()
 
 
 @contextlib.contextmanager
-def told(*named: str):
-    """Errors are for the user: a line of a type that commands print, naming one of these."""
+def accepted_or_refused(*names: str):
+    """Checks that errors are for the user: one line, of a type that commands print, with a name."""
     try:
         yield
-        outcomes['taken'] += 1
+        outcomes['accepted'] += 1
     except (ValueError, OSError) as error:
         assert len(str(error).splitlines()) == 1, repr(error)
-        assert not named or any(name in str(error) for name in named), repr(error)
-        # One of Python's, such as a UnicodeDecodeError, was not meant for the user.
-        own = type(error) is ValueError or type(error).__module__.startswith('jaxfed')
-        assert own or isinstance(error, OSError), repr(error)
-        outcomes['told'] += 1
+        assert not names or any(name in str(error) for name in names), repr(error)
+        # Python's subclasses, such as UnicodeDecodeError, are not meant for the user.
+        raised = type(error) is ValueError or type(error).__module__.startswith('jaxfed')
+        assert raised or isinstance(error, OSError), repr(error)
+        outcomes['refused'] += 1
 
 
 # Values of any kind.
@@ -96,7 +97,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
-# (place, bytes removed, bytes put in) a few times, and where the rest is cut off.
+# (place, bytes removed, bytes inserted) a few times, and where the rest is cut off.
 DAMAGE = st.tuples(
     st.lists(
         st.tuples(st.integers(0, 1 << 20), st.integers(0, 8), st.binary(max_size=8)),
@@ -107,7 +108,7 @@ DAMAGE = st.tuples(
 
 
 def damaged(whole: bytes, damage: Any) -> bytes:
-    """Content with some bytes changed, put in, taken out or cut off."""
+    """Content with some bytes changed, inserted, removed or cut off."""
     held, (edits, cut) = bytearray(whole), damage
     for place, removed, added in edits:
         at = place % (len(held) + 1)
@@ -116,7 +117,7 @@ def damaged(whole: bytes, damage: Any) -> bytes:
 
 
 def with_value(held: dict[str, Any], path: list[int], value: Any) -> Any:
-    """A JSON object with something in it replaced, found by numbers."""
+    """A JSON object in which the value at a path of numbers is replaced."""
     if not path or not isinstance(held, dict | list) or not held:
         return value
     keys = sorted(held) if isinstance(held, dict) else range(len(held))
@@ -133,14 +134,14 @@ PATH = st.lists(st.integers(0, 1000), min_size=1, max_size=4)
 
 
 def make_flags(folder: Path):
-    """Flags of the command line, as they are given."""
+    """Flags of the command line."""
     known = flags.FlagValues()
     config_flags.define_flags(known)
     names = sorted(known)
 
-    def check(given):
-        with told(*(f'--{printable(name.split("=")[0])}' for name in given)):
-            made = config_flags.parse([f'--{name}={value}' for name, value in given.items()])
+    def check(values):
+        with accepted_or_refused(*(f'--{printable(name.split("=")[0])}' for name in values)):
+            made = config_flags.parse([f'--{name}={value}' for name, value in values.items()])
             checks.check(made)
             methods.build(
                 methods.resolve(made.method, made.hyperparameters), switch_round=made.switch_round
@@ -157,7 +158,10 @@ def make_flagfile(folder: Path):
 
     def check(content):
         path.write_bytes(content)
-        with told(), contextlib.redirect_stderr(io.StringIO()):  # where absl warns of circles
+        with (
+            accepted_or_refused(),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):  # where absl warns of circles
             checks.check(config_flags.parse([f'--flagfile={path}']))
 
     text = st.lists(st.sampled_from(lines) | TEXTS, max_size=4).map('\n'.join)
@@ -170,7 +174,7 @@ def make_settings(folder: Path):
     names = [field.name for field in dataclasses.fields(config.Config)]
 
     def check(values):
-        with told(*values):
+        with accepted_or_refused(*values):
             checks.check(config.Config(**values))
 
     return st.dictionaries(st.sampled_from(names), NUMBERS | TEXTS | JSON, max_size=3), check
@@ -210,7 +214,7 @@ def make_npz(folder: Path):
 
     def check(content):
         path.write_bytes(content)
-        with told(path.name):
+        with accepted_or_refused(path.name):
             dataset = load_npz(path)
             assert len(dataset.x_train) == len(dataset.y_train)
 
@@ -241,13 +245,13 @@ PACKINGS = {
 
 
 class Member(NamedTuple):
-    """A file that is put into an archive."""
+    """A file of an archive."""
 
     name: str
     content: bytes
     kind: bytes = tarfile.REGTYPE
     link: str = ''
-    size: int | None = None  # that is declared, if it is another
+    size: int | None = None  # the declared one, if it differs
 
 
 class Made(NamedTuple):
@@ -255,13 +259,13 @@ class Made(NamedTuple):
 
     recipe: str
     packing: str
-    members: list[Member]  # put in beside those of the official one
+    members: list[Member]  # added to those of the official one
     left_out: int | None  # number of an official one
     damage: Any
 
 
 def members_of(folder: Path):
-    """Members as an attacker would have them, besides sound ones."""
+    """Members as an attacker would make them, and valid ones."""
     inside = [name for files in OFFICIAL.values() for name in list(files)[:8]]
     names = st.one_of(
         st.sampled_from(inside),
@@ -290,7 +294,7 @@ def members_of(folder: Path):
 
 
 def tar_of(files: list[Member]) -> bytes:
-    """A .tar file, also of what tarfile itself would not write."""
+    """A .tar file, also of members that tarfile itself would not write."""
     blocks = []
     for member in files:
         info = tarfile.TarInfo(member.name)
@@ -313,7 +317,7 @@ def zip_of(files: list[Member]) -> bytes:
             info.compress_type = zipfile.ZIP_DEFLATED
             made.writestr(info, member.link.encode() if link else member.content)
         for info, member in zip(made.infolist(), files):
-            if member.size is not None:  # as the directory at the end will say
+            if member.size is not None:  # for the directory at the end of the file
                 info.file_size = member.size
     return buffer.getvalue()
 
@@ -336,7 +340,7 @@ def make_archive(folder: Path):
     def check(made):
         path.write_bytes(content_of(made))
         before = set(folder.rglob('*'))
-        with told(str(path)):
+        with accepted_or_refused(str(path)):
             found = RECIPES[made.recipe].read(path, Official(), lambda items, *_: items)
             for examples in found.splits.values():
                 assert all(0 <= e.label < len(found.classes) and e.image for e in examples)
@@ -354,7 +358,7 @@ def make_archive(folder: Path):
     return made, check
 
 
-# What runs leave.
+# Files of runs.
 
 
 def make_model_bytes(folder: Path):
@@ -364,7 +368,7 @@ def make_model_bytes(folder: Path):
 
     def check(damage):
         path.write_bytes(damaged(whole, damage))
-        with told(str(path)):
+        with accepted_or_refused(str(path)):
             got = model_file.read_model(path)[1]
             assert got.keys() == arrays.keys()
             for name, array in arrays.items():
@@ -374,7 +378,7 @@ def make_model_bytes(folder: Path):
 
 
 def make_model_told(folder: Path):
-    """A model.safetensors that is whole, but tells of a network that is none."""
+    """A whole model.safetensors that describes an impossible network."""
     path, arrays = write_model(folder)
     held = model_file.read_model(path)[0]._asdict()
     used = np.zeros((1, *held['input_shape']), np.uint8)
@@ -383,7 +387,7 @@ def make_model_told(folder: Path):
         changed = with_value(held, *change)
         text = json.dumps({**changed, 'digest': model_file._digest(changed, arrays)})
         path.write_bytes(save(arrays, metadata={model_file.ENTRY: text}))
-        with told(str(path)):
+        with accepted_or_refused(str(path)):
             jaxfed.load(folder)
 
     assert jaxfed.load(folder).apply(used).shape == (1, held['num_classes'])
@@ -409,25 +413,25 @@ def write_model(folder: Path):
 
 
 def make_checkpoint(folder: Path):
-    """Checkpoints of which a file is damaged or gone."""
+    """Checkpoints with damaged or missing files."""
     whole, workdir = folder / 'whole', folder / 'run'
     with open_checkpoints(whole, keep=2) as manager:
         for round_ in (2, 5):
             save_checkpoint(manager, round_, test_checkpoints.make_state(round_))
     files = sorted(p for p in (whole / FOLDER).rglob('*') if p.is_file())
 
-    def check(given):
+    def check(edits):
         shutil.rmtree(workdir, ignore_errors=True)
         shutil.copytree(whole, workdir)
-        for number, damage in given:
+        for number, damage in edits:
             path = workdir / files[number % len(files)].relative_to(whole)
             if damage is None:
                 path.unlink(missing_ok=True)
             elif path.exists():
                 path.write_bytes(damaged(path.read_bytes(), damage))
-        with told(str(workdir)), open_checkpoints(workdir, keep=2) as manager:
+        with accepted_or_refused(str(workdir)), open_checkpoints(workdir, keep=2) as manager:
             saved = restore(manager, test_checkpoints.make_state(0))
-            # What is not there is no damage; what is taken is one of the states, to the last bit.
+            # A missing checkpoint is no damage; a restored state is a saved one, to the last bit.
             assert saved is None or saved.round in (2, 5)
             if saved is not None:
                 chex.assert_trees_all_equal(saved.state, test_checkpoints.make_state(saved.round))
@@ -440,7 +444,7 @@ FILES = ('config.json', 'metrics.jsonl', 'summary.json', 'partition.json')
 
 
 def make_workdir(folder: Path):
-    """A work directory that a run goes on in, or that a report reads, with a damaged file."""
+    """A work directory with a damaged file, for a run that resumes and for a report."""
     whole, workdir = folder / 'whole', folder / 'run'
     lines = [test_report.entry(1, 0.4), test_report.entry(2, 0.5, update_norm=2.0)]
     lines[-1]['confusion'] = (np.eye(4, dtype=int) * 9 + 1).tolist()
@@ -448,8 +452,8 @@ def make_workdir(folder: Path):
     parts = methods.resolve('fedavg', {})
     made = config.Config(rounds=3, workdir=str(workdir))
 
-    def check(given):
-        name, damage, change, finished = given
+    def check(changes):
+        name, damage, change, finished = changes
         shutil.rmtree(workdir, ignore_errors=True)
         shutil.copytree(whole, workdir)
         path = workdir / name
@@ -465,23 +469,23 @@ def make_workdir(folder: Path):
             path.write_text('\n'.join(map(json.dumps, held)) + '\n')
         if not finished:
             (workdir / 'summary.json').unlink()
-        # A report of it.
-        with told(str(workdir)):
+        # A report reads it.
+        with accepted_or_refused(str(workdir)):
             groups = grouping.group([read_run(workdir)])
             tables.results(groups, 0.5), tables.costs(groups), grouping.equal(groups)
         # Training goes on there.
-        with told(str(workdir)):
+        with accepted_or_refused(str(workdir)):
             run_files.check_workdir(workdir, made, parts)
-        with told(str(workdir)):
+        with accepted_or_refused(str(workdir)):
             run_files.check_unfinished(workdir, np.zeros((20, 4), int))
-        with told(str(workdir)):
+        with accepted_or_refused(str(workdir)):
             load.read_config(workdir / run_files.CONFIG)
-        with told(str(workdir)):
+        with accepted_or_refused(str(workdir)):
             assert [entry['round'] for entry in log.rewind(workdir, 2)] == [1, 2]
 
     change = st.tuples(PATH, JSON)
-    given = st.tuples(st.sampled_from(FILES), st.none() | DAMAGE, change, st.booleans())
-    return given, check
+    changes = st.tuples(st.sampled_from(FILES), st.none() | DAMAGE, change, st.booleans())
+    return changes, check
 
 
 TARGETS = {
@@ -495,3 +499,32 @@ TARGETS = {
     'checkpoints': Target(make_checkpoint, 25),
     'work directories': Target(make_workdir, 150),
 }
+
+_BATCH = 1000  # inputs; hypothesis keeps all inputs of a run in memory
+
+
+def run(name: str, folder: Path, inputs: int | None = None, first_seed: int = 0) -> Counter[str]:
+    """Checks the inputs of a target.
+
+    Args:
+      name: of the target.
+      folder: for its files.
+      inputs: the number of all targets, which share them; None for the same few in every run.
+      first_seed: of the first batch of `inputs`.
+
+    Returns:
+      Numbers of inputs 'accepted' and 'refused'.
+    """
+    target = TARGETS[name]
+    strategy, check = target.make(folder)
+    common = settings(deadline=None, suppress_health_check=list(HealthCheck))
+    outcomes.clear()
+    if inputs is None:
+        short = settings(common, max_examples=target.examples, derandomize=True)
+        short(given(strategy)(check))()
+        return outcomes
+    share = max(inputs * target.examples // sum(each.examples for each in TARGETS.values()), 1)
+    for batch, start in enumerate(range(0, share, _BATCH)):
+        random = settings(common, max_examples=min(_BATCH, share - start), database=None)
+        seed(first_seed + batch)(random(given(strategy)(check)))()
+    return outcomes

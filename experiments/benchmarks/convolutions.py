@@ -1,17 +1,15 @@
 """Every way to compute a convolution, on the shapes of the networks: which one is fastest where.
 
-A program computes a convolution and both its gradients for several clients, each with a kernel of
-its own, in a compiled loop, shared out to devices and lanes as the engine does. The programs of a
-shape take turns. The last column says what `jaxfed.models.ops.lowering` chooses.
+A program computes a convolution and both of its gradients for several clients, each with its own
+kernel, in a compiled loop over devices and lanes as in the engine. The programs of a shape take
+turns. The last column is the choice of `jaxfed.models.ops.lowering`.
+
+python -m experiments.benchmarks.convolutions --output=experiments/results/convolutions_cpu.json
 """
 
-import importlib.util
-import json
 import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +17,10 @@ import numpy as np
 from absl import app, flags
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
-from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
-from experiments.benchmarks.machine import machine
+from experiments.benchmarks import reporting
+from experiments.benchmarks.timing import time_in_turns
 from jaxfed.engine.devices import AXIS, cores, make_mesh, replicate, split, use_every_core
 from jaxfed.engine.stacking import stacking
 from jaxfed.models.ops import LOWERINGS, conv_general_dilated, conv_max_pool, lowering
@@ -43,7 +40,7 @@ class Shape(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As the table says it."""
+        """Name in the table."""
         pool = '+pool' if self.pooled else f'/{self.stride}' if self.stride > 1 else ''
         return f'{self.kernel}x{self.kernel}{pool} {self.inputs}-{self.outputs}, {self.side}'
 
@@ -82,33 +79,18 @@ SHAPES = {
     ],
 }
 
-_SET = flags.DEFINE_enum('shapes', 'all', ['all', *SHAPES], 'Which convolutions.')
-_LOWERINGS = flags.DEFINE_list(
-    'lowerings',
-    None,
-    f'Of {", ".join(LOWERINGS)} [all that differ; grouped takes very long on a CPU and is left '
-    'out there].',
-)
-_LANES = flags.DEFINE_integer(
-    'lanes', None, 'Clients side by side on a device [1 on a CPU, 10 elsewhere].', lower_bound=1
-)
-_BATCH_SIZE = flags.DEFINE_integer('batch_size', 32, 'Images of each client.', lower_bound=1)
-_STEPS = flags.DEFINE_integer('steps', 3, 'Turns of the compiled loop.', lower_bound=1)
-_REPEATS = flags.DEFINE_integer('repeats', 5, 'Measurements of each program.', lower_bound=1)
-_OUTPUT = flags.DEFINE_string('output', None, 'File to write the measurements to, as JSON.')
-
 TORCH = 'PyTorch'
 
 
 def gflop(shape: Shape, batch_size: int) -> float:
-    """Operations of a client's step in thousand millions, forward and both gradients."""
+    """GFLOP of a client-step, forward and both gradients."""
     places = (-(-shape.side // shape.stride)) ** 2
     products = batch_size * places * shape.kernel**2 * shape.inputs * shape.outputs
     return 3 * 2 * products / 1e9
 
 
 def arrays(shape: Shape, clients: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Makes random images [clients, B, side, side, in] and kernels [clients, k, k, in, out]."""
+    """Random images [clients, B, side, side, in] and kernels [clients, k, k, in, out]."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((clients, batch_size, shape.side, shape.side, shape.inputs), np.float32)
     kernel = (clients, shape.kernel, shape.kernel, shape.inputs, shape.outputs)
@@ -117,20 +99,8 @@ def arrays(shape: Shape, clients: int, batch_size: int) -> tuple[np.ndarray, np.
 
 def jax_program(
     shape: Shape, use: str, *, mesh: Mesh, lanes: int, batch_size: int, steps: int
-) -> Callable[[], None]:
-    """Makes the compiled loop of one lowering.
-
-    Args:
-      shape: the convolution.
-      use: one of `LOWERINGS`.
-      mesh: the devices.
-      lanes: kernels on each.
-      batch_size: images of each.
-      steps: turns of the loop.
-
-    Returns:
-      A function that runs it to its end.
-    """
+) -> Callable[[], Any]:
+    """The compiled loop of `steps` turns of one lowering, with `lanes` kernels on each device."""
     stack = stacking()
 
     def convolve(x: Array, w: Array) -> Array:
@@ -162,17 +132,7 @@ def jax_program(
 
 
 def torch_program(shape: Shape, *, clients: int, batch_size: int, steps: int) -> Callable[[], None]:
-    """Makes a loop of PyTorch over clients, one after another.
-
-    Args:
-      shape: the convolution.
-      clients: kernels.
-      batch_size: images of each.
-      steps: turns of the loop.
-
-    Returns:
-      A function that runs it to its end.
-    """
+    """PyTorch's loop over the kernels of clients, one after another."""
     import torch
 
     torch.set_num_threads(cores())
@@ -196,116 +156,109 @@ def torch_program(shape: Shape, *, clients: int, batch_size: int, steps: int) ->
     return run
 
 
-def differing(shape: Shape, wanted: list[str] | None) -> list[str]:
-    """The lowerings that differ for a shape, of those wanted."""
-    names = wanted or [u for u in LOWERINGS if u != 'grouped' or jax.default_backend() != 'cpu']
+def lowerings_of(shape: Shape, wanted: list[str] | None) -> list[str]:
+    """The lowerings to measure: those wanted, or all that differ for a shape."""
+    if wanted:
+        return wanted
+    excluded = {'grouped'} if jax.default_backend() == 'cpu' else set()
     # A kernel of one pixel has no frequencies to gain from, and blocks are made for pools.
-    same = {'blocks'} if not shape.pooled else set()
-    same |= {'fourier'} if shape.kernel == 1 else set()
-    return [name for name in names if wanted or name not in same]
+    excluded |= {'blocks'} if not shape.pooled else set()
+    excluded |= {'fourier'} if shape.kernel == 1 else set()
+    return [use for use in LOWERINGS if use not in excluded]
 
 
-def measure(
-    programs: dict[str, Callable[[], None]], *, repeats: int, each: int
-) -> dict[str, list[float]]:
-    """Measures programs in turn, after one run of each.
-
-    Args:
-      programs: by name.
-      repeats: measurements of each.
-      each: client-steps of a run.
-
-    Returns:
-      Milliseconds a client and step, by name.
-    """
-    for run in programs.values():
-        run()
-    taken: dict[str, list[float]] = {name: [] for name in programs}
-    for _ in range(repeats):
-        for name, run in programs.items():
-            began = time.perf_counter()
-            run()
-            taken[name].append(1e3 * (time.perf_counter() - began) / each)
-    return taken
-
-
-def main(argv: list[str]) -> None:
-    """Measures, prints the table and writes the file."""
-    if len(argv) > 1:
-        raise app.UsageError(f'Unexpected arguments: {argv[1:]}.')
-    for name in _LOWERINGS.value or ():
-        if name not in LOWERINGS:
-            raise app.UsageError(f'--lowerings: {name!r} must be one of {", ".join(LOWERINGS)}.')
-    use_every_core()
-    console = Console(highlight=False)
-    mesh, batch_size, steps = make_mesh(), _BATCH_SIZE.value, _STEPS.value
-    lanes = _LANES.value or (1 if jax.default_backend() == 'cpu' else 10)
-    clients = lanes * mesh.size
-    has_torch = importlib.util.find_spec('torch') is not None and jax.default_backend() == 'cpu'
-    names = SHAPES if _SET.value == 'all' else [_SET.value]
-    shapes = [shape for name in names for shape in SHAPES[name]]
-    columns = [TORCH] * has_torch + [
-        use for use in LOWERINGS if any(use in differing(s, _LOWERINGS.value) for s in shapes)
-    ]
-    described = machine()
-    table = Table(
-        title=f'ms a client-step, {clients} clients, batches of {batch_size}',
-        caption=', '.join(f'{key} {value}' for key, value in described.items()),
-    )
-    table.add_column('convolution', no_wrap=True)
-    for column in (*columns, 'GFLOP/s', 'chosen'):
-        table.add_column(column, justify='right')
-    entries = []
-    for shape in track(shapes, 'measuring', console=console, transient=True):
-        programs = {
-            use: jax_program(shape, use, mesh=mesh, lanes=lanes, batch_size=batch_size, steps=steps)
-            for use in differing(shape, _LOWERINGS.value)
-        }
-        if has_torch:
-            programs[TORCH] = torch_program(
-                shape, clients=clients, batch_size=batch_size, steps=steps
-            )
-        taken = measure(programs, repeats=_REPEATS.value, each=clients * steps)
-        medians = {name: statistics.median(times) for name, times in taken.items()}
-        fastest = min((name for name in medians if name != TORCH), key=lambda name: medians[name])
-        chosen = lowering(
+def measure(shape: Shape, args: flags.FlagValues, *, mesh: Mesh, lanes: int) -> dict[str, Any]:
+    """Measures the programs of a shape in turns; returns its entry in the file."""
+    clients, work = lanes * mesh.size, {'batch_size': args.batch_size, 'steps': args.steps}
+    programs = {
+        use: jax_program(shape, use, mesh=mesh, lanes=lanes, **work)
+        for use in lowerings_of(shape, args.lowerings)
+    }
+    if reporting.has_torch() and jax.default_backend() == 'cpu':
+        programs[TORCH] = torch_program(shape, clients=clients, **work)
+    seconds = time_in_turns(programs, args.repeats, description=shape.name)
+    client_steps = clients * args.steps
+    medians = {use: statistics.median(each) for use, each in seconds.items() if use != TORCH}
+    return {
+        **shape._asdict(),
+        'milliseconds': {
+            name: [1e3 * each / client_steps for each in measured]
+            for name, measured in seconds.items()
+        },
+        'fastest': min(medians, key=lambda use: medians[use]),
+        'chosen': lowering(
             (shape.side,) * 2,
             (shape.kernel, shape.kernel, shape.inputs, shape.outputs),
             (shape.stride,) * 2,
             pooled=shape.pooled,
-        )
-        speed = gflop(shape, batch_size) / (medians[fastest] * 1e-3)
-        cells = [f'{medians[name]:.2f}' if name in medians else '-' for name in columns]
-        cells = [
-            f'[bold]{cell}[/]' if name == fastest else cell
-            for name, cell in zip(columns, cells, strict=True)
-        ]
-        table.add_row(shape.name, *cells, f'{speed:.0f}', chosen)
-        entries.append(
-            {
-                **shape._asdict(),
-                'milliseconds': taken,
-                'fastest': fastest,
-                'chosen': chosen,
-                'gflop_per_step': gflop(shape, batch_size),
-            }
-        )
-    console.print(table)
-    if _OUTPUT.value:
-        report = {
-            'machine': described,
-            'settings': {
-                'devices': mesh.size,
-                'lanes': lanes,
-                'batch_size': batch_size,
-                'steps': steps,
-                'repeats': _REPEATS.value,
-            },
-            'convolutions': entries,
-        }
-        Path(_OUTPUT.value).write_text(json.dumps(report, indent=2) + '\n')
-        console.print(f'Written to {_OUTPUT.value}.')
+        ),
+        'gflop_per_step': gflop(shape, args.batch_size),
+    }
+
+
+def make_table(report: dict[str, Any]) -> Table:
+    """The table of all shapes, the fastest lowering of each in bold."""
+    settings, entries = report['settings'], report['convolutions']
+    measured = {name for entry in entries for name in entry['milliseconds']}
+    columns = [name for name in (TORCH, *LOWERINGS) if name in measured]
+
+    def cells(entry: dict[str, Any]) -> list[str]:
+        medians = {name: statistics.median(ms) for name, ms in entry['milliseconds'].items()}
+        fastest = entry['fastest']
+        texts = {name: f'{median:.2f}' for name, median in medians.items()}
+        texts[fastest] = f'[bold]{texts[fastest]}[/]'
+        speed = entry['gflop_per_step'] / (medians[fastest] * 1e-3)
+        shape = Shape(**{name: entry[name] for name in Shape._fields})
+        numbers = [texts.get(name, '-') for name in columns]
+        return [shape.name, *numbers, f'{speed:.0f}', entry['chosen']]
+
+    clients = settings['lanes'] * settings['devices']
+    return reporting.make_table(
+        f'ms a client-step, {clients} clients, batches of {settings["batch_size"]}',
+        ('convolution', *columns, 'GFLOP/s', 'chosen'),
+        map(cells, entries),
+        caption=reporting.caption(report['machine']),
+    )
+
+
+def main(args: flags.FlagValues) -> None:
+    """Measures, prints the table and writes the file."""
+    for name in args.lowerings or ():
+        if name not in LOWERINGS:
+            raise app.UsageError(f'--lowerings: {name!r} must be one of {", ".join(LOWERINGS)}.')
+    use_every_core()
+    mesh = make_mesh()
+    lanes = args.lanes or (1 if jax.default_backend() == 'cpu' else 10)
+    names = SHAPES if args.shapes == 'all' else [args.shapes]
+    shapes = [shape for name in names for shape in SHAPES[name]]
+    report = {
+        'machine': reporting.machine(),
+        'settings': {
+            'devices': mesh.size,
+            'lanes': lanes,
+            'batch_size': args.batch_size,
+            'steps': args.steps,
+            'repeats': args.repeats,
+        },
+        'convolutions': [measure(shape, args, mesh=mesh, lanes=lanes) for shape in shapes],
+    }
+    reporting.console.print(make_table(report))
+    reporting.write(report, args.output)
 
 
 if __name__ == '__main__':
-    app.run(main)
+    flags.DEFINE_enum('shapes', 'all', ['all', *SHAPES], 'Which convolutions.')
+    flags.DEFINE_list(
+        'lowerings',
+        None,
+        f'Of {", ".join(LOWERINGS)} [all that differ; on a CPU without grouped, which takes very '
+        'long there].',
+    )
+    flags.DEFINE_integer(
+        'lanes', None, 'Clients side by side on a device [1 on a CPU, 10 elsewhere].', lower_bound=1
+    )
+    flags.DEFINE_integer('batch_size', 32, 'Images of each client.', lower_bound=1)
+    flags.DEFINE_integer('steps', 3, 'Turns of the compiled loop.', lower_bound=1)
+    flags.DEFINE_integer('repeats', 5, 'Measurements of each program.', lower_bound=1)
+    flags.DEFINE_string('output', None, reporting.JSON_FILE)
+    reporting.run(main)

@@ -1,101 +1,158 @@
-"""Rounds of experiments that share a program, played one at a time, so that they can take turns."""
+"""Compiled rounds on random images, which benchmarks train one at a time."""
 
-import time
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from jaxfed.engine.execution import run_waves
-from jaxfed.engine.round import ServerState
+from experiments.benchmarks.timing import seconds
+from jaxfed import methods
+from jaxfed.data.augment import make_augment, normalise
+from jaxfed.engine import client_states
+from jaxfed.engine.devices import replicate
+from jaxfed.engine.execution import compile_round, peak_memory, run_waves
+from jaxfed.engine.lanes import schedule
+from jaxfed.engine.local import LocalSettings, steps_per_epoch
+from jaxfed.engine.round import ServerState, TrainingData, Tuned, make_round
 from jaxfed.runs.experiment import Experiment
-from jaxfed.runs.prepare import Prepared, prepare
+from jaxfed.runs.prepare import prepare
 from jaxfed.runs.rounds import train_and_evaluate
 from jaxfed.runs.state import first_state, unstack
+from jaxfed.types import Cohort, Model, PyTree
+
+SHAPE = (32, 32, 3)
+CLASSES = 10
+LEARNING_RATE = 0.01
+MOMENTUM = 0.9
 
 
-class Played(NamedTuple):
-    """Experiments ready to be played."""
+class Trainer:
+    """X experiments that share a program; its methods return the seconds that they take."""
 
-    prepared: Prepared
-    play: Callable[[], float]  # the next round, with its evaluation where one is due; seconds
-    train: Callable[[], float]  # the next round without evaluation; seconds
-    test: Callable[[], float]  # evaluates every experiment's model on the test data; seconds
-    server: Callable[[], ServerState]  # [X, ...] after the rounds so far
+    def __init__(self, experiments: Sequence[Experiment]) -> None:
+        """Compiles the program; `rounds` of the experiments limits the rounds that can be run."""
+        self.experiments = experiments
+        self.prepared = prepare(experiments)
+        self.state = first_state(experiments, self.prepared)
+        self._rounds = self.prepared.feed(self.prepared.lanes, 1)
 
+    def run_round(self) -> float:
+        """Runs the next round, with its evaluation if one is due."""
+        return seconds(self._run_round)
 
-def ready(experiments: Sequence[Experiment]) -> Played:
-    """Compiles the program of experiments.
+    def train_round(self) -> float:
+        """Trains the next round."""
+        return seconds(self._train_round)
 
-    Args:
-      experiments: X that can share a program, with as many rounds as are to be played.
+    def evaluate(self) -> float:
+        """Evaluates the model of every experiment on the test data."""
+        servers = unstack(self.state.server, len(self.experiments))
 
-    Returns:
-      What plays them.
+        def evaluate() -> None:
+            for evaluator, server in zip(self.prepared.evaluators, servers, strict=True):
+                evaluator.evaluate_global(server)
 
-    Raises:
-      TooLarge: if they do not fit into memory.
-    """
-    prepared = prepare(experiments)
-    states = [first_state(experiments, prepared)]
-    feed = prepared.feed(prepared.lanes, 1)
+        return seconds(evaluate)
 
-    def play_next() -> float:
-        began = time.perf_counter()
-        running = range(len(experiments))
-        states[0], _ = train_and_evaluate(prepared, experiments, next(feed), states[0], running)
-        jax.block_until_ready(states[0].server)
-        return time.perf_counter() - began
-
-    def train_next() -> float:
-        began = time.perf_counter()
-        planned, state = next(feed), states[0]
-        server, _, _ = run_waves(
-            prepared.programs, prepared.mesh, state.server, state.clients, planned.cohort,
-            planned.waves, planned.tuned, prepared.keys, keep=False,
+    def _run_round(self) -> None:
+        self.state, _ = train_and_evaluate(
+            self.prepared, self.experiments, next(self._rounds), self.state,
+            range(len(self.experiments)),
         )  # fmt: skip
-        jax.block_until_ready(server)
-        states[0] = state._replace(server=server)
-        return time.perf_counter() - began
+        jax.block_until_ready(self.state.server)
 
-    def test() -> float:
-        servers = unstack(states[0].server, len(experiments))
-        began = time.perf_counter()
-        for evaluator, server in zip(prepared.evaluators, servers, strict=True):
-            evaluator.evaluate_global(server)
-        return time.perf_counter() - began
-
-    return Played(prepared, play_next, train_next, test, lambda: states[0].server)
+    def _train_round(self) -> None:
+        planned, prepared = next(self._rounds), self.prepared
+        server, _, _ = run_waves(
+            prepared.programs, prepared.mesh, self.state.server, self.state.clients,
+            planned.cohort, planned.waves, planned.tuned, prepared.keys, keep=False,
+        )  # fmt: skip
+        self.state = self.state._replace(server=jax.block_until_ready(server))
 
 
-def images_file(
-    path: Path,
+class CohortRound(NamedTuple):
+    """The compiled first round of one experiment."""
+
+    run: Callable[[], PyTree]  # trains it; returns the parameters after it, [1, ...]
+    params: PyTree  # before it, [...]
+    memory: int  # bytes of the program on each device
+
+
+def compile_cohort(
+    model: Model,
+    sizes: np.ndarray,
     *,
-    examples: int,
-    tested: int,
-    shape: tuple[int, int, int],
-    classes: int = 10,
-    seed: int = 0,
-) -> Path:
-    """Writes random images and labels, every class as often as any other, for --dataset=npz.
+    mesh: Mesh,
+    lanes: int,
+    batch_size: int,
+    local_epochs: int = 1,
+    method: str = 'fedavg',
+    augment: tuple[str, ...] = (),
+    weight_decay: float = 0.0,
+) -> CohortRound:
+    """Compiles a round of clients with `sizes` [S] random images, all of which take part."""
+    clients, longest = len(sizes), int(sizes.max())
+    settings = LocalSettings(
+        local_epochs=local_epochs,
+        batch_size=batch_size,
+        momentum=MOMENTUM,
+        weight_decay=weight_decay,
+        aggregation='size',
+        longest=longest,
+    )
+    mean, std = np.full(SHAPE[-1], 128.0, np.float32), np.full(SHAPE[-1], 64.0, np.float32)
+    to_input = functools.partial(normalise, mean=mean, std=std)
+    augmented = make_augment(augment, mean=mean, std=std)
+    built = methods.build(methods.resolve(method, {}))
+    parts = make_round(model, built, settings, augmented, to_input, mesh=mesh)
+    params = model.init(jax.random.key(0))
+    server_state, client_state = built.init(params, model.stats)
+    server = ServerState(params, server_state, jnp.zeros((), jnp.int32), model.stats)
+    server = jax.tree.map(lambda leaf: leaf[None], server)
+    server, keys, data = replicate((server, jax.random.key(1)[None], random_data(sizes)), mesh)
+    states = client_states.create([client_state], clients)
+    cohort = Cohort(
+        np.arange(clients, dtype=np.int32)[None], np.full((1, clients), local_epochs, np.int32)
+    )
+    steps = local_epochs * steps_per_epoch(sizes, batch_size)
+    plan = schedule(steps, lanes=lanes, devices=mesh.size)
+    tuned = Tuned(np.array([LEARNING_RATE]))
+    programs = compile_round(parts, mesh, server, states, cohort, plan, tuned, keys, data)
 
-    Args:
-      path: of the file.
-      examples: to train on.
-      tested: to test with.
-      shape: height, width and channels of an image.
-      classes: C.
-      seed: of the images.
+    def run() -> PyTree:
+        after, _, _ = run_waves(
+            programs, mesh, server, states, cohort, [(plan, data)], tuned, keys, keep=False
+        )
+        return jax.block_until_ready(after).params
 
-    Returns:
-      The path.
-    """
-    rng = np.random.default_rng(seed)
+    return CohortRound(run, params, peak_memory(programs.train))
+
+
+def random_data(sizes: np.ndarray) -> TrainingData:
+    """Random images and labels of clients with `sizes` [S] examples, of one experiment."""
+    rng = np.random.default_rng(0)
+    n, start = int(sizes.sum()), np.cumsum(sizes) - sizes
+    x = rng.integers(0, 256, (n, *SHAPE), np.uint8)
+    drawn = rng.integers(0, CLASSES, n, np.int32)
+    counts = [np.bincount(labels, minlength=CLASSES) for labels in np.split(drawn, start[1:])]
+    y, order, start, size, label_counts = (
+        jnp.asarray(array[None], jnp.int32)
+        for array in (drawn, np.arange(n), start, sizes, np.stack(counts))
+    )
+    return TrainingData(x, y, order, start, size, label_counts)
+
+
+def write_images(path: Path, *, train: int, test: int) -> Path:
+    """Writes random images with equally frequent labels for --dataset=npz; returns the path."""
+    rng = np.random.default_rng(0)
     arrays = {}
-    for name, n in (('train', examples), ('test', tested)):
-        arrays[f'x_{name}'] = rng.integers(0, 256, (n, *shape), np.uint8)
-        arrays[f'y_{name}'] = (np.arange(n) % classes).astype(np.int32)
+    for split, n in (('train', train), ('test', test)):
+        arrays[f'x_{split}'] = rng.integers(0, 256, (n, *SHAPE), np.uint8)
+        arrays[f'y_{split}'] = (np.arange(n) % CLASSES).astype(np.int32)
     np.savez(path, **arrays)  # type: ignore[arg-type]
     return path

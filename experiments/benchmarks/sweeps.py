@@ -1,35 +1,35 @@
-"""Sixteen experiments in one program against the same ones one after another.
+"""Sixteen experiments in one program, compared with the same experiments one after another.
 
-First the rounds: all programs are compiled, then they take turns, so that what else the machine
-does at the time falls on all of them alike. Then whole runs, as users start them: data, compiling,
-rounds, evaluation and records, without the start of Python, which one after another comes X times.
-Last, without training, how much of the lanes' and devices' time goes to real steps.
+First the rounds: all programs are compiled, then they take turns, so that other work on the machine
+affects all of them alike. Then whole runs, as users start them: data, compilation, rounds,
+evaluation and records, without the start of Python, which X single runs pay X times. Last, without
+training, the share of the lanes' and devices' time that real steps fill.
 
 python -m experiments.benchmarks.sweeps --data_dir=DIR --output=experiments/results/sweeps_cpu
 """
 
+import dataclasses
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
-from absl import app, flags
-from rich.console import Console
+from absl import flags
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.progress import track
-from rich.table import Table
 
-from experiments.benchmarks.machine import machine
-from experiments.benchmarks.rounds import Played, ready
-from jaxfed import Config, config
+from experiments.benchmarks import reporting
+from experiments.benchmarks.rounds import Trainer
+from experiments.benchmarks.timing import interleave
+from jaxfed import Config
 from jaxfed.engine.devices import use_every_core
 from jaxfed.engine.lanes import choose_lanes, schedule
 from jaxfed.engine.local import steps_per_epoch
-from jaxfed.internal import command_line
-from jaxfed.internal.files import write_json
 from jaxfed.partition import make_partition
 from jaxfed.recording.style import COLOURS, save, style
 from jaxfed.runs.experiment import set_up
@@ -42,32 +42,21 @@ GRID, SEEDS = 'beta=0.3,1,3,10 tau=1,3', 2
 # Of the shares: a round of the papers.
 ALPHAS = (0.05, 0.1, 0.5)
 CLASSES, EXAMPLES, CLIENTS, COHORT = 10, 50_000, 100, 10
-BATCH_SIZE, EPOCHS = 50, 5
+BATCH_SIZE, EPOCHS, ROUNDS = 50, 5, 50
 LANES = (1, 2, 3, 4, 5, 8, 10, 16, 32, 64, 160)
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
 
 
-class Share(NamedTuple):
-    """Real steps as a share of others, over all rounds."""
-
-    together: bool  # whether lanes are shared by experiments
-    lanes: int  # of each device
-    devices: int
-    executed: float  # of the steps that are executed, idle lanes counted in
-    busy: float  # of all lanes' and devices' time
-    sequence: float  # steps one after another, of all experiments, a round
-
-
-def settings(data_dir: str | None, model: str | None, rounds: int) -> Config:
-    """What the experiments have in common.
+def make_config(data_dir: str | None, model: str | None, rounds: int) -> Config:
+    """The common settings of the experiments: those of the papers but for one local epoch.
 
     Args:
-      data_dir: with CIFAR-10; None for the digits.
+      data_dir: folder with CIFAR-10; None for the digits.
       model: the network; None for one that suits the data.
       rounds: to train.
 
     Returns:
-      The settings, those of the papers but for one local epoch.
+      The settings.
     """
     common: dict[str, Any] = {'method': 'fedlmd', 'rounds': rounds, 'local_epochs': 1}
     common |= {'eval_every': rounds, 'checkpoint_every': 0}
@@ -79,65 +68,46 @@ def settings(data_dir: str | None, model: str | None, rounds: int) -> Config:
     )  # fmt: skip
 
 
-def members(base: Config, folder: Path, *, grid: str = GRID, seeds: int = SEEDS) -> list[Member]:
-    """The experiments.
-
-    Args:
-      base: what they have in common.
-      folder: of their work directories.
-      grid: as for --sweep.
-      seeds: of each setting.
-
-    Returns:
-      X experiments.
-    """
-    return expand(base, parse_grid(grid, base), seeds, folder)
+def members(base: Config, folder: Path, grid: str) -> list[Member]:
+    """The X experiments of a grid, as for --sweep, with their work directories in `folder`."""
+    return expand(base, parse_grid(grid, base), SEEDS, folder)
 
 
 def time_rounds(base: Config, folder: Path, *, repeats: int, grid: str = GRID) -> dict[str, Any]:
-    """Times rounds of all experiments in one program and of each alone, in turns.
+    """Times rounds of all experiments in one program and in single programs, in turns.
 
     Args:
-      base: what the experiments have in common.
+      base: common settings of the experiments.
       folder: for their work directories.
-      repeats: rounds of each that are timed, after one that is not.
+      repeats: timed rounds, after one that is not timed.
       grid: as for --sweep.
 
     Returns:
-      Of `together` and `alone`: seconds of compiling, and of a round of all X experiments for each
-      repeat; their ratio.
+      Of `together` and `alone`: seconds of compilation, and of a round of all X experiments for
+      each repeat; the median of their ratios.
     """
     # The last round of a run is evaluated; none of these is the last.
-    longer = config.dataclasses.replace(base, rounds=repeats + 2, eval_every=repeats + 2)
-    configs = [member.config for member in members(longer, folder, grid=grid)]
-    experiments = set_up_all(configs)
-    together = ready(experiments)
-    alone = [ready([each]) for each in track(experiments, 'compiling', transient=True)]
-
-    def once() -> tuple[float, float]:
-        return together.play(), sum(each.play() for each in alone)
-
-    once()
-    taken = [once() for _ in track(range(repeats), 'rounds', transient=True)]
-    seconds = {'together': [a for a, _ in taken], 'alone': [b for _, b in taken]}
+    longer = dataclasses.replace(base, rounds=repeats + 2, eval_every=repeats + 2)
+    experiments = set_up_all([member.config for member in members(longer, folder, grid)])
+    shared = Trainer(experiments)
+    single = [Trainer([each]) for each in track(experiments, 'compiling', transient=True)]
+    runs = {
+        'together': shared.run_round,
+        'alone': lambda: sum(trainer.run_round() for trainer in single),
+    }
+    seconds = interleave(runs, repeats, description='rounds')
+    pairs = zip(seconds['together'], seconds['alone'], strict=True)
     return {
         'experiments': len(experiments),
-        'together': told([together]) | {'round_s': seconds['together']},
-        'alone': told(alone) | {'round_s': seconds['alone']},
-        'round_ratio': statistics.median(a / b for a, b in taken),
+        'together': describe([shared]) | {'round_s': seconds['together']},
+        'alone': describe(single) | {'round_s': seconds['alone']},
+        'round_ratio': statistics.median(a / b for a, b in pairs),
     }
 
 
-def told(every: Sequence[Played]) -> dict[str, Any]:
-    """What compiling took and chose.
-
-    Args:
-      every: what was compiled.
-
-    Returns:
-      For the file.
-    """
-    prepared = [each.prepared for each in every]
+def describe(trainers: Sequence[Trainer]) -> dict[str, Any]:
+    """Seconds of compilation, and the lanes, devices and memory of each program."""
+    prepared = [trainer.prepared for trainer in trainers]
     return {
         'compile_s': sum(each.compile_seconds for each in prepared),
         'lanes': [each.lanes for each in prepared],
@@ -146,267 +116,232 @@ def told(every: Sequence[Played]) -> dict[str, Any]:
     }
 
 
-def whole_runs(
+def time_runs(
     base: Config, folder: Path, *, repeats: int, grid: str = GRID
-) -> list[dict[str, Any]]:
+) -> list[dict[str, float]]:
     """Times the experiments from their settings to their last record, in turns.
 
     Args:
-      base: what the experiments have in common.
+      base: common settings of the experiments.
       folder: for their work directories.
-      repeats: how often.
+      repeats: number of turns.
       grid: as for --sweep.
 
     Returns:
-      Of each repeat: `together_s` and `alone_s`, and how much of it went to compiling.
+      Of each repeat: `together_s` and `alone_s`, and how much of it is compilation.
     """
-    taken = []
+    measurements = []
     for i in range(repeats):
-        began = time.perf_counter()
-        own = members(base, folder / f'together{i}', grid=grid)
-        found = train_group(set_up_all([m.config for m in own]), folder / f'together{i}')
         ticks = [time.perf_counter()]
-        results = [
-            train(set_up(member.config), quiet=True)
-            for member in members(base, folder / f'alone{i}', grid=grid)
-        ]
+        shared = folder / f'together{i}'
+        configs = [member.config for member in members(base, shared, grid)]
+        results = train_group(set_up_all(configs), shared)
         ticks.append(time.perf_counter())
-        assert not any(isinstance(result, Exception) for result in found), found
-        first = found[0]
-        taken.append(
+        configs = [member.config for member in members(base, folder / f'alone{i}', grid)]
+        single = [train(set_up(config), quiet=True) for config in configs]
+        ticks.append(time.perf_counter())
+        assert not any(isinstance(result, Exception) for result in results), results
+        measurements.append(
             {
-                'together_s': ticks[0] - began,
-                'together_compile_s': first.summary['compile_seconds'],  # type: ignore[union-attr]
-                'alone_s': ticks[1] - ticks[0],
-                'alone_compile_s': sum(r.summary['compile_seconds'] for r in results),
+                'together_s': ticks[1] - ticks[0],
+                'together_compile_s': results[0].summary['compile_seconds'],  # type: ignore[union-attr]
+                'alone_s': ticks[2] - ticks[1],
+                'alone_compile_s': sum(result.summary['compile_seconds'] for result in single),
             }
         )
-    return taken
+    return measurements
 
 
-def cohorts(alpha: float, rounds: int, settings: int, seeds: int) -> np.ndarray:
-    """Draws the local steps of the clients of all rounds.
+def sample_steps(alpha: float, rounds: int) -> np.ndarray:
+    """Local steps [R, X, S] of 8 settings times SEEDS, which share a seed's partition and cohorts.
 
-    Args:
-      alpha: Dirichlet concentration of the partitions, of 10 classes of 5000 examples.
-      rounds: R.
-      settings: that share the partition and the cohorts of a seed.
-      seeds: each with its own.
-
-    Returns:
-      [R, X, S] integers.
+    The partitions are those of 10 classes of 5000 examples with Dirichlet concentration `alpha`.
     """
-    labels = np.repeat(np.arange(CLASSES), EXAMPLES // CLASSES)
-    drawn = []
-    for seed in range(seeds):
+    labels, settings = np.repeat(np.arange(CLASSES), EXAMPLES // CLASSES), 8
+    steps = []
+    for seed in range(SEEDS):
         parts = make_partition(
             'dirichlet', labels, num_clients=CLIENTS, seed=seed, alpha=alpha, min_size=10
         )
-        steps = EPOCHS * steps_per_epoch(np.array([len(part) for part in parts]), BATCH_SIZE)
+        every = EPOCHS * steps_per_epoch(np.array([len(part) for part in parts]), BATCH_SIZE)
         rng = np.random.default_rng([seed, 1])
-        own = [rng.choice(steps, COHORT, replace=False) for _ in range(rounds)]
-        drawn += [np.stack(own)] * settings
-    return np.stack(drawn, axis=1)
+        cohorts = [rng.choice(every, COHORT, replace=False) for _ in range(rounds)]
+        steps += [np.stack(cohorts)] * settings
+    return np.stack(steps, axis=1)
 
 
-def share(drawn: np.ndarray, *, together: bool, lanes: int, devices: int) -> Share:
-    """Counts the steps of all rounds.
+def count(steps: np.ndarray, *, together: bool, lanes: int, devices: int) -> dict[str, Any]:
+    """Real steps as a share of others, over all rounds.
 
     Args:
-      drawn: [R, X, S] local steps, from `cohorts`.
-      together: whether the experiments of a round share the lanes, or come one after another.
+      steps: [R, X, S] from `sample_steps`.
+      together: whether the experiments of a round share the lanes, or run one after another.
       lanes: of each device.
-      devices: how many; those without a client stay idle.
+      devices: number of devices; those without a client stay idle.
 
     Returns:
-      The shares.
+      The settings; `executed`, the share of the executed steps, idle lanes included; `busy`, that
+      of all lanes' and devices' time; `sequence`, consecutive steps of all experiments a round.
     """
-    groups = drawn.reshape(len(drawn), -1) if together else drawn.reshape(-1, drawn.shape[-1])
+    groups = steps.reshape(len(steps), -1) if together else steps.reshape(-1, steps.shape[-1])
     used = min(devices, groups.shape[1] // lanes)
-    plans = [schedule(own, lanes=lanes, devices=used) for own in groups]
-    real, length = drawn.sum(), sum(plan.length for plan in plans)
-    executed = sum(plan.executed for plan in plans)
-    return Share(
-        together, lanes, devices, real / executed, real / (length * lanes * devices),
-        length / len(drawn),
-    )  # fmt: skip
-
-
-def shares(alpha: float, *, rounds: int, settings: int = 8, seeds: int = SEEDS) -> dict[str, Any]:
-    """Counts the steps with and without lanes shared by experiments.
-
-    Args:
-      alpha: Dirichlet concentration.
-      rounds: random rounds.
-      settings: that share the partition and the cohorts of a seed.
-      seeds: each with its own.
-
-    Returns:
-      For one device with many lanes, for devices with one lane each, and what would be chosen for
-      one device.
-    """
-    drawn = cohorts(alpha, rounds, settings, seeds)
-
-    def one_device() -> Iterator[Share]:
-        for together in (False, True):
-            most = drawn[0].size if together else drawn.shape[-1]
-            yield from (
-                share(drawn, together=together, lanes=lanes, devices=1)
-                for lanes in LANES
-                if lanes <= most
-            )
-
-    def choose(together: bool) -> Share:
-        steps = [each.ravel() for each in np.moveaxis(drawn, 1, 0)]
-        chosen = choose_lanes(
-            steps if together else steps[:1],
-            cohort_size=drawn.shape[-1],
-            most=drawn[0].size if together else drawn.shape[-1],
-        )
-        return share(drawn, together=together, lanes=chosen, devices=1)
-
+    plans = [schedule(group, lanes=lanes, devices=used) for group in groups]
+    real, length = steps.sum(), sum(plan.length for plan in plans)
     return {
-        'one_device': [each._asdict() for each in one_device()],
-        'chosen_on_one_device': [choose(together)._asdict() for together in (False, True)],
-        'one_lane': [
-            share(drawn, together=together, lanes=1, devices=devices)._asdict()
-            for together in (False, True)
-            for devices in DEVICES
-        ],
+        'together': together,
+        'lanes': lanes,
+        'devices': devices,
+        'executed': float(real / sum(plan.executed for plan in plans)),
+        'busy': float(real / (length * lanes * devices)),
+        'sequence': length / len(steps),
     }
 
 
-def draw(found: dict[str, Any], path: Path) -> None:
-    """Draws rounds and shares.
+def count_shares(alpha: float, *, rounds: int) -> dict[str, Any]:
+    """Counts the steps with and without lanes that experiments share, in random rounds.
 
-    Args:
-      found: what is written as JSON.
-      path: of the picture, without suffix.
+    Returns:
+      For one device with many lanes, for the number of lanes that would be chosen there, and for
+      devices with one lane each.
     """
-    from matplotlib.figure import Figure
+    steps = sample_steps(alpha, rounds)
+    every = [experiment.ravel() for experiment in np.moveaxis(steps, 1, 0)]
+    shares: dict[str, Any] = {'one_device': [], 'chosen_on_one_device': [], 'one_lane': []}
+    for together in (False, True):
+        most = steps[0].size if together else COHORT
+        chosen = choose_lanes(every if together else every[:1], cohort_size=COHORT, most=most)
+        for key, lanes, devices in (
+            ('one_device', [n for n in LANES if n <= most], [1]),
+            ('chosen_on_one_device', [chosen], [1]),
+            ('one_lane', [1], DEVICES),
+        ):
+            shares[key] += [
+                count(steps, together=together, lanes=n, devices=d) for n in lanes for d in devices
+            ]
+    return shares
 
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    """Draws rounds and shares."""
     with style():
         figure = Figure(figsize=(11, 3.8), layout='constrained')
         rounds, lanes, devices = figure.subplots(1, 3, width_ratios=(1, 2, 2))
-        timed, count = found['rounds'], found['rounds']['experiments']
-        names = ('one after\nanother', 'in one\nprogram')
-        for i, name in enumerate(('alone', 'together')):
-            seconds = timed[name]['round_s']
-            rounds.bar(names[i], statistics.median(seconds), color=COLOURS[i], width=0.6)
-            rounds.plot([names[i]] * len(seconds), seconds, 'o', color='0.2', markersize=3)
-        rounds.set(ylabel='seconds', title=f'A round of {count} experiments')
-        for axes, key, along, what in (
-            (lanes, 'one_device', 'lanes', 'executed'),
-            (devices, 'one_lane', 'devices', 'busy'),
-        ):
-            for i, (alpha, own) in enumerate(found['shares'].items()):
-                for together in (False, True):
-                    points = [each for each in own[key] if each['together'] == together]
-                    axes.plot(
-                        [each[along] for each in points],
-                        [100 * each[what] for each in points],
-                        marker='o',
-                        markersize=3,
-                        color=COLOURS[i],
-                        linestyle='-' if together else ':',
-                        label=f'alpha {alpha}, ' + ('shared' if together else 'alone'),
-                    )
-            axes.set(xscale='log', xlabel=along, ylim=(0, 105), ylabel='%')
-            axes.set_xticks([1, 2, 5, 10, 32, 160] if key == 'one_device' else DEVICES)
-            axes.xaxis.set_major_formatter('{x:g}')
-            axes.minorticks_off()
-        lanes.set_title('One device: real steps of those executed')
-        devices.set_title('Devices with a lane each: busy')
-        handles, labels = lanes.get_legend_handles_labels()
-        figure.legend(handles, labels, loc='outside lower center', ncols=3)
+        timed = report['rounds']
+        labels = {'alone': 'one after\nanother', 'together': 'in one\nprogram'}
+        for i, (key, label) in enumerate(labels.items()):
+            seconds = timed[key]['round_s']
+            rounds.bar(label, statistics.median(seconds), color=COLOURS[i], width=0.6)
+            rounds.plot([label] * len(seconds), seconds, 'o', color='0.2', markersize=3)
+        rounds.set(ylabel='seconds', title=f'A round of {timed["experiments"]} experiments')
+        draw_shares(lanes, report['shares'], 'one_device', 'lanes', 'executed')
+        lanes.set(title='One device: real steps of those executed')
+        lanes.set_xticks([1, 2, 5, 10, 32, 160])
+        draw_shares(devices, report['shares'], 'one_lane', 'devices', 'busy')
+        devices.set(title='Devices with a lane each: busy')
+        devices.set_xticks(DEVICES)
+        figure.legend(*lanes.get_legend_handles_labels(), loc='outside lower center', ncols=3)
         save(figure, path)
 
 
-def show(found: dict[str, Any], console: Console) -> None:
-    """Prints what was found.
+def draw_shares(axes: Axes, shares: dict[str, Any], key: str, x: str, y: str) -> None:
+    """Draws `y` in per cent against `x`, a curve for each alpha, with and without sharing."""
+    for i, (alpha, counted) in enumerate(shares.items()):
+        for together in (False, True):
+            points = [point for point in counted[key] if point['together'] == together]
+            axes.plot(
+                [point[x] for point in points],
+                [100 * point[y] for point in points],
+                marker='o',
+                markersize=3,
+                color=COLOURS[i],
+                linestyle='-' if together else ':',
+                label=f'alpha {alpha}, ' + ('shared' if together else 'alone'),
+            )
+    axes.set(xscale='log', xlabel=x, ylim=(0, 105), ylabel='%')
+    axes.xaxis.set_major_formatter('{x:g}')
+    axes.minorticks_off()
 
-    Args:
-      found: what is written as JSON.
-      console: to print to.
-    """
-    timed = found['rounds']
-    table = Table(
-        title=f'{timed["experiments"]} experiments, {found["settings"]["model"]}, seconds',
-        caption=', '.join(f'{key} {own}' for key, own in found['machine'].items()),
+
+def show(report: dict[str, Any]) -> None:
+    """Prints the seconds and the shares."""
+    timed = report['rounds']
+
+    def cells(name: str, alone: float, together: float, ratio: float, digits: int) -> list[str]:
+        return [name, f'{alone:.{digits}f}', f'{together:.{digits}f}', f'{ratio:.2f}']
+
+    a, b = (statistics.median(timed[key]['round_s']) for key in ('alone', 'together'))
+    rows = [cells('a round', a, b, timed['round_ratio'], 3)]
+    a, b = (timed[key]['compile_s'] for key in ('alone', 'together'))
+    rows.append(cells('compiling', a, b, b / a, 3))
+    for whole in report['whole']:
+        a, b = whole['alone_s'], whole['together_s']
+        rows.append(cells('whole runs', a, b, b / a, 1))
+    table = reporting.make_table(
+        f'{timed["experiments"]} experiments, {report["settings"]["model"]}, seconds',
+        ('', 'one after another', 'in one program', 'ratio'),
+        rows,
+        caption=reporting.caption(report['machine']),
     )
-    for column in ('', 'one after another', 'in one program', 'ratio'):
-        table.add_column(column, justify='right')
-    pairs = [('a round', 'round_s'), ('compiling', 'compile_s')]
-    for name, key in pairs:
-        a, b = (np.median(timed[each][key]) for each in ('alone', 'together'))
-        ratio = timed['round_ratio'] if key == 'round_s' else b / a
-        table.add_row(name, f'{a:.3f}', f'{b:.3f}', f'{ratio:.2f}')
-    for own in found['whole']:
-        a, b = own['alone_s'], own['together_s']
-        table.add_row('whole runs', f'{a:.1f}', f'{b:.1f}', f'{b / a:.2f}')
-    console.print(table)
-    table = Table(title='Steps without and with lanes shared by experiments')
-    for column in ('alpha', 'one device: lanes chosen', 'real of executed, %', 'in sequence'):
-        table.add_column(column, justify='right')
-    table.add_column('4 / 16 / 64 devices busy, %', justify='right')
-    for alpha, own in found['shares'].items():
-        a, b = own['chosen_on_one_device']
+    reporting.console.print(table)
+    rows = []
+    for alpha, counted in report['shares'].items():
+        a, b = counted['chosen_on_one_device']
         busy = [
             ' / '.join(
-                f'{100 * each["busy"]:.0f}'
-                for each in own['one_lane']
-                if each['together'] == together and each['devices'] in (4, 16, 64)
+                f'{100 * point["busy"]:.0f}'
+                for point in counted['one_lane']
+                if point['together'] == together and point['devices'] in (4, 16, 64)
             )
             for together in (False, True)
         ]
-        table.add_row(
-            alpha,
-            f'{a["lanes"]} to {b["lanes"]}',
+        rows.append([
+            alpha, f'{a["lanes"]} to {b["lanes"]}',
             f'{100 * a["executed"]:.0f} to {100 * b["executed"]:.0f}',
-            f'{a["sequence"]:.0f} to {b["sequence"]:.0f}',
-            ' to '.join(busy),
-        )
-    console.print(table)
+            f'{a["sequence"]:.0f} to {b["sequence"]:.0f}', ' to '.join(busy),
+        ])  # fmt: skip
+    columns = ('alpha', 'one device: lanes chosen', 'real of executed, %', 'in sequence')
+    table = reporting.make_table(
+        'Steps without and with lanes shared by experiments',
+        (*columns, '4 / 16 / 64 devices busy, %'),
+        rows,
+    )
+    reporting.console.print(table)
 
 
-def main(_: Sequence[str]) -> None:
+def main(args: flags.FlagValues) -> None:
     """Measures, prints, writes and draws."""
-    values = flags.FLAGS
-    command_line.quiet_libraries()
     use_every_core()
-    base = settings(values.data_dir, values.model, values.rounds)
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        found: dict[str, Any] = {
-            'machine': machine(),
-            'settings': {
-                'grid': GRID, 'seeds': SEEDS, 'dataset': base.dataset, 'model': base.model,
-                'num_clients': base.num_clients, 'clients_per_round': base.clients_per_round,
-                'local_epochs': base.local_epochs, 'batch_size': base.batch_size,
-                'alpha': base.alpha, 'rounds_of_whole_runs': base.rounds,
-            },
-            'rounds': time_rounds(base, place / 'rounds', repeats=values.repeats),
-            'whole': whole_runs(base, place, repeats=values.whole),
-        }  # fmt: skip
-    found['shares'] = {f'{alpha:g}': shares(alpha, rounds=50) for alpha in ALPHAS}
+    base = make_config(args.data_dir, args.model, args.rounds)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rounds = time_rounds(base, folder / 'rounds', repeats=args.repeats)
+        whole = time_runs(base, folder, repeats=args.whole)
     # One after another, an accelerator waits for each small step; a CPU is busy either way.
-    found['wanted_ratio'] = wanted = 1.0 if jax.default_backend() == 'cpu' else 0.25
-    console = Console(highlight=False)
-    show(found, console)
-    reached = found['rounds']['round_ratio'] <= wanted
-    console.print(f'At most {wanted:g} of the time: {"reached" if reached else "not reached"}.')
-    if values.output:
-        path = Path(values.output)
-        write_json(path.with_name(f'{path.name}.json'), found)
-        draw(found, path)
+    wanted = 1.0 if jax.default_backend() == 'cpu' else 0.25
+    report: dict[str, Any] = {
+        'machine': reporting.machine(),
+        'settings': {
+            'grid': GRID, 'seeds': SEEDS, 'dataset': base.dataset, 'model': base.model,
+            'num_clients': base.num_clients, 'clients_per_round': base.clients_per_round,
+            'local_epochs': base.local_epochs, 'batch_size': base.batch_size,
+            'alpha': base.alpha, 'rounds_of_whole_runs': base.rounds,
+        },
+        'rounds': rounds,
+        'whole': whole,
+        'shares': {f'{alpha:g}': count_shares(alpha, rounds=ROUNDS) for alpha in ALPHAS},
+        'wanted_ratio': wanted,
+    }  # fmt: skip
+    show(report)
+    reached = 'reached' if rounds['round_ratio'] <= wanted else 'not reached'
+    reporting.console.print(f'At most {wanted:g} of the time: {reached}.')
+    reporting.write(report, args.output, draw)
 
 
 if __name__ == '__main__':
-    # Here, because tests import this module beside jaxfed's own flags.
-    flags.DEFINE_string('data_dir', None, 'With CIFAR-10; without it the digits are trained on.')
+    flags.DEFINE_string('data_dir', None, 'Folder with CIFAR-10; without it, the digits.')
     flags.DEFINE_string('model', None, 'Network [mlp for the digits, lenet for CIFAR-10].')
-    flags.DEFINE_integer('rounds', 10, 'Of the whole runs.', lower_bound=1)
+    flags.DEFINE_integer('rounds', 10, 'Rounds of the whole runs.', lower_bound=1)
     flags.DEFINE_integer('repeats', 5, 'Rounds that are timed.', lower_bound=1)
     flags.DEFINE_integer('whole', 1, 'Whole runs that are timed; 0 for none.', lower_bound=0)
-    flags.DEFINE_string('output', None, 'Files without suffix: .json, .png and .svg.')
-    app.run(main)
+    flags.DEFINE_string('output', None, reporting.JSON_AND_PICTURE)
+    reporting.run(main)

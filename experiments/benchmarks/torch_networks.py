@@ -1,42 +1,41 @@
-"""The networks of `jaxfed.models` as one would write them in PyTorch, for 32x32x3 images."""
+"""The networks of `jaxfed.models` as a researcher would write them in PyTorch.
+
+Nothing at the top imports JAX, which would count as memory of the processes of `systems`.
+"""
 
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
-from jaxfed.models.mobilenet import BLOCKS
-from jaxfed.models.vgg import STAGES
+Shape = tuple[int, int, int]  # height, width, channels
 
 
-def torch_network(name: str, num_classes: int) -> nn.Module:
-    """Makes a network with as many parameters as jaxfed's of the same name.
+def torch_network(name: str, num_classes: int, shape: Shape = (32, 32, 3)) -> nn.Module:
+    """The network with as many parameters as jaxfed's of the same name.
 
     Args:
       name: a key of `jaxfed.models.MODELS`.
       num_classes: number of classes C.
+      shape: of the images; other networks than 'cnn' have that of the default.
 
     Returns:
-      The network, [B, 3, 32, 32] -> [B, C].
-
-    Raises:
-      ValueError: it has no such network.
+      The network, [B, channels, H, W] -> [B, C].
     """
-    if name not in NETWORKS:
-        raise ValueError(f'name={name!r} must be one of {", ".join(NETWORKS)}.')
-    return NETWORKS[name](num_classes)
+    return _cnn(num_classes, shape) if name == 'cnn' else NETWORKS[name](num_classes)
 
 
 def _pooled(convolution: nn.Module) -> list[nn.Module]:
     return [convolution, nn.ReLU(), nn.MaxPool2d(2)]
 
 
-def _cnn(num_classes: int) -> nn.Module:
+def _cnn(num_classes: int, shape: Shape) -> nn.Module:
+    height, width, channels = shape
     return nn.Sequential(
-        *_pooled(nn.Conv2d(3, 32, 5, padding=2)),
+        *_pooled(nn.Conv2d(channels, 32, 5, padding=2)),
         *_pooled(nn.Conv2d(32, 64, 5, padding=2)),
         nn.Flatten(),
-        *(nn.Linear(4096, 512), nn.ReLU()),
+        *(nn.Linear((height // 4) * (width // 4) * 64, 512), nn.ReLU()),
         nn.Linear(512, num_classes),
     )
 
@@ -126,6 +125,8 @@ def _resnet50(num_classes: int) -> nn.Module:
 
 
 def _mobilenet(num_classes: int) -> nn.Module:
+    from jaxfed.models.mobilenet import BLOCKS
+
     channels = 32
     layers = [_conv_norm(3, channels), nn.ReLU()]
     for out, strides in BLOCKS:
@@ -136,6 +137,8 @@ def _mobilenet(num_classes: int) -> nn.Module:
 
 
 def _vgg11(num_classes: int) -> nn.Module:
+    from jaxfed.models.vgg import STAGES
+
     channels, layers = 3, list[nn.Module]()
     for widths in STAGES:
         for width in widths:
@@ -147,7 +150,6 @@ def _vgg11(num_classes: int) -> nn.Module:
 
 
 NETWORKS: dict[str, Callable[[int], nn.Module]] = {
-    'cnn': _cnn,
     'lenet': _lenet,
     'mlp': _mlp,
     'mobilenet': _mobilenet,

@@ -1,176 +1,104 @@
-"""How much of the executed work is real when clients hold unequal numbers of examples.
+"""The useful share of the executed work when clients hold unequal numbers of examples.
 
-CIFAR-10's labels are dealt by a Dirichlet distribution, and random cohorts are scheduled in
+CIFAR-10's labels are partitioned by a Dirichlet distribution, and random cohorts are scheduled in
 different ways. As many lanes as clients on one device is the padded engine: every client of the
-round runs for as many steps as its longest. Counted are examples: a short last batch is executed in
-full, but only its real examples count. "executed" is the real share of what the program executes,
-"busy" the real share of what all lanes could have executed until the last of them is done.
+round runs for as many steps as its longest. The unit is an example: a short last batch is executed
+in full, but only its real examples count. "executed" is the real share of what the program
+executes, "busy" the real share of what all lanes could have executed until the last of them ends.
 
-A round of the middle cohort is then timed, padded on one device and as `jaxfed.main` would train it
-here, in turns, and both must give the same parameters.
+Then a round of the cohort with the median useful share is timed, padded on one device and as
+`jaxfed.main` trains it, in turns. Both must result in the same parameters.
+
+python -m experiments.benchmarks.unequal_clients --output=FILE.json --figure=FILE.png
 """
 
-import functools
-import json
-import logging
 import statistics
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
-from rich.console import Console
-from rich.table import Table
+from absl import flags
+from matplotlib.figure import Figure
 
-from experiments.benchmarks.machine import machine
-from experiments.benchmarks.single_experiment import round_arguments, run_round
-from jaxfed.data.augment import normalise
-from jaxfed.engine.cohorts import everyone
-from jaxfed.engine.devices import make_mesh, replicate, use_every_core
-from jaxfed.engine.execution import compile_round
+from experiments.benchmarks import reporting
+from experiments.benchmarks.rounds import CLASSES, SHAPE, CohortRound, compile_cohort
+from experiments.benchmarks.timing import time_in_turns
+from jaxfed.engine.devices import make_mesh, use_every_core
 from jaxfed.engine.lanes import choose_lanes, schedule
-from jaxfed.engine.local import LocalSettings, steps_per_epoch
-from jaxfed.engine.round import ServerState, TrainingData, make_round
-from jaxfed.methods.method import Method
+from jaxfed.engine.local import steps_per_epoch
 from jaxfed.models import make_model
 from jaxfed.partition import make_partition
+from jaxfed.recording.style import COLOURS, style
 from jaxfed.types import PyTree
 
-CLASSES = 10
 CLIENTS, COHORT = 100, 10
 BATCH_SIZE, EPOCHS = 50, 5
-SHAPE = (32, 32, 3)
+ALPHAS, TIMED_ALPHAS = (0.05, 0.1, 0.5), (0.05, 0.1)
 TOLERANCE = 1e-4
 # (lanes, devices); the first is the padded engine.
 ARRANGEMENTS = [(10, 1), (2, 1), (3, 1), (4, 1), (5, 1), (8, 1), (1, 2), (1, 4), (1, 8)]
-# Colour-blind-safe: blue, vermilion, green.
-COLOURS = {0.05: '#0072b2', 0.1: '#d55e00', 0.5: '#009e73'}
-
-_ROUNDS = flags.DEFINE_integer('rounds', 200, 'Random cohorts.', lower_bound=1)
-_SEED = flags.DEFINE_integer('seed', 0, 'Of the partition and the cohorts.', lower_bound=0)
-_MODEL = flags.DEFINE_enum('model', 'lenet', ['cnn', 'lenet', 'mlp'], 'Network that is timed.')
-_REPEATS = flags.DEFINE_integer('repeats', 3, 'Timed rounds of each; 0 for none.', lower_bound=0)
-_OUTPUT = flags.DEFINE_string('output', None, 'File to write the measurements to, as JSON.')
-_FIGURE = flags.DEFINE_string('figure', None, 'File to draw the shares to, as PNG.')
 
 
-class Share(NamedTuple):
-    """Real work as a share of other work, over all cohorts."""
-
-    lanes: int
-    devices: int
-    executed: float
-    busy: float
+def partition_sizes(alpha: float, seed: int) -> np.ndarray:
+    """Examples of each client, [N], of CIFAR-10 partitioned with this alpha."""
+    labels = np.repeat(np.arange(CLASSES), 5000)
+    parts = make_partition(
+        'dirichlet', labels, num_clients=CLIENTS, seed=seed, alpha=alpha, min_size=10
+    )
+    return np.array([len(part) for part in parts])
 
 
 def client_steps(sizes: np.ndarray) -> np.ndarray:
-    """Local steps of clients with so many examples."""
+    """Local steps of clients with `sizes` examples."""
     return EPOCHS * steps_per_epoch(sizes, BATCH_SIZE)
 
 
-def share(cohorts: np.ndarray, *, lanes: int, devices: int) -> Share:
-    """Counts the work of all rounds.
-
-    Args:
-      cohorts: [R, S] examples of the clients of each round.
-      lanes: of each device.
-      devices: that share the clients out.
-
-    Returns:
-      The shares.
-    """
-    plans = [schedule(client_steps(own), lanes=lanes, devices=devices) for own in cohorts]
+def count(cohorts: np.ndarray, *, lanes: int, devices: int) -> dict[str, float]:
+    """Real work as a share of other work, over rounds of clients with [R, S] examples."""
+    plans = [schedule(client_steps(sizes), lanes=lanes, devices=devices) for sizes in cohorts]
     real = EPOCHS * cohorts.sum() / BATCH_SIZE
-    room = sum(plan.length for plan in plans) * lanes * devices
-    return Share(lanes, devices, real / sum(plan.executed for plan in plans), real / room)
+    capacity = sum(plan.length for plan in plans) * lanes * devices
+    executed = sum(plan.executed for plan in plans)
+    return {
+        'lanes': lanes,
+        'devices': devices,
+        'executed': float(real / executed),
+        'busy': float(real / capacity),
+    }
 
 
-def round_program(
-    sizes: np.ndarray, *, lanes: int, devices: int
-) -> tuple[Callable[[], PyTree], PyTree]:
-    """Makes a round of clients of these sizes on random images.
-
-    Args:
-      sizes: [S] examples of each.
-      lanes: of each device.
-      devices: that train.
-
-    Returns:
-      A function that runs it and gives the parameters after it, and the parameters before.
-    """
-    rng = np.random.default_rng(0)
-    n = int(sizes.sum())
-    y = rng.integers(0, CLASSES, n, np.int32)
-    start = np.cumsum(sizes) - sizes
-    arrays = (
-        rng.integers(0, 256, (n, *SHAPE), np.uint8),
-        y,
-        np.arange(n, dtype=np.int32),
-        start.astype(np.int32),
-        sizes.astype(np.int32),
-        np.stack([np.bincount(own, minlength=CLASSES) for own in np.split(y, start[1:])]),
-    )
-    mesh = make_mesh(devices)
-    x, y, order, begin, size, counts = replicate(arrays, mesh)
-    model = make_model(_MODEL.value, input_shape=SHAPE, num_classes=CLASSES)
-    settings = LocalSettings(
-        local_epochs=EPOCHS,
-        batch_size=BATCH_SIZE,
-        momentum=0.9,
-        weight_decay=1e-5,
-        aggregation='size',
-        longest=int(sizes.max()),
-    )
-    to_input = functools.partial(normalise, mean=np.full(3, 128.0), std=np.full(3, 64.0))
-    parts = make_round(model, Method(), settings, lambda _, x: to_input(x), to_input, mesh=mesh)
-    params = model.init(jax.random.key(0))
-    server = ServerState(params, (), jnp.zeros((), jnp.int32))
-    arguments = round_arguments(
-        replicate(server, mesh),
-        (),
-        everyone(np.arange(len(sizes)), EPOCHS),
-        schedule(client_steps(sizes), lanes=lanes, devices=devices),
-        0.01,
-        replicate(jax.random.key(1), mesh),
-        TrainingData(x, y, order, begin, size, counts),
-    )
-    programs = compile_round(parts, mesh, *arguments)
-    return lambda: jax.block_until_ready(run_round(programs, mesh, *arguments)[0].params), params
-
-
-def furthest(a: PyTree, b: PyTree) -> float:
+def largest_difference(a: PyTree, b: PyTree) -> float:
     """Largest absolute difference of two trees of arrays."""
-    apart = jax.tree.map(lambda x, y: np.abs(np.asarray(x) - np.asarray(y)).max(), a, b)
-    return float(np.max(jax.tree.leaves(apart)))
+    differences = jax.tree.map(lambda x, y: np.abs(np.asarray(x) - np.asarray(y)).max(), a, b)
+    return float(np.max(jax.tree.leaves(differences)))
 
 
-def compare(cohorts: np.ndarray, *, lanes: int, devices: int) -> dict[str, Any]:
-    """Times a round of the middle cohort, padded and dealt, in turns.
+def compile_round(model: str, sizes: np.ndarray, *, lanes: int, devices: int) -> CohortRound:
+    """Compiles a round of clients with `sizes` [S] examples."""
+    return compile_cohort(
+        make_model(model, input_shape=SHAPE, num_classes=CLASSES),
+        sizes,
+        mesh=make_mesh(devices),
+        lanes=lanes,
+        batch_size=BATCH_SIZE,
+        local_epochs=EPOCHS,
+        weight_decay=1e-5,
+    )
 
-    Args:
-      cohorts: [R, S] examples of the clients of each round.
-      lanes: of each device.
-      devices: that train.
 
-    Returns:
-      What was measured, for the file.
-    """
+def compare(
+    model: str, cohorts: np.ndarray, *, lanes: int, devices: int, repeats: int
+) -> dict[str, Any]:
+    """Times a round of the median cohort of [R, S], padded and dealt; returns the file's entry."""
     useful = cohorts.mean(axis=1) / cohorts.max(axis=1)
     sizes = cohorts[np.argsort(useful, kind='stable')[len(useful) // 2]]
-    padded, before = round_program(sizes, lanes=len(sizes), devices=1)
-    dealt, _ = round_program(sizes, lanes=lanes, devices=devices)
-    after_padded, after_dealt = padded(), dealt()
-    seconds: dict[str, list[float]] = {'padded': [], 'dealt': []}
-    for _ in range(_REPEATS.value):
-        for name, run in (('padded', padded), ('dealt', dealt)):
-            began = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - began)
+    padded = compile_round(model, sizes, lanes=len(sizes), devices=1)
+    dealt = compile_round(model, sizes, lanes=lanes, devices=devices)
+    after_padded, after_dealt = padded.run(), dealt.run()
+    runs = {'padded': padded.run, 'dealt': dealt.run}
+    seconds = time_in_turns(runs, repeats, warm_up=False)
     return {
         'client_examples': sizes.tolist(),
         'client_steps': int(client_steps(sizes).sum()),
@@ -178,116 +106,104 @@ def compare(cohorts: np.ndarray, *, lanes: int, devices: int) -> dict[str, Any]:
         'devices': devices,
         'seconds': seconds,
         'ratio': statistics.median(seconds['padded']) / statistics.median(seconds['dealt']),
-        'largest_difference': furthest(after_padded, after_dealt),
-        'largest_update': furthest(after_padded, before),
+        'largest_difference': largest_difference(after_padded, after_dealt),
+        'largest_update': largest_difference(after_padded, padded.params),
     }
 
 
-def draw(shares: dict[float, list[Share]], path: Path) -> None:
-    """Draws the real share of executed examples as bars."""
-    from matplotlib.figure import Figure
+def draw(shares: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """Draws the real share of the executed examples as bars, to a PNG."""
+    with style():
+        figure = Figure(figsize=(8, 4), layout='constrained')
+        axes = figure.add_subplot(ylabel='real share of executed examples (%)')
+        width, places = 0.8 / len(shares), np.arange(len(ARRANGEMENTS))
+        for i, (alpha, entries) in enumerate(shares.items()):
+            offset = (i - (len(shares) - 1) / 2) * width
+            heights = [100 * entry['executed'] for entry in entries]
+            bars = axes.bar(
+                places + offset, heights, width, color=COLOURS[i], label=f'alpha {alpha}'
+            )
+            axes.bar_label(bars, fmt='%.0f', fontsize=7)
+        axes.axhline(85, color='0.4', linewidth=0.8, linestyle='--')
+        labels = [
+            f'{lanes} lanes' if devices == 1 else f'{devices} devices'
+            for lanes, devices in ARRANGEMENTS
+        ]
+        axes.set_xticks(places, [f'{labels[0]},\npadded', *labels[1:]], fontsize=8)
+        axes.set_ylim(0, 110)
+        axes.set_title(f'CIFAR-10, {CLIENTS} clients, {COHORT} a round, batches of {BATCH_SIZE}')
+        axes.legend(ncols=3, loc='upper center')
+        figure.savefig(path, dpi=150, format='png')
 
-    figure = Figure(figsize=(8, 4), layout='constrained')
-    axes = figure.add_subplot(ylabel='real share of executed examples (%)')
-    width = 0.8 / len(shares)
-    for i, (alpha, own) in enumerate(shares.items()):
-        places = np.arange(len(own)) + (i - (len(shares) - 1) / 2) * width
-        heights = [100 * each.executed for each in own]
-        bars = axes.bar(places, heights, width, color=COLOURS[alpha], label=f'alpha {alpha:g}')
-        axes.bar_label(bars, fmt='%.0f', fontsize=7)
-    axes.axhline(85, color='0.4', linewidth=0.8, linestyle='--')
-    labels = [
-        f'{each.lanes} lanes,\npadded' if not i else f'{each.lanes} lanes' if each.devices == 1
-        else f'{each.devices} devices'
-        for i, each in enumerate(own)
-    ]  # fmt: skip
-    axes.set_xticks(range(len(own)), labels, fontsize=8)
-    axes.set_ylim(0, 110)
-    axes.set_title(f'CIFAR-10, {CLIENTS} clients, {COHORT} a round, batches of {BATCH_SIZE}')
-    axes.spines[['top', 'right']].set_visible(False)
-    axes.legend(ncols=3, frameon=False, loc='upper center')
-    figure.savefig(path, dpi=150)
+
+def show_shares(shares: dict[str, list[dict[str, Any]]], chosen: dict[str, int]) -> None:
+    """Prints the table of shares."""
+    rows = []
+    for i, (lanes, devices) in enumerate(ARRANGEMENTS):
+        counts = [entries[i] for entries in shares.values()]
+        cells = [f'{100 * each["executed"]:.1f} / {100 * each["busy"]:.1f}' for each in counts]
+        rows.append([str(devices), str(lanes) if i else f'{lanes}, padded', *cells])
+    table = reporting.make_table(
+        'Real share of executed examples / of the time of all lanes, %',
+        ('devices', 'lanes', *(f'alpha {alpha}' for alpha in shares)),
+        rows,
+        caption=f'CIFAR-10, {CLIENTS} clients, {COHORT} a round, batches of {BATCH_SIZE}, '
+        f'{EPOCHS} epochs, random rounds. Lanes that would be chosen on one accelerator: '
+        + ', '.join(f'{lanes} (alpha {alpha})' for alpha, lanes in chosen.items()),
+        left=2,
+    )
+    reporting.console.print(table)
 
 
-def main(argv: list[str]) -> None:
+def main(args: flags.FlagValues) -> None:
     """Counts and measures, prints the tables, writes the file and draws the picture."""
-    if len(argv) > 1:
-        raise app.UsageError(f'Unexpected arguments: {argv[1:]}.')
-    # absl shows what libraries log; theirs of a missing TPU is nothing to the user.
-    logging.getLogger('jax').setLevel(logging.WARNING)
     use_every_core()
-    console = Console(highlight=False)
     devices = make_mesh(most=COHORT).size
     shares, cohorts, chosen = {}, {}, {}
-    for alpha in COLOURS:
-        sizes = partition_sizes(alpha)
-        rng = np.random.default_rng(_SEED.value)
-        drawn = [rng.choice(sizes, COHORT, replace=False) for _ in range(_ROUNDS.value)]
-        cohorts[alpha] = np.stack(drawn)
-        shares[alpha] = [
-            share(cohorts[alpha], lanes=lanes, devices=count) for lanes, count in ARRANGEMENTS
-        ]
-        chosen[alpha] = choose_lanes([client_steps(sizes)], cohort_size=COHORT, most=COHORT)
-
-    table = Table(
-        title='Real share of executed examples / of the time of all lanes, %',
-        caption=f'CIFAR-10, {CLIENTS} clients, {COHORT} a round, batches of {BATCH_SIZE}, '
-        f'{EPOCHS} epochs, {_ROUNDS.value} random rounds. Lanes that would be chosen on one '
-        'accelerator: ' + ', '.join(f'{n} (alpha {a:g})' for a, n in chosen.items()) + '.',
-    )
-    table.add_column('devices')
-    table.add_column('lanes')
-    for alpha in shares:
-        table.add_column(f'alpha {alpha:g}', justify='right')
-    for i, (lanes, count) in enumerate(ARRANGEMENTS):
-        cells = [
-            f'{100 * own[i].executed:.1f} / {100 * own[i].busy:.1f}' for own in shares.values()
-        ]
-        table.add_row(str(count), f'{lanes}, padded' if not i else str(lanes), *cells)
-    console.print(table)
-    if _FIGURE.value:
-        draw(shares, Path(_FIGURE.value))
-        console.print(f'Drawn to {_FIGURE.value}.')
+    for alpha in ALPHAS:
+        sizes, name = partition_sizes(alpha, args.seed), f'{alpha:g}'
+        rng = np.random.default_rng(args.seed)
+        sampled = [rng.choice(sizes, COHORT, replace=False) for _ in range(args.rounds)]
+        cohorts[name] = np.stack(sampled)
+        shares[name] = [count(cohorts[name], lanes=n, devices=d) for n, d in ARRANGEMENTS]
+        chosen[name] = choose_lanes([client_steps(sizes)], cohort_size=COHORT, most=COHORT)
+    show_shares(shares, chosen)
+    if args.figure:
+        draw(shares, Path(args.figure))
+        reporting.console.print(f'Written to {args.figure}.')
 
     timed = {}
-    for alpha in (0.05, 0.1) if _REPEATS.value else ():
-        lanes = 1 if jax.default_backend() == 'cpu' else chosen[alpha]
-        with console.status(f'measuring alpha {alpha:g}'):
-            timed[alpha] = own = compare(cohorts[alpha], lanes=lanes, devices=devices)
-        console.print(
-            f'alpha {alpha:g}, {_MODEL.value}, {devices} device(s) with {lanes} lane(s): padded on '
-            f'one device takes {own["ratio"]:.2f} times as long; parameters differ by '
-            f'{own["largest_difference"]:.1e}, the round changed them by '
-            f'{own["largest_update"]:.1e}.'
+    for alpha in TIMED_ALPHAS if args.repeats else ():
+        name = f'{alpha:g}'
+        lanes = 1 if jax.default_backend() == 'cpu' else chosen[name]
+        timed[name] = entry = compare(
+            args.model, cohorts[name], lanes=lanes, devices=devices, repeats=args.repeats
         )
-    if _OUTPUT.value:
-        report = {
-            'machine': machine(),
-            'settings': {flag.name: flag.value for flag in (_ROUNDS, _SEED, _MODEL, _REPEATS)},
-            'shares': {f'{a:g}': [s._asdict() for s in own] for a, own in shares.items()},
-            'lanes_chosen_on_one_device': {f'{a:g}': n for a, n in chosen.items()},
-            'timed': {f'{alpha:g}': own for alpha, own in timed.items()},
-        }
-        Path(_OUTPUT.value).write_text(json.dumps(report, indent=2) + '\n')
-        console.print(f'Written to {_OUTPUT.value}.')
+        reporting.console.print(
+            f'alpha {name}, {args.model}, {devices} device(s) with {lanes} lane(s): padded on one '
+            f'device takes {entry["ratio"]:.2f} times as long; parameters differ by '
+            f'{entry["largest_difference"]:.1e}, the round changed them by '
+            f'{entry["largest_update"]:.1e}.'
+        )
+    report = {
+        'machine': reporting.machine(),
+        'settings': {name: args[name].value for name in ('rounds', 'seed', 'model', 'repeats')},
+        'shares': shares,
+        'lanes_chosen_on_one_device': chosen,
+        'timed': timed,
+    }
+    reporting.write(report, args.output)
     # Written so that NaN fails, too.
-    if not all(own['largest_difference'] <= TOLERANCE for own in timed.values()):
-        console.print(f'FAILED: the parameters must not differ by more than {TOLERANCE:g}.')
+    if not all(entry['largest_difference'] <= TOLERANCE for entry in timed.values()):
+        reporting.console.print(f'FAILED: the parameters differ by more than {TOLERANCE:g}.')
         sys.exit(1)
 
 
-def partition_sizes(alpha: float) -> np.ndarray:
-    """Examples of each client, [N], when CIFAR-10's labels are dealt with this alpha."""
-    parts = make_partition(
-        'dirichlet',
-        np.repeat(np.arange(CLASSES), 5000),
-        num_clients=CLIENTS,
-        seed=_SEED.value,
-        alpha=alpha,
-        min_size=10,
-    )
-    return np.array([len(part) for part in parts])
-
-
 if __name__ == '__main__':
-    app.run(main)
+    flags.DEFINE_integer('rounds', 200, 'Random cohorts.', lower_bound=1)
+    flags.DEFINE_integer('seed', 0, 'Seed of the partition and the cohorts.', lower_bound=0)
+    flags.DEFINE_enum('model', 'lenet', ['cnn', 'lenet', 'mlp'], 'Network that is timed.')
+    flags.DEFINE_integer('repeats', 3, 'Timed rounds of each; 0 for none.', lower_bound=0)
+    flags.DEFINE_string('output', None, reporting.JSON_FILE)
+    flags.DEFINE_string('figure', None, 'File to draw the shares to, as PNG.')
+    reporting.run(main)

@@ -1,7 +1,7 @@
-"""Processes with some of the CPU's cores each, that work in turns: one when it is asked, then wait.
+"""Processes with some of the CPU's cores each, which measure only when they are asked to.
 
-A device must not have the cores of others to help. In one process it would: XLA's threads are those
-of all devices, and kept to fewer cores they get in each other's way.
+A device must not use the cores of other devices. Inside one process it would: XLA's threads serve
+all devices, and on fewer cores they get in each other's way.
 """
 
 import contextlib
@@ -17,74 +17,56 @@ import jax
 MARK = 'RESULT '  # before a line that a process answers with
 
 
-class Asked(NamedTuple):
-    """A process that answers."""
+class Worker(NamedTuple):
+    """A process that answers requests."""
 
-    first: Any  # what it answered with when it was ready
-    ask: Callable[[Any], Any]  # a question and its answer, values that are plain JSON
+    ready: Any  # its first answer
+    ask: Callable[[Any], Any]  # request -> answer, both values of JSON
 
 
 @contextlib.contextmanager
-def process(module: str, arguments: Sequence[str]) -> Iterator[Asked]:
-    """Starts a process, and ends it.
-
-    Args:
-      module: that it runs; it calls `take_cores` and `serve`.
-      arguments: of its command line.
-
-    Yields:
-      The process, when it is ready.
-    """
+def start(module: str, arguments: Sequence[str]) -> Iterator[Worker]:
+    """Starts a process that runs a module, which calls `use_cores` and `serve`; ends it at exit."""
     command = [sys.executable, '-m', module, *arguments]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as running:
-        assert running.stdin and running.stdout
-        given, written = running.stdin, running.stdout
+    ) as process:
+        assert process.stdin and process.stdout
+        stdin, stdout = process.stdin, process.stdout
 
         def read() -> Any:
-            for text in written:
-                if text.startswith(MARK):
-                    return json.loads(text.removeprefix(MARK))
+            for line in stdout:
+                if line.startswith(MARK):
+                    return json.loads(line.removeprefix(MARK))
             raise RuntimeError(f'{" ".join(command)} ended early.')
 
-        def ask(question: Any) -> Any:
-            given.write(json.dumps(question) + '\n')
-            given.flush()
+        def ask(request: Any) -> Any:
+            stdin.write(json.dumps(request) + '\n')
+            stdin.flush()
             return read()
 
-        yield Asked(read(), ask)
-        given.close()
+        yield Worker(read(), ask)
+        stdin.close()
 
 
-def take_cores(devices: int) -> int:
-    """Makes devices of as many cores, and leaves the other cores alone.
+def use_cores(devices: int) -> int:
+    """Makes so many devices before JAX is used, on as many cores; returns the number of cores.
 
-    Args:
-      devices: how many, JAX not having been used yet.
-
-    Returns:
-      How many cores they have: as many as they are, or all that there are.
+    If the machine has fewer cores than that, the devices share them.
     """
-    own = sorted(os.sched_getaffinity(0))[:devices]
-    os.sched_setaffinity(0, own)
+    cores = sorted(os.sched_getaffinity(0))[:devices]
+    os.sched_setaffinity(0, cores)
     jax.config.update('jax_platforms', 'cpu')
     jax.config.update('jax_num_cpu_devices', devices)
-    return len(own)
+    return len(cores)
 
 
-def serve(first: Any, reply: Callable[[Any], Any]) -> None:
-    """Answers every line of the standard input until it ends.
-
-    Args:
-      first: what is told before any is read.
-      reply: a question -> its answer.
-    """
-    answer(first)
+def serve(ready: Any, reply: Callable[[Any], Any]) -> None:
+    """Writes `ready`, then the reply to every line of the standard input until it ends."""
+    _answer(ready)
     for line in sys.stdin:
-        answer(reply(json.loads(line)))
+        _answer(reply(json.loads(line)))
 
 
-def answer(value: Any) -> None:
-    """Writes a value for the process that asked."""
+def _answer(value: Any) -> None:
     print(f'{MARK}{json.dumps(value)}', flush=True)

@@ -2,10 +2,10 @@
 
     python -m experiments.stress.faults --kills=30 --output=experiments/results/faults_cpu.json
 
-A job is run once without interruption, and again and again with a kill -9 a random time after its
-start, or in the middle of writing a checkpoint, until it is finished. After every kill the records
-have to be whole but for a torn last line of what came after the last checkpoint; at the end
-metrics.jsonl has to be the same, but for times, and model.safetensors the same to the last bit.
+A job is run once without interruption. Then it is run again and again with a kill -9 at a random
+time after its start, or while it writes a checkpoint, until it is finished. After every kill the
+records must be whole, except for a torn last line of a round after the last checkpoint; at the end
+metrics.jsonl must be the same except for times, and model.safetensors the same to the last bit.
 """
 
 import json
@@ -20,14 +20,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from absl import app, flags
+from absl import flags
 
-from experiments.benchmarks.machine import machine
-from jaxfed.internal.files import write_json
+from experiments.benchmarks import reporting
 from jaxfed.recording.checkpoints import FOLDER
 from jaxfed.recording.run_files import METRICS, MODEL, SUMMARY
 
-# State on server and clients, measures that remember rounds, lost clients, a checkpoint a round.
+# State on server and clients, measures that depend on earlier rounds, a checkpoint a round.
 JOB = (
     '--method=scaffold+fedavgm',
     '--model=mlp',
@@ -40,39 +39,42 @@ JOB = (
 
 
 class Count(NamedTuple):
-    """What happened."""
+    """Numbers of events."""
 
     kills: int
     in_checkpoint: int  # kills while a checkpoint was being written
     before_training: int
-    runs: int  # that went to their end
-    rounds_repeated: int  # done again after a kill, because no checkpoint had them
+    runs: int  # that were finished
+    rounds_repeated: int  # after a kill, because no checkpoint had them
     failures: int  # differences from the uninterrupted run, lost rounds, torn lines
 
 
 def start(workdir: Path, job: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start the job as a process of its own.
-
-    Args:
-      workdir: its work directory.
-      job: its flags.
-
-    Returns:
-      The process.
-    """
+    """Starts the job, given by its flags, as a process."""
     command = [sys.executable, '-m', 'jaxfed.main', *job, f'--workdir={workdir}']
-    with (workdir.parent / f'{workdir.name}.log').open('ab') as log:
+    with log_of(workdir).open('ab') as log:
         return subprocess.Popen(command, stdout=log, stderr=log)
 
 
+def log_of(workdir: Path) -> Path:
+    """The file with the output of the processes that work in a directory."""
+    return workdir.parent / f'{workdir.name}.log'
+
+
+def finish(workdir: Path, job: Sequence[str]) -> None:
+    """Runs the job to its end; raises RuntimeError if it fails."""
+    if start(workdir, job).wait():
+        raise RuntimeError(log_of(workdir).read_text()[-2000:])
+
+
 def is_writing(workdir: Path, since: float) -> bool:
-    """Whether a checkpoint is being written that was begun after a time of the clock."""
+    """Whether a checkpoint is being written, begun after `since`, a time of the clock."""
     try:
         return any(
             path.stat().st_ctime > since
             for path in (workdir / FOLDER).glob('*.orbax-checkpoint-tmp')
         )
-    except FileNotFoundError:  # it has just got its name
+    except FileNotFoundError:  # it has just been renamed
         return False
 
 
@@ -92,108 +94,104 @@ def recorded(workdir: Path) -> list[dict[str, Any]]:
     ]
 
 
-def kill_one(workdir: Path, job: Sequence[str], moment: float, in_checkpoint: bool) -> str:
-    """Start the job and kill it.
+def kill_one(workdir: Path, job: Sequence[str], delay: float, in_checkpoint: bool) -> str:
+    """Starts the job and kills it.
 
     Args:
       workdir: its work directory.
       job: its flags.
-      moment: seconds from when it begins to record, or from its start where that is negative.
+      delay: seconds after its first record, or after its start if negative.
       in_checkpoint: whether to wait for a checkpoint that is being written.
 
     Returns:
       'finished' if it was faster, else where it was killed: 'checkpoint', 'training' or 'before'.
     """
-    begun = time.time()
-    process, began = start(workdir, job), time.monotonic()
-    already = len(recorded(workdir))
-    while moment > 0 and process.poll() is None and len(recorded(workdir)) == already:
+    before = len(recorded(workdir))
+    since, began = time.time(), time.monotonic()
+    process = start(workdir, job)
+    while delay > 0 and process.poll() is None and len(recorded(workdir)) == before:
         time.sleep(0.01)
-    time.sleep(abs(moment))
-    while in_checkpoint and process.poll() is None and not is_writing(workdir, begun):
+    time.sleep(abs(delay))
+    while in_checkpoint and process.poll() is None and not is_writing(workdir, since):
         time.sleep(0.0005)
         if time.monotonic() - began > 300:
             raise RuntimeError(f'{workdir} wrote no checkpoint in 300 s.')
     ended = process.poll() is not None
     process.send_signal(signal.SIGKILL)
     code = process.wait()
+    if ended and code:
+        log = log_of(workdir).read_text()
+        raise RuntimeError(f'the job ended with {code} by itself:\n{log[-2000:]}')
     if ended:
-        if code:
-            log = (workdir.parent / f'{workdir.name}.log').read_text()
-            raise RuntimeError(f'the job ended with {code} by itself:\n{log[-2000:]}')
         return 'finished'
-    if is_writing(workdir, begun):
+    if is_writing(workdir, since):
         return 'checkpoint'
-    return 'training' if moment > 0 else 'before'
+    return 'training' if delay > 0 else 'before'
 
 
 def survive(kills: int, seed: int, job: Sequence[str] = JOB) -> Count:
-    """Kill and resume, and compare with a run that was left alone.
+    """Kills and resumes the job, and compares it with an uninterrupted run.
 
     Args:
-      kills: how many.
+      kills: in all.
       seed: of their moments.
       job: flags of the job.
 
     Returns:
-      What happened.
+      Numbers of events.
 
     Raises:
-      RuntimeError: if the job ends with an error of its own.
+      RuntimeError: if the job itself fails.
     """
     rng = random.Random(seed)
     counts = dict.fromkeys(Count._fields, 0)
     with tempfile.TemporaryDirectory() as folder:
-        reference = Path(folder, 'reference')
-        process, began = start(reference, job), time.monotonic()
-        if process.wait():
-            raise RuntimeError((reference.parent / 'reference.log').read_text()[-2000:])
-        whole = time.monotonic() - began
-        want, model = recorded(reference), (reference / MODEL).read_bytes()
+        reference, began = Path(folder, 'reference'), time.monotonic()
+        finish(reference, job)
+        seconds = time.monotonic() - began
+        lines, model = recorded(reference), (reference / MODEL).read_bytes()
         while counts['kills'] < kills:
             workdir = Path(folder, f'run{counts["runs"]}')
             while counts['kills'] < kills and not (workdir / SUMMARY).exists():
                 early = rng.random() < 0.15
-                moment = -rng.uniform(0, 4) if early else rng.uniform(0, whole / 4)
+                delay = -rng.uniform(0, 4) if early else rng.uniform(0, seconds / 4)
                 before = saved_round(workdir)
-                where = kill_one(workdir, job, moment, in_checkpoint=rng.random() < 0.5)
+                where = kill_one(workdir, job, delay, in_checkpoint=rng.random() < 0.5)
                 if where == 'finished':
                     break
+                kept, saved = recorded(workdir), saved_round(workdir)
                 counts['kills'] += 1
                 counts['in_checkpoint'] += where == 'checkpoint'
                 counts['before_training'] += where == 'before'
-                held, saved = recorded(workdir), saved_round(workdir)
-                counts['rounds_repeated'] += max(len(held) - saved, 0)
-                # Lines are those of the run left alone, and no checkpoint is ahead of them.
-                counts['failures'] += held != want[: len(held)]
-                counts['failures'] += saved > len(held)
+                counts['rounds_repeated'] += max(len(kept) - saved, 0)
+                # The lines are those of the uninterrupted run, and no checkpoint is ahead of them.
+                counts['failures'] += kept != lines[: len(kept)]
+                counts['failures'] += saved > len(kept)
                 counts['failures'] += saved < before
-            if not (workdir / SUMMARY).exists() and start(workdir, job).wait():
-                raise RuntimeError((workdir.parent / f'{workdir.name}.log').read_text()[-2000:])
+            if not (workdir / SUMMARY).exists():
+                finish(workdir, job)
             counts['runs'] += 1
-            counts['failures'] += recorded(workdir) != want
+            counts['failures'] += recorded(workdir) != lines
             counts['failures'] += (workdir / MODEL).read_bytes() != model
             counts['failures'] += (workdir / FOLDER).exists()
     return Count(**counts)
 
 
-def main(_: Sequence[str]) -> None:
-    """Kill, print and write."""
+def main(args: flags.FlagValues) -> None:
+    """Kills, prints and writes."""
     os.environ.setdefault('PYTHONPATH', os.getcwd())
     began = time.monotonic()
-    values = flags.FLAGS
-    found = survive(values.kills, values.seed)._asdict()
-    told = {'machine': machine(), 'job': ' '.join(JOB), 'seconds': round(time.monotonic() - began)}
-    print(json.dumps(found, indent=2))
-    if values.output:
-        write_json(Path(values.output), told | found)
-    if found['failures']:
+    counts = survive(args.kills, args.seed)._asdict()
+    print(json.dumps(counts, indent=2))
+    seconds = round(time.monotonic() - began)
+    described = {'machine': reporting.machine(), 'job': ' '.join(JOB), 'seconds': seconds}
+    reporting.write(described | counts, args.output)
+    if counts['failures']:
         sys.exit(1)
 
 
 if __name__ == '__main__':
-    # Here, because tests import this module beside jaxfed's own flags.
     flags.DEFINE_integer('kills', 30, 'Kills in all.', lower_bound=1)
-    flags.DEFINE_integer('seed', 0, 'Of the moments.')
-    flags.DEFINE_string('output', None, 'JSON file.')
-    app.run(main)
+    flags.DEFINE_integer('seed', 0, 'Seed of their moments.')
+    flags.DEFINE_string('output', None, reporting.JSON_FILE)
+    reporting.run(main)

@@ -1,4 +1,4 @@
-"""The benchmarks that play whole rounds, made small: what they count, compare and fit."""
+"""The benchmarks that run whole rounds, made small: what they count, compare and fit."""
 
 import io
 import json
@@ -6,28 +6,98 @@ import sys
 
 import numpy as np
 import pytest
+from absl import flags
 
-from experiments.benchmarks import cost_model, sweeps, weak_scaling, workers
-from experiments.benchmarks.cost_model import Case
+from experiments.benchmarks import (
+    cost_cases,
+    cost_model,
+    reporting,
+    rounds,
+    sweeps,
+    timing,
+    unequal_clients,
+    weak_scaling,
+    workers,
+)
+from experiments.benchmarks.cost_cases import Case
+from jaxfed.engine.devices import make_mesh
+from jaxfed.models import make_model
+
+
+def test_programs_take_turns():
+    calls = []
+    runs = {name: lambda name=name: calls.append(name) or len(calls) for name in 'ab'}
+    assert timing.interleave(runs, 2) == {'a': [3, 5], 'b': [4, 6]}  # after one run of each
+    assert ''.join(calls) == 'ababab'
+    assert timing.interleave(runs, 1, warm_up=False) == {'a': [7], 'b': [8]}
+    seconds = timing.time_in_turns(runs, 3)
+    assert [len(seconds[name]) for name in 'ab'] == [3, 3] and min(seconds['a']) > 0
+
+
+def test_a_report_is_written_beside_its_picture(tmp_path, capsys):
+    reporting.write({'a': 1}, None)
+    assert not capsys.readouterr().out and not list(tmp_path.iterdir())
+    reporting.write({'a': 1}, f'{tmp_path}/x.json')
+    drawn = []
+    reporting.write({'b': 2}, f'{tmp_path}/y', lambda report, path: drawn.append((report, path)))
+    assert json.loads((tmp_path / 'x.json').read_text()) == {'a': 1}
+    assert json.loads((tmp_path / 'y.json').read_text()) == {'b': 2}
+    assert drawn == [({'b': 2}, tmp_path / 'y')]
+
+
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (['more'], "Unexpected arguments: ['more']."),
+        (['--output=/nosuch/x.json'], '--output=/nosuch/x.json is in a folder that does not exist'),
+    ],
+)
+def test_bad_command_lines_are_refused(arguments, message, monkeypatch, capsys):
+    values = flags.FlagValues()
+    flags.DEFINE_string('output', None, 'File.', flag_values=values)
+    values(['x'])
+    values.output = next((a.partition('=')[2] for a in arguments if '=' in a), None)
+    monkeypatch.setattr(reporting.flags, 'FLAGS', values)
+    monkeypatch.setattr(
+        reporting.app, 'run', lambda start: start(['x', *[a for a in arguments if '=' not in a]])
+    )
+    with pytest.raises(reporting.app.UsageError) as error:
+        reporting.run(lambda args: pytest.fail('it runs'))
+    assert message in str(error.value)
+
+
+def test_a_round_does_not_depend_on_lanes_and_devices():
+    model = make_model('mlp', input_shape=rounds.SHAPE, num_classes=rounds.CLASSES)
+    sizes, after = np.array([7, 3, 5, 1]), []
+    for devices, lanes in ((1, 4), (2, 1)):
+        compiled = rounds.compile_cohort(
+            model, sizes, mesh=make_mesh(devices), lanes=lanes, batch_size=2, method='fedlmd'
+        )
+        assert compiled.memory > 0
+        once, again = compiled.run(), compiled.run()  # the first round every time
+        assert unequal_clients.largest_difference(once, again) == 0
+        assert unequal_clients.largest_difference(once, compiled.params) > 1e-4
+        after.append(once)
+    assert unequal_clients.largest_difference(*after) < 1e-6
 
 
 def test_sweeps_times_the_same_experiments_both_ways(cheap_runs, tmp_path):
-    base = sweeps.settings(None, None, 2)
+    base = sweeps.make_config(None, None, 2)
     grid = 'beta=3'
-    found = {
+    report = {
         'rounds': sweeps.time_rounds(base, tmp_path / 'rounds', repeats=2, grid=grid),
-        'whole': sweeps.whole_runs(base, tmp_path, repeats=1, grid=grid),
-        'shares': {'0.1': sweeps.shares(0.1, rounds=2)},
+        'whole': sweeps.time_runs(base, tmp_path, repeats=1, grid=grid),
+        'shares': {'0.1': sweeps.count_shares(0.1, rounds=2)},
         'settings': {'model': 'mlp'},
         'machine': {},
     }
-    assert found['rounds']['experiments'] == 2
-    assert len(found['rounds']['alone']['lanes']) == 2
-    assert len(found['rounds']['together']['round_s']) == 2
-    (whole,) = found['whole']
+    assert report['rounds']['experiments'] == 2
+    assert len(report['rounds']['alone']['lanes']) == 2
+    assert len(report['rounds']['together']['round_s']) == 2
+    (whole,) = report['whole']
     assert 0 < whole['together_compile_s'] < whole['together_s']
     assert 0 < whole['alone_compile_s'] < whole['alone_s']
-    # both ways leave the same two finished runs
+    # both ways finish the same two runs
     ends = [
         {
             path.parent.name: json.loads(path.read_text())['final_accuracy']
@@ -37,32 +107,33 @@ def test_sweeps_times_the_same_experiments_both_ways(cheap_runs, tmp_path):
     ]
     assert len(ends[0]) == 2 and ends[0].keys() == ends[1].keys()
     assert np.allclose(list(ends[0].values()), [ends[1][name] for name in ends[0]], atol=0.01)
-    sweeps.draw(found, tmp_path / 'picture')
+    sweeps.draw(report, tmp_path / 'picture')
     assert (tmp_path / 'picture.png').stat().st_size > 10_000
+    sweeps.show(report)
 
 
 def test_shares_count_the_steps_of_every_experiment():
-    drawn = np.array([[[4, 1], [2, 1]]])  # one round of two experiments with two clients
-    alone = sweeps.share(drawn, together=False, lanes=2, devices=1)
-    assert (alone.executed, alone.sequence) == (8 / 12, 6)  # 4 and 2 steps of two lanes
-    together = sweeps.share(drawn, together=True, lanes=2, devices=1)
-    assert (together.executed, together.sequence) == (1, 4)  # 4 beside 2, 1, 1
-    idle = sweeps.share(drawn, together=False, lanes=1, devices=4)
-    assert (idle.executed, idle.busy) == (1, 8 / 24)  # two of four devices have nobody
+    steps = np.array([[[4, 1], [2, 1]]])  # one round of two experiments with two clients
+    alone = sweeps.count(steps, together=False, lanes=2, devices=1)
+    assert (alone['executed'], alone['sequence']) == (8 / 12, 6)  # 4 and 2 steps of two lanes
+    together = sweeps.count(steps, together=True, lanes=2, devices=1)
+    assert (together['executed'], together['sequence']) == (1, 4)  # 4 beside 2, 1, 1
+    idle = sweeps.count(steps, together=False, lanes=1, devices=4)
+    assert (idle['executed'], idle['busy']) == (1, 8 / 24)  # two of four devices have no client
 
 
 def test_weak_scaling_answers_every_line_with_the_seconds_of_a_round(monkeypatch, capsys):
     job = weak_scaling.Job('mlp', clients=2, steps=2, rounds=2)
     monkeypatch.setattr(sys, 'stdin', io.StringIO('null\nnull\n'))
-    weak_scaling.train_in_turns(job, 4, 4)
+    weak_scaling.serve(job, 4, 4)
     first, *seconds = [
         json.loads(line.removeprefix(workers.MARK))
         for line in capsys.readouterr().out.split('\n')[:-1]
     ]
     difference, client_steps, cores = first
-    assert difference <= weak_scaling.TOLERANCE  # of the parameters that one device gives
+    assert difference <= weak_scaling.TOLERANCE  # to the parameters of one device
     assert (client_steps, cores) == (4 * 2 * 2, 4)
-    assert len(seconds) == 2 and min(map(min, seconds)) > 0  # passed, and worked by all cores
+    assert len(seconds) == 2 and min(map(min, seconds)) > 0  # wall-clock and CPU time
 
 
 def test_weak_scaling_compares_measurements_of_the_same_turn():
@@ -72,7 +143,7 @@ def test_weak_scaling_compares_measurements_of_the_same_turn():
     assert weak_scaling.efficiency(two._replace(cores=1), one) is None
 
 
-def test_cost_model_finds_the_coefficients_it_was_made_with():
+def test_cost_model_finds_the_coefficients_of_made_up_data():
     rng = np.random.default_rng(0)
     columns, true = rng.random((20, 3)) * (1, 1e6, 1e-6), np.array([2.0, 3e-6, 0.0])
     values, error = cost_model.fit(columns, columns @ true)
@@ -81,11 +152,11 @@ def test_cost_model_finds_the_coefficients_it_was_made_with():
 
 
 def test_cost_model_counts_a_step_by_its_layers():
-    step = cost_model.step_of('mlp')
+    step = cost_cases.step_of('mlp')
     weights = 3072 * 200 + 200 * 200 + 200 * 10
     assert step.parameters == weights + 410
-    # a multiplication and an addition a weight; backward the same for weights, and for inputs but
-    # those of the first layer
+    # a multiplication and an addition a weight; backward the same for weights, and for inputs
+    # except those of the first layer
     assert step.test_flops == pytest.approx(2 * weights, rel=0.01)
     assert step.train_flops == pytest.approx(2 * (3 * weights - 3072 * 200), rel=0.05)
 
@@ -96,29 +167,28 @@ def test_cost_model_measures_and_compares(tmp_path):
         Case('mlp', 40, 4, 4, 4),
         Case('mlp', 40, 2, 2, 1, 2, held_out='lanes'),
     ]
-    found = []
-    for played, own in cost_model.compile_cases(cases, tmp_path, rounds=1):
-        cost_model.add(own, cost_model.take(played))
-        found.append(own)
-    assert [each.busiest for each in found] == [
-        (1, 2),
-        (1, 4),
-        (2, 4),
-    ]  # two lanes run two steps each
-    assert [each.executed for each in found] == [8, 16, 4]
-    entries = cost_model.compare(found, cost_model.fit_all(found))
-    for entry, each in zip(entries, found):
-        assert entry['memory']['measured'] == each.memory > 4 * cost_model.step_of('mlp').parameters
+    measured = []
+    for case in cases:
+        trainer, counts = cost_cases.compile_case(case, tmp_path, rounds=1)
+        turns = [cost_cases.measure_turn(trainer)]
+        measured.append(cost_cases.Measured(case, counts, turns))
+    # two lanes run two steps each
+    assert [each.counts.busiest for each in measured] == [(1, 2), (1, 4), (2, 4)]
+    assert [each.counts.executed for each in measured] == [8, 16, 4]
+    entries = cost_model.compare(measured, cost_model.fit_all(measured))
+    for entry, each in zip(entries, measured):
+        size = 4 * cost_cases.step_of('mlp').parameters
+        assert entry['memory']['measured'] == each.counts.memory > size
         assert np.isfinite([entry[name]['error'] for name in ('round', 'test', 'memory')]).all()
-    assert [cost_model.read(entry) for entry in entries] == found
+    assert [cost_model.read(entry) for entry in entries] == measured
     assert cost_model.errors(entries)['lanes']['round, mean'] == abs(entries[2]['round']['error'])
-    cost_model.draw(entries, tmp_path / 'picture')
+    cost_model.draw({'cases': entries}, tmp_path / 'picture')
     assert (tmp_path / 'picture.png').stat().st_size > 10_000
 
 
 def test_traffic_is_that_of_the_parameters():
     sent = cost_model.traffic('mlp', 'fedavg', clients=10, devices=4)
-    size = 4 * cost_model.step_of('mlp').parameters
+    size = 4 * cost_cases.step_of('mlp').parameters
     assert sent['federation_bytes'] == 10 * 2 * size
     assert sent['all_reduce_bytes_per_device'] == 1.5 * size
     assert sent['client_state_bytes'] == 0
@@ -126,6 +196,6 @@ def test_traffic_is_that_of_the_parameters():
     assert more['client_state_bytes'] == size and more['federation_bytes'] == 10 * 4 * size
 
 
-def test_a_case_deals_equal_clients():
-    for case in cost_model.CASES:
-        assert cost_model.EXAMPLES % (case.batch_size * case.steps) == 0
+def test_the_clients_of_a_case_are_equal():
+    for case in cost_cases.CASES:
+        assert cost_cases.EXAMPLES % (case.batch_size * case.steps) == 0

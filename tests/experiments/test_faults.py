@@ -1,4 +1,4 @@
-"""Interrupted runs, done to real processes: the records are those of a run left alone."""
+"""Real processes are interrupted: the records are those of an uninterrupted run."""
 
 import json
 import os
@@ -25,17 +25,17 @@ JOB = (
 
 
 def test_killed_locked_terminated_and_resumed(tmp_path):
-    alone, workdir = tmp_path / 'alone', tmp_path / 'run'
-    assert faults.start(alone, JOB).wait() == 0
+    reference, workdir = tmp_path / 'reference', tmp_path / 'run'
+    faults.finish(reference, JOB)
     # kill -9 while a checkpoint is written
     where = faults.kill_one(workdir, JOB, 0.05, in_checkpoint=True)
     assert where in ('checkpoint', 'training')
     assert not (workdir / SUMMARY).exists()
-    held, saved = faults.recorded(workdir), faults.saved_round(workdir)
-    assert held and held == faults.recorded(alone)[: len(held)]
-    # goes on, and a second process finds it at work
+    lines, saved = faults.recorded(workdir), faults.saved_round(workdir)
+    assert lines and lines == faults.recorded(reference)[: len(lines)]
+    # it resumes, and a second process finds it at work
     process = faults.start(workdir, JOB)
-    while (rounds := len(faults.recorded(workdir))) < min(saved + 2, 38) or rounds == len(held):
+    while (rounds := len(faults.recorded(workdir))) < min(saved + 2, 38) or rounds == len(lines):
         assert process.poll() is None
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGSTOP)
@@ -56,9 +56,9 @@ def test_killed_locked_terminated_and_resumed(tmp_path):
     assert faults.saved_round(workdir) == rounds < 40
     log = (tmp_path / 'run.log').read_text()
     assert f'stopped after round {rounds}; the same command goes on' in log
-    # and what is left at the end is as if nothing had happened
-    assert faults.start(workdir, JOB).wait() == 0
-    assert faults.recorded(workdir) == faults.recorded(alone)
-    assert (workdir / MODEL).read_bytes() == (alone / MODEL).read_bytes()
+    # the final records are those of the uninterrupted run
+    faults.finish(workdir, JOB)
+    assert faults.recorded(workdir) == faults.recorded(reference)
+    assert (workdir / MODEL).read_bytes() == (reference / MODEL).read_bytes()
     assert json.loads((workdir / SUMMARY).read_text())['resumed_after'] == rounds
     assert len((workdir / METRICS).read_text().splitlines()) == 40

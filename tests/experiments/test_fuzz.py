@@ -1,34 +1,32 @@
-"""Whatever is given, the answer is a ValueError that says what is wrong, or a result."""
+"""Whatever the input, the answer is a result or a ValueError that says what is wrong.
 
+The short form checks the same few hundred inputs of every target in each run. Many random ones:
+
+    python -m pytest tests/experiments/test_fuzz.py --fuzz_inputs=60000 --fuzz_seed=1000 -rP
+"""
+
+import argparse
 import io
-import json
 import zipfile
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
 
-from experiments.stress import fuzz
 from jaxfed import config
 from jaxfed.data import load_npz
 from jaxfed.runs import checks
-from tests import fuzzing
+from tests import conftest, fuzzing
 
 
-# Of checkpoints that are closed while they are read in the background.
+# Checkpoints are closed while they are read in the background.
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
 @pytest.mark.parametrize('name', fuzzing.TARGETS)
-def test_bad_input_is_taken_or_told(name, tmp_path):
-    target = fuzzing.TARGETS[name]
-    strategy, check = target.make(tmp_path)
-    few = settings(
-        max_examples=target.examples, deadline=None, derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-    fuzzing.outcomes.clear()
-    few(given(strategy)(check))()
-    # Neither is all of it refused at first sight, nor does damage pass unseen.
-    assert fuzzing.outcomes['taken'] and fuzzing.outcomes['told']
+def test_invalid_input_is_accepted_or_refused(name, tmp_path, request):
+    inputs, seed = (request.config.getoption(option) for option in ('fuzz_inputs', 'fuzz_seed'))
+    outcomes = fuzzing.run(name, tmp_path, inputs, seed)
+    print(f'{name}: {outcomes["accepted"]} accepted, {outcomes["refused"]} refused')
+    # Not all of it is refused at first sight, and damage does not pass unseen.
+    assert inputs or (outcomes['accepted'] and outcomes['refused'])
 
 
 @pytest.fixture
@@ -47,7 +45,7 @@ def npz(tmp_path):
     ],
     ids=['huge', 'objects', 'descr', 'nested', 'code'],
 )
-def test_a_header_that_lies_is_told(header, npz):
+def test_a_false_header_is_refused(header, npz):
     body = io.BytesIO()
     text = header.encode() + b'\n'
     body.write(b'\x93NUMPY\x01\x00' + len(text).to_bytes(2, 'little') + text)
@@ -67,7 +65,7 @@ def test_one_array_is_no_archive(npz):
 
 
 @pytest.mark.parametrize(
-    'settings_, message',
+    'values, message',
     [
         ({'num_clients': 10**400}, '--num_clients is an integer of 1329 bits'),
         ({'seed': 2**63}, '--seed is an integer of 64 bits'),
@@ -75,32 +73,50 @@ def test_one_array_is_no_archive(npz):
         ({'workdir': 'a\0b'}, r"--workdir='a\\x00b' must have no NUL character"),
     ],
 )
-def test_what_nothing_can_hold_is_told(settings_, message):
+def test_values_beyond_every_type_are_refused(values, message):
     with pytest.raises(ValueError, match=message):
-        checks.check(config.Config(**settings_))
+        checks.check(config.Config(**values))
 
 
-def test_failures_are_counted(tmp_path, monkeypatch, capsys):
+def target(values, *, fails=False):
+    """A target that accepts two of three numbers, or fails with one of three."""
+
     def make(folder):
         def check(value):
-            with fuzzing.told():
+            values.append(value)
+            with fuzzing.accepted_or_refused():
                 if value % 3 == 0:
-                    raise ValueError('told')
-            if value % 3 == 1:
-                raise RuntimeError('not told')
+                    raise ValueError('refused')
+            if fails and value % 3 == 1:
+                raise RuntimeError('not for the user')
 
         return fuzzing.st.integers(0, 10**9), check
 
-    monkeypatch.setattr(fuzzing, 'TARGETS', {'numbers': fuzzing.Target(make, 1)})
-    output = tmp_path / 'out.json'
-    assert fuzz.main([f'--output={output}', '--inputs=1500']) == 1
-    found = json.loads(output.read_text())
-    (told,) = found['targets']
-    assert found['inputs'] == told['inputs'] >= 1400
-    assert 300 < told['failures'] < 700 and found['failures'] == told['failures']
-    assert told['taken'] + told['told'] == told['inputs']
-    (kind,) = told['kinds']
-    assert kind['what'].startswith('RuntimeError: not told') and kind['times'] == told['failures']
-    assert 'RuntimeError: not told' in capsys.readouterr().out
-    assert fuzz.main(['--inputs=0']) == 2
-    assert '--inputs=0 must be at least 1' in capsys.readouterr().err
+    return fuzzing.Target(make, 20)
+
+
+def test_many_inputs_are_shared_by_targets_and_follow_from_the_seed(tmp_path, monkeypatch):
+    values = []
+    targets = {'numbers': target(values), 'others': target([])._replace(examples=40)}
+    monkeypatch.setattr(fuzzing, 'TARGETS', targets)
+    runs = []
+    for seed in (7, 7, 8):
+        outcomes = dict(fuzzing.run('numbers', tmp_path, 4500, seed))
+        assert 1400 < sum(outcomes.values()) == len(values) <= 1500  # a third, in two batches
+        assert 300 < outcomes['refused'] < 700
+        runs.append(values.copy())
+        values.clear()
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_a_failure_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(fuzzing, 'TARGETS', {'numbers': target([], fails=True)})
+    for inputs in (None, 1500):
+        with pytest.raises(RuntimeError, match='not for the user'):
+            fuzzing.run('numbers', tmp_path, inputs)
+
+
+def test_the_number_of_inputs_is_positive():
+    assert conftest.positive('3') == 3
+    with pytest.raises(argparse.ArgumentTypeError, match='must be at least 1, got 0'):
+        conftest.positive('0')

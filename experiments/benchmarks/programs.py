@@ -1,0 +1,145 @@
+"""Programs that train the same clients for the same number of local steps, and their comparison."""
+
+import functools
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app
+from jax.sharding import Mesh
+
+from experiments.benchmarks.rounds import (
+    CLASSES,
+    LEARNING_RATE,
+    MOMENTUM,
+    SHAPE,
+    CohortRound,
+    compile_cohort,
+)
+from experiments.benchmarks.timing import time_in_turns
+from jaxfed.engine.devices import check_devices, cores, make_mesh, use_every_core
+from jaxfed.models import make_model
+from jaxfed.models.ops import convolution
+from jaxfed.types import Array, Model, PyTree
+
+TORCH = 'PyTorch'
+MATMUL = 'matrix product'
+MATMUL_SIDE = 2048
+
+network = functools.partial(make_model, input_shape=SHAPE, num_classes=CLASSES)
+
+
+class Size(NamedTuple):
+    """The work of every program."""
+
+    model: str
+    clients: int
+    batch_size: int
+    steps: int  # local steps of each client
+
+    @property
+    def client_steps(self) -> int:
+        """Local steps of all clients."""
+        return self.clients * self.steps
+
+
+class Comparison(NamedTuple):
+    """Measurements of programs."""
+
+    milliseconds: dict[str, list[float]]  # a client-step, by program
+    gflop: float  # of a client-step
+    matmul_gflops: float  # GFLOP/s of a large matrix product
+
+    def entry(self, name: str) -> dict[str, Any]:
+        """A program's entry in the file; its operations are taken as those of a plain step."""
+        medians = {key: statistics.median(values) for key, values in self.milliseconds.items()}
+        return {
+            'program': name,
+            'median_ms': medians[name],
+            'measurements_ms': self.milliseconds[name],
+            'ratio_to_torch': medians[name] / medians[TORCH] if TORCH in medians else None,
+            'share_of_matmul_peak': self.gflop / (medians[name] * 1e-3) / self.matmul_gflops,
+        }
+
+
+def use_devices(wanted: str, *, most: int) -> Mesh:
+    """The devices that --devices selects, at most `most`; each core of a CPU is a device."""
+    use_every_core()
+    try:
+        check_devices(wanted)
+    except ValueError as error:
+        raise app.UsageError(str(error)) from None
+    return make_mesh(wanted, most=most)
+
+
+def random_images(clients: int, examples: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images [clients, examples, 32, 32, 3] float32 and labels [clients, examples] int32."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((clients, examples, *SHAPE), np.float32)
+    return x, rng.integers(0, CLASSES, (clients, examples), np.int32)
+
+
+def torch_program(size: Size) -> Callable[[], None]:
+    """The loop over clients that a researcher would write in PyTorch, on all cores."""
+    import torch
+    from torch import nn
+
+    from experiments.benchmarks.torch_networks import torch_network
+
+    torch.set_num_threads(cores())
+    x, y = random_images(size.clients, size.batch_size)
+    images = torch.from_numpy(x).permute(0, 1, 4, 2, 3).contiguous()
+    labels = torch.from_numpy(y).long()
+    networks = [torch_network(size.model, CLASSES) for _ in range(size.clients)]
+
+    def run() -> None:
+        for client, model in enumerate(networks):
+            optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+            for _ in range(size.steps):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(images[client]), labels[client]).backward()
+                optimizer.step()
+
+    return run
+
+
+def round_program(size: Size, model: Model, **keywords: Any) -> CohortRound:
+    """A whole round of jaxfed's engine, with `keywords` as for `compile_cohort`."""
+    sizes = np.full(size.clients, size.batch_size * size.steps)
+    return compile_cohort(model, sizes, batch_size=size.batch_size, **keywords)
+
+
+def matrix_product(side: int = MATMUL_SIDE) -> Callable[[], Any]:
+    """A large matrix product, which shows the peak of the machine's arithmetic."""
+    a = jnp.asarray(np.random.default_rng(0).standard_normal((side, side), np.float32))
+    compiled = jax.jit(lambda a: a @ a).lower(a).compile()
+    return lambda: jax.block_until_ready(compiled(a))
+
+
+def operations(size: Size) -> float:
+    """FLOP of a client-step, forward and backward, as XLA counts them for plain convolutions."""
+    model = network(size.model, convolution=convolution('grouped'))
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((size.batch_size, *SHAPE), jnp.float32)
+
+    def loss(params: PyTree, x: Array) -> Array:
+        real = jnp.ones(size.batch_size, bool)
+        return jnp.sum(model.train(params, x, model.stats, real).logits)
+
+    analysis = jax.jit(jax.grad(loss)).lower(params, x).cost_analysis()
+    assert analysis is not None
+    return float(analysis['flops'])
+
+
+def compare(size: Size, runs: Mapping[str, Callable[[], Any]], *, repeats: int) -> Comparison:
+    """Measures programs and a large matrix product in turns."""
+    seconds = time_in_turns({**runs, MATMUL: matrix_product()}, repeats)
+    peak = 2 * MATMUL_SIDE**3 / statistics.median(seconds.pop(MATMUL)) / 1e9
+    milliseconds = {
+        name: [1e3 * each / size.client_steps for each in measured]
+        for name, measured in seconds.items()
+    }
+    return Comparison(milliseconds, operations(size) / 1e9, peak)

@@ -1,0 +1,106 @@
+"""The parts that all benchmarks share: command line, tables, JSON files and pictures."""
+
+import importlib.util
+import json
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import app, flags
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jaxfed.engine.devices import cores
+from jaxfed.internal import command_line
+
+# Texts of --output.
+JSON_FILE = 'File to write the measurements to, as JSON.'
+JSON_AND_PICTURE = 'Files to write, without suffix: .json, .png and .svg.'
+
+console = Console(highlight=False)
+
+
+def run(main: Callable[[flags.FlagValues], None]) -> None:
+    """Parses the command line and calls `main` with the flags."""
+
+    def start(argv: Sequence[str]) -> None:
+        if len(argv) > 1:
+            raise app.UsageError(f'Unexpected arguments: {argv[1:]}.')
+        for name in ('output', 'figure'):
+            path = flags.FLAGS[name].value if name in flags.FLAGS else None
+            if path and not Path(path).absolute().parent.is_dir():
+                raise app.UsageError(f'--{name}={path} is in a folder that does not exist.')
+        command_line.quiet_libraries()
+        main(flags.FLAGS)
+
+    app.run(start)
+
+
+def has_torch() -> bool:
+    """Whether PyTorch is installed."""
+    return importlib.util.find_spec('torch') is not None
+
+
+def machine() -> dict[str, str | int]:
+    """The hardware that is measured, and the versions of the software."""
+    processor = platform.processor() or platform.machine()
+    cpuinfo = Path('/proc/cpuinfo')
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.partition(':')[2].strip() for line in lines if line.startswith('model name')]
+    return {
+        'cores': cores(),
+        'processor': models[0] if models else processor,
+        'device': jax.devices()[0].device_kind,
+        'devices': len(jax.devices()),
+        'python': platform.python_version(),
+        'jax': jax.__version__,
+        'flax': version('flax'),
+        'torch': version('torch') if has_torch() else 'not installed',
+    }
+
+
+def caption(described: dict[str, str | int]) -> str:
+    """The machine in a line."""
+    return ', '.join(f'{key} {value}' for key, value in described.items())
+
+
+def make_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    caption: str = '',
+    left: int = 1,
+) -> Table:
+    """A table whose first `left` columns are text and whose others are numbers."""
+    table = Table(title=title, caption=Text(caption))
+    for i, column in enumerate(columns):
+        table.add_column(column, no_wrap=i < left, justify='left' if i < left else 'right')
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def write(
+    report: dict[str, Any],
+    output: str | None,
+    draw: Callable[[dict[str, Any], Path], object] | None = None,
+) -> None:
+    """Writes a report to the file `output`; with `draw` to `output`.json, and the picture.
+
+    Args:
+      report: values of JSON.
+      output: of the command line; None writes nothing.
+      draw: writes a picture of the report to a path without suffix.
+    """
+    if not output:
+        return
+    file = Path(f'{output}.json') if draw else Path(output)
+    file.write_text(json.dumps(report, indent=2) + '\n')
+    if draw:
+        draw(report, Path(output))
+    console.print(f'Written to {file}.', soft_wrap=True)

@@ -1,0 +1,305 @@
+"""The systems of `alternatives`, each run in its own process: jaxfed, PyTorch and Flower.
+
+jaxfed and torch are imported by the functions that need them: every module that a system's process
+imports counts as its memory.
+
+python -m experiments.benchmarks.systems SYSTEM FOLDER
+"""
+
+import copy
+import itertools
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+CLIENTS = 10
+BATCH_SIZE = 50
+TEST_BATCH_SIZE = 500  # as jaxfed evaluates
+LEARNING_RATE = 0.01
+MOMENTUM = 0.9
+MIB = 2**20
+
+
+class Work(NamedTuple):
+    """The work of every system; its arrays are files in the folder."""
+
+    folder: str
+    shape: list[int]  # height, width, channels of an image
+    classes: int
+    mean: list[float]  # of each channel, in the units of the files
+    std: list[float]
+    examples_per_client: int
+    rounds: int
+    cores: int
+    gpu: bool  # JAX computes on one, so PyTorch must too
+
+
+class Rounds(NamedTuple):
+    """The rounds of a system."""
+
+    seconds: list[float]  # of every round, training, aggregation and evaluation
+    accuracy: float  # on the test images, after the last round
+    compile_seconds: float | None = None  # before the first round
+
+
+class System(NamedTuple):
+    """A way to do the work."""
+
+    name: str
+    run: Callable[[Work], Rounds]
+    needs: tuple[str, ...] = ()  # modules
+    install: str = ''  # arguments of pip that install them
+    processes: bool = False  # whether it starts processes
+
+
+def run_jaxfed(work: Work) -> Rounds:
+    """Runs the work with jaxfed's Python interface."""
+    import jaxfed
+
+    jaxfed.use_every_core()
+    result = jaxfed.simulate(
+        jaxfed.Config(
+            method='fedavg',
+            dataset='npz',
+            npz=f'{work.folder}/data.npz',
+            partition='iid',
+            num_clients=CLIENTS,
+            clients_per_round=CLIENTS,
+            model='cnn',
+            rounds=work.rounds,
+            local_epochs=1,
+            batch_size=BATCH_SIZE,
+            learning_rate=LEARNING_RATE,
+            momentum=MOMENTUM,
+            weight_decay=0.0,
+            aggregation='size',
+            workdir=f'{work.folder}/jaxfed',
+        )
+    )
+    return Rounds(
+        [entry['seconds'] for entry in result.metrics],
+        result.summary['final_accuracy'],
+        result.summary['compile_seconds'],
+    )
+
+
+def network(work: Work) -> 'torch.nn.Module':
+    """The FedNTD CNN in PyTorch, initialised by its defaults, on the device that trains."""
+    from experiments.benchmarks.torch_networks import torch_network
+
+    model = torch_network('cnn', work.classes, shape=(work.shape[0], work.shape[1], work.shape[2]))
+    return model.to('cuda' if work.gpu else 'cpu')
+
+
+def read_examples(work: Work, split: str, rows: slice) -> 'torch.utils.data.TensorDataset':
+    """Rows of 'train' or 'test', normalised: [n, channels, H, W] float32 and labels [n] int64."""
+    import torch
+
+    x, y = (np.load(f'{work.folder}/{part}_{split}.npy', mmap_mode='r')[rows] for part in 'xy')
+    scaled = (x - np.asarray(work.mean, np.float32)) / np.asarray(work.std, np.float32)
+    images = torch.from_numpy(scaled).permute(0, 3, 1, 2).contiguous()
+    return torch.utils.data.TensorDataset(images, torch.from_numpy(y.astype(np.int64)))
+
+
+def train_examples(work: Work, client: int) -> 'torch.utils.data.TensorDataset':
+    """The examples of a client."""
+    n = work.examples_per_client
+    return read_examples(work, 'train', slice(client * n, (client + 1) * n))
+
+
+def train_locally(model: 'torch.nn.Module', examples: 'torch.utils.data.Dataset') -> None:
+    """Trains a client's network for one epoch, in place."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    device = next(model.parameters()).device
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+    model.train()
+    for x, y in DataLoader(examples, batch_size=BATCH_SIZE, shuffle=True):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+        loss.backward()
+        optimizer.step()
+
+
+def measure_accuracy(model: 'torch.nn.Module', examples: 'torch.utils.data.TensorDataset') -> float:
+    """The share of correct predictions."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    device = next(model.parameters()).device
+    correct = 0
+    model.eval()
+    with torch.no_grad():
+        for x, y in DataLoader(examples, batch_size=TEST_BATCH_SIZE):
+            correct += int((model(x.to(device)).argmax(1) == y.to(device)).sum())
+    return correct / len(examples)
+
+
+def run_torch(work: Work) -> Rounds:
+    """Runs the work as published research code does: a loop over clients, on all cores."""
+    import torch
+
+    torch.set_num_threads(work.cores)
+    clients = [train_examples(work, client) for client in range(CLIENTS)]
+    tested = read_examples(work, 'test', slice(None))
+    weights = [len(examples) / sum(map(len, clients)) for examples in clients]
+    model = network(work)
+    seconds, accuracy = [], 0.0
+    for _ in range(work.rounds):
+        start = time.perf_counter()
+        states = []
+        for examples in clients:
+            local = copy.deepcopy(model)
+            train_locally(local, examples)
+            states.append(local.state_dict())
+        average = {
+            name: sum(weight * state[name] for weight, state in zip(weights, states, strict=True))
+            for name in model.state_dict()
+        }
+        model.load_state_dict(average)
+        accuracy = measure_accuracy(model, tested)
+        seconds.append(time.perf_counter() - start)
+    return Rounds(seconds, accuracy)
+
+
+def flower_client(work: Work) -> Any:
+    """Flower's client app: one local epoch on one core."""
+    import torch
+    from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        torch.set_num_threads(1)
+        examples = train_examples(work, int(context.node_config['partition-id']))
+        model = network(work)
+        arrays: Any = message.content['arrays']
+        model.load_state_dict(arrays.to_torch_state_dict())
+        train_locally(model, examples)
+        content = RecordDict()
+        content['arrays'] = ArrayRecord(model.state_dict())
+        content['metrics'] = MetricRecord({'num-examples': len(examples)})
+        return Message(content, reply_to=message)
+
+    return app
+
+
+def run_flower(work: Work) -> Rounds:
+    """Runs the work in Flower's simulation engine: as many clients at a time as cores, one each.
+
+    Raises:
+      RuntimeError: if a client failed.
+    """
+    os.environ.update(
+        FLWR_HOME=f'{work.folder}/flower',
+        FLWR_TELEMETRY_ENABLED='0',
+        RAY_USAGE_STATS_ENABLED='0',
+        PYTHONPATH=os.pathsep.join(sys.path),  # for the clients' processes
+    )
+    import torch
+    from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+
+    torch.set_num_threads(work.cores)
+    tested = read_examples(work, 'test', slice(None))
+    evaluated: list[tuple[float, float]] = []  # when, and the accuracy; also before round 1
+    replies: list[int] = []  # clients that answered, a round
+    server_app = ServerApp()
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        del server_round
+        model = network(work)
+        model.load_state_dict(arrays.to_torch_state_dict())
+        accuracy = measure_accuracy(model, tested)
+        evaluated.append((time.perf_counter(), accuracy))
+        return MetricRecord({'accuracy': accuracy})
+
+    def count(contents: list[RecordDict], weighted_by: str) -> MetricRecord:
+        del weighted_by
+        replies.append(len(contents))
+        return MetricRecord({'clients': len(contents)})
+
+    @server_app.main()
+    def serve(grid: Grid, context: Context) -> None:
+        del context
+        strategy = FedAvg(
+            fraction_evaluate=0.0,
+            min_train_nodes=CLIENTS,
+            min_available_nodes=CLIENTS,
+            train_metrics_aggr_fn=count,
+        )
+        initial = ArrayRecord(network(work).state_dict())
+        strategy.start(grid, initial, num_rounds=work.rounds, evaluate_fn=evaluate)
+
+    workers = min(work.cores, CLIENTS)
+    gpus = 1 / workers if work.gpu else 0.0
+    run_simulation(
+        server_app=server_app,
+        client_app=flower_client(work),
+        num_supernodes=CLIENTS,
+        backend_config={
+            'init_args': {'num_cpus': workers},
+            'client_resources': {'num_cpus': 1, 'num_gpus': gpus},
+        },
+    )
+    if replies != [CLIENTS] * work.rounds:
+        raise RuntimeError(f'not all of {CLIENTS} clients answered in every round: {replies}')
+    seconds = [after - before for (before, _), (after, _) in itertools.pairwise(evaluated)]
+    return Rounds(seconds, evaluated[-1][1])
+
+
+SYSTEMS = {
+    'jaxfed': System('jaxfed', run_jaxfed),
+    'torch': System('PyTorch, client after client', run_torch, ('torch',), 'jaxfed[bench]'),
+    'flower': System(
+        'Flower simulation, PyTorch',
+        run_flower,
+        ('flwr', 'ray', 'torch'),
+        "jaxfed[bench]' 'flwr[simulation]",
+        processes=True,
+    ),
+}
+
+
+def peak_memory() -> float:
+    """Peak resident memory of this process so far, in MiB."""
+    status = Path('/proc/self/status')
+    # On Linux, getrusage's maximum includes the process that started this one.
+    lines = status.read_text().splitlines() if status.exists() else []
+    for line in lines:
+        if line.startswith('VmHWM:'):
+            return int(line.split()[1]) * 1024 / MIB
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / MIB if sys.platform == 'darwin' else peak * 1024 / MIB
+
+
+def main(key: str, folder: str) -> None:
+    """Runs a system on the work in a folder and prints its rounds as one line of JSON."""
+    work = Work(**json.loads(Path(folder, 'work.json').read_text()))
+    try:
+        rounds = SYSTEMS[key].run(work)
+    except Exception as error:
+        traceback.print_exc()
+        print(json.dumps({'error': traceback.format_exception_only(error)[-1].strip()}))
+        sys.exit(1)
+    print(json.dumps({'rounds': rounds._asdict(), 'peak_mib': peak_memory()}))
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])
