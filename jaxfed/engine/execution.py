@@ -94,7 +94,7 @@ def run_waves(
         models.append((schedule, jax.tree.map(lambda leaf, used=used: fetch(leaf)[used], kept)))
     if not models:
         return server, None, models
-    server, metrics = programs.merge(inputs, sums)
+    server, metrics = distributed.run_collective(programs.merge, inputs, sums)
     return server, metrics, models
 
 

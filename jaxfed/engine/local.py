@@ -161,18 +161,18 @@ def bind_stats(model: Model, stats: PyTree) -> Callable[..., Outputs]:
 def start_client(context: Context, device: DeviceInputs, position: Array) -> Lane:
     """The lane of a client before its first local step."""
     slot, settings = device.schedule.slot[position], context.settings
-    (params, _, _, stats), tuned, _ = device.origin(slot)
+    server, tuned, _ = device.origin(slot)
     order_key, augment_key = jax.random.split(device.clients.key[slot])
     epochs = jnp.arange(settings.local_epochs)
     epoch_keys = jax.vmap(jax.random.fold_in, (None, 0))(order_key, epochs)
     order = jax.vmap(epoch_order, (0, None, None))(
         epoch_keys, device.clients.info.size[slot], settings.longest
     )
-    view = _view_client(context, device, position, params, stats, ())
+    view = _view_client(context, device, position, server.params, server.stats, ())
     return Lane(
-        params=params,
-        stats=stats,
-        optimizer=context.optimizer_of(tuned).init(params),
+        params=server.params,
+        stats=server.stats,
+        optimizer=context.optimizer_of(tuned).init(server.params),
         slot=slot,
         info=view.info,
         static=view.static,

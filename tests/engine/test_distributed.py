@@ -316,6 +316,17 @@ def test_processes_that_meet_for_different_reasons_are_reported(monkeypatch):
         distributed.barrier('wave')
 
 
+def test_a_broken_connection_is_no_bad_input(monkeypatch):
+    def fail():
+        raise ValueError('UNKNOWN: Gloo collective permute failed: Connection reset by peer')
+
+    with pytest.raises(ValueError, match='Gloo'):
+        distributed.run_collective(fail)
+    monkeypatch.setattr(distributed, 'process_count', lambda: 2)
+    with pytest.raises(jax.errors.JaxRuntimeError, match='Gloo'):
+        distributed.run_collective(fail)
+
+
 def test_processes_of_one_host_share_its_memory(monkeypatch):
     mesh = devices.make_mesh()
     whole = devices.memory(mesh)

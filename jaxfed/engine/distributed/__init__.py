@@ -93,6 +93,20 @@ def barrier(purpose: str) -> None:
     all_gather(purpose)
 
 
+def run_collective(program: Callable[..., Any], *arguments: Any) -> Any:
+    """The results of a program in which processes communicate, once they are computed.
+
+    Raises:
+      JaxRuntimeError: if the communication fails, as when a process is lost.
+    """
+    if process_count() == 1:
+        return program(*arguments)
+    try:
+        return jax.block_until_ready(program(*arguments))
+    except ValueError as error:  # JAX's, if the connection breaks during the call
+        raise jax.errors.JaxRuntimeError(str(error)) from error
+
+
 def broadcast_from_leader(purpose: str, make: Callable[[], str]) -> str:
     """The result of `make`, which only the first process calls, on all processes.
 

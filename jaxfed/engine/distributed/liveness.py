@@ -22,7 +22,7 @@ from typing import Any
 from jaxfed.internal import console
 
 PERIOD = 1.0  # seconds between heartbeats
-LIMIT = 30.0  # seconds without one after which a process counts as lost
+LIMIT = 30.0  # seconds without one after which a process counts as lost, in whole periods
 SHORT_LIMIT = 8.0  # the same after a collective has failed
 _FOLDER = 'jaxfed'  # of keys
 
@@ -137,18 +137,18 @@ def watch(client: Any, process: int, processes: int) -> None:
       processes: how many there are.
     """
     _joined.set()
-    answered = [time.monotonic()]  # when the coordinator last answered
-    peers = threading.Thread(
-        target=_watch_peers, args=(client, process, processes, answered), daemon=True
-    )
-    peers.start()
+    unanswered = [0]  # periods since the coordinator answered
+    peers = (client, process, processes, unanswered)
+    threading.Thread(target=_watch_peers, args=peers, daemon=True).start()
     if process:
         _follower.set()
-        threading.Thread(target=_watch_coordinator, args=(answered,), daemon=True).start()
+        threading.Thread(target=_watch_coordinator, args=(unanswered,), daemon=True).start()
 
 
-def _watch_peers(client: Any, process: int, processes: int, answered: list[float]) -> None:
-    heard: dict[int, tuple[str, float]] = {}  # process -> its last heartbeat, when it was new
+def _watch_peers(client: Any, process: int, processes: int, unanswered: list[int]) -> None:
+    signs: dict[int, str] = {}  # process -> its last heartbeat
+    # Periods of this process, not seconds: it may not have run itself, as in standby.
+    silence: collections.Counter[int] = collections.Counter()  # process -> periods without one
     since_failure: collections.Counter[int] = collections.Counter()  # process -> new heartbeats
 
     def acknowledge() -> None:
@@ -165,40 +165,32 @@ def _watch_peers(client: Any, process: int, processes: int, answered: list[float
             beats = dict(client.key_value_dir_get(f'{_FOLDER}/alive/'))
         except Exception:  # the relay or `_watch_coordinator` reports a lost coordinator
             continue
+        unanswered[0] = 0
         for key, text in ended.items():
             number, (status, message, common) = int(key.rpartition('/')[2]), json.loads(text)
             if number != process and not common:
                 stop(f'process {number} ended: {message}', status, acknowledge)
-        now = time.monotonic()
-        if now - answered[0] > LIMIT / 2:  # this process did not run, as in standby
-            heard = {}
-        answered[0] = now
         for number in range(processes):
             sign = beats.get(f'{_FOLDER}/alive/{number}', '')
-            if number not in heard:
-                heard[number] = (sign, now)
-            elif heard[number][0] != sign:
-                heard[number] = (sign, now)
+            silence[number] += 1
+            if signs.get(number) != sign:
                 since_failure[number] += _failed.is_set()
+                signs[number], silence[number] = sign, 0
         # The first new heartbeat may be read before the failure, and the second written before it.
         if all(since_failure[number] >= 3 for number in range(processes)):
             _peers_alive.set()
         limit = min(SHORT_LIMIT, LIMIT) if _failed.is_set() else LIMIT
-        silent = [n for n, (_, since) in heard.items() if now - since > limit]
-        if silent:
-            which = f'process{"es" * (len(silent) > 1)} {", ".join(map(str, silent))}'
+        lost = [number for number in range(processes) if silence[number] * PERIOD > limit]
+        if lost:
+            which = f'process{"es" * (len(lost) > 1)} {", ".join(map(str, lost))}'
             stop_for_loss(f'{which} lost: nothing heard for {limit:.0f} s')
 
 
-def _watch_coordinator(answered: list[float]) -> None:
-    last = time.monotonic()
+def _watch_coordinator(unanswered: list[int]) -> None:
     while not _finished.is_set():
         time.sleep(PERIOD)
-        now = time.monotonic()
-        if now - last > LIMIT / 2:  # as above
-            answered[0] = now
-        last = now
-        if now - answered[0] > LIMIT:
+        unanswered[0] += 1
+        if unanswered[0] * PERIOD > LIMIT:
             stop_for_loss(f'process 0 was lost: it gave no answer for {LIMIT:.0f} s')
 
 
@@ -231,8 +223,7 @@ def announce_end(client: Any, process: int, processes: int, status: int, message
     with contextlib.suppress(Exception):  # the first process is gone, and the others know it
         end = json.dumps([status, message, _common.is_set()])
         client.key_value_set(f'{_FOLDER}/ended/{process}', end)
-        until = time.monotonic() + LIMIT
-        while time.monotonic() < until:
+        for _ in range(int(LIMIT / 0.1)):
             informed = {
                 key.rpartition('/')[2]
                 for folder in ('ended', 'seen')

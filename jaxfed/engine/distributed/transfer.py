@@ -39,7 +39,8 @@ def move(data: np.ndarray, routes: Sequence[tuple[int, int]]) -> np.ndarray:
         # Powers of two, so few programs.
         block = np.zeros((1, 1 << max(part.size - 1, 1023).bit_length()), np.uint8)
         block[0, : part.size] = part
-        received[begin : begin + part.size] = local(send(_stack(block, mesh)))[0, : part.size]
+        moved = distributed.run_collective(send, _stack(block, mesh))
+        received[begin : begin + part.size] = local(moved)[0, : part.size]
     return received
 
 
@@ -51,7 +52,7 @@ def gather(array: jax.Array) -> np.ndarray:
     rows *= len(array) // len(holders)
     block = np.zeros((1, rows.max(), *kept.shape[1:]), kept.dtype)
     block[0, : len(kept)] = kept
-    whole = np.asarray(_gatherer(mesh)(_stack(block, mesh)))
+    whole = np.asarray(distributed.run_collective(_gatherer(mesh), _stack(block, mesh)))
     if rows.min() == rows.max():
         return whole.reshape(-1, *kept.shape[1:])  # no copy
     return np.concatenate([part[:n] for part, n in zip(whole, rows, strict=True)])
