@@ -1,4 +1,4 @@
-"""Settings parsed beside the program's own flags, and validation data."""
+"""Settings parsed from flags, and validation data."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from jaxfed.runs import checks, config_flags
 from jaxfed.runs.deal import deal
 
 
-def test_parse_reads_flags_and_leaves_the_program_s_own_alone(tmp_path):
+def test_parse_reads_flags_and_does_not_change_those_of_the_program(tmp_path):
     file = tmp_path / 'some.flags'
     file.write_text('# a comment\n--alpha=0.5\n--method=fedlmd\n')
     before = set(flags.FLAGS)
@@ -21,7 +21,7 @@ def test_parse_reads_flags_and_leaves_the_program_s_own_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'given, told',
+    'arguments, message',
     [
         (['--nonsense=1'], 'nonsense'),
         (['--rounds=many'], 'rounds'),
@@ -30,9 +30,9 @@ def test_parse_reads_flags_and_leaves_the_program_s_own_alone(tmp_path):
         (['--partition=iid', '--alpha=1'], '--alpha=1.0 belongs to'),
     ],
 )
-def test_parse_refuses(given, told):
-    with pytest.raises(ValueError, match=told):
-        config_flags.parse(given)
+def test_parse_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        config_flags.parse(arguments)
 
 
 def test_validation_takes_the_place_of_test_data():

@@ -125,13 +125,15 @@ def test_what_clients_hold_out_is_their_own(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     experiment = set_up(jaxfed.Config(**LOCAL, num_clients=8))
     dealt, cohort = experiment.dealt, np.array([6, 1, 3, 7, 2])
-    own = held_out_examples(experiment, cohort, devices=2, room=3, most=most_held_out([experiment]))
-    assert not own.mask[1, 2].any()  # room for a sixth
+    most = most_held_out([experiment])
+    examples = held_out_examples(experiment, cohort, devices=2, room=3, most=most)
+    assert not examples.mask[1, 2].any()  # room for a sixth
     for slot, client in enumerate(cohort):
         place, part = divmod(slot, 3), dealt.personal[client]
         assert not set(part) & set(dealt.partition[client])
-        np.testing.assert_array_equal(own.x[place][own.mask[place]], dealt.dataset.x_train[part])
-        np.testing.assert_array_equal(own.y[place][own.mask[place]], dealt.dataset.y_train[part])
+        x, y, mask = (leaf[place] for leaf in examples)
+        np.testing.assert_array_equal(x[mask], dealt.dataset.x_train[part])
+        np.testing.assert_array_equal(y[mask], dealt.dataset.y_train[part])
 
 
 @pytest.mark.parametrize('lanes', [1, 2])

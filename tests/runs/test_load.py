@@ -1,4 +1,4 @@
-"""What was trained is read back as it was, and damage to it is told."""
+"""`load` reads a trained network back and reports damaged files."""
 
 import json
 import shutil
@@ -51,9 +51,9 @@ def copied(run, tmp_path):
     return folder
 
 
-def saved(folder, own=None, **settings):
+def saved(folder, method=None, **settings):
     """Writes a run as if it were trained; returns the experiment and its parameters."""
-    experiment = set_up(jaxfed.Config(workdir=str(folder), **{**QUICK, **settings}), own)
+    experiment = set_up(jaxfed.Config(workdir=str(folder), **{**QUICK, **settings}), method)
     model = experiment.model
     params = model.init(jax.random.key(1))
     # As if they had seen something, and some of it far from where they start.
@@ -112,29 +112,29 @@ def test_batch_statistics_are_read_back(tmp_path):
     assert 'classifier.kernel' in names
     assert any(name.startswith('batch_stats.') and name.endswith('.var') for name in names)
     with safe_open(path, framework='numpy') as file:
-        told = json.loads(file.metadata()['jaxfed'])
-    assert told['network']['width'] == 0.05
-    assert told['input_shape'] == [8, 8, 1]
-    assert told['num_classes'] == 10
-    assert told['adapted'] is False
+        described = json.loads(file.metadata()['jaxfed'])
+    assert described['network']['width'] == 0.05
+    assert described['input_shape'] == [8, 8, 1]
+    assert described['num_classes'] == 10
+    assert described['adapted'] is False
 
 
 def test_a_method_of_ones_own(tmp_path):
     # One that leaves the network as it is needs not be known; one that adapts it does.
     x = load_digits().x_test[:8]
     plain, adapting = tmp_path / 'plain', tmp_path / 'adapting'
-    given = saved(plain, jaxfed.Method())
+    trained = saved(plain, jaxfed.Method())
     np.testing.assert_allclose(
-        jaxfed.load(plain).apply(x), expected(*given, x), rtol=1e-5, atol=1e-6
+        jaxfed.load(plain).apply(x), expected(*trained, x), rtol=1e-5, atol=1e-6
     )
-    own = jaxfed.Method(adapt=with_projection)
-    given = saved(adapting, own)
-    loaded = jaxfed.load(adapting, method=own)
-    np.testing.assert_allclose(loaded.apply(x), expected(*given, x), rtol=1e-5, atol=1e-6)
+    method = jaxfed.Method(adapt=with_projection)
+    trained = saved(adapting, method)
+    loaded = jaxfed.load(adapting, method=method)
+    np.testing.assert_allclose(loaded.apply(x), expected(*trained, x), rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match=r'model\.safetensors .*adapts the network.*method='):
         jaxfed.load(adapting)
     with pytest.raises(ValueError, match=r'model\.safetensors .*where the network has .*256'):
-        jaxfed.load(plain, method=own)
+        jaxfed.load(plain, method=method)
 
 
 def change(path, damage):
@@ -157,13 +157,13 @@ def flip(content):
     ],
     ids=['cut', 'header', 'empty', 'noise', 'a bit', 'metadata'],
 )
-def test_a_damaged_model_is_told(damage, copied):
+def test_a_damaged_model_is_reported(damage, copied):
     change(copied / 'model.safetensors', damage)
     with pytest.raises(ValueError, match=r'model\.safetensors cannot be read .*damaged'):
         jaxfed.load(copied)
 
 
-def test_a_model_of_another_kind_is_told(copied):
+def test_a_model_of_another_kind_is_reported(copied):
     path = copied / 'model.safetensors'
     save_file(load_file(path), path)
     with pytest.raises(ValueError, match=r'model\.safetensors was not written by jaxfed'):
@@ -171,7 +171,7 @@ def test_a_model_of_another_kind_is_told(copied):
 
 
 @pytest.mark.parametrize('name', ['config.json', 'summary.json', 'model.safetensors'])
-def test_a_missing_file_is_told(name, copied):
+def test_a_missing_file_is_reported(name, copied):
     (copied / name).unlink()
     with pytest.raises(ValueError, match=name.replace('.', r'\.')):
         jaxfed.load(copied)
@@ -182,7 +182,7 @@ def test_a_missing_file_is_told(name, copied):
 @pytest.mark.parametrize(
     'content', [b'', b'[1]', b'[' * 100_000, b'\xff', b'{"rounds": "many"}', b'{"rounds": {}}']
 )
-def test_a_damaged_config_is_told(content, copied):
+def test_a_damaged_config_is_reported(content, copied):
     (copied / 'config.json').write_bytes(content)
     with pytest.raises(ValueError, match=r'config\.json .*damaged'):
         jaxfed.load(copied)
