@@ -103,7 +103,7 @@ def train(
             raise result
     except (Interrupted, Diverged):
         # A process that ends with an error ends the others: wait for the last checkpoint.
-        distributed.barrier('training stopped')
+        distributed.end_with_all()
         raise
     if distributed.process_count() > 1:
         written = result.summary, result.metrics

@@ -256,18 +256,18 @@ def test_another_process_dies(pair, tmp_path):
 
 # The same, with a function of the loop that waits until the other process has nothing left to do.
 SLOW = f"""{LIMITS}
-import sys, time
+import importlib, sys, time
 from jaxfed import main
 from jaxfed.engine.distributed import key_value_store
-from jaxfed.runs import simulate
-name = sys.argv.pop(1)
-quick = getattr(simulate, name)
+module, name = sys.argv.pop(1).split(':')
+module = importlib.import_module(module)
+quick = getattr(module, name)
 def slow(*arguments):
     store = key_value_store()
     while not any('training stopped' in text for _, text in store.key_value_dir_get('jaxfed/')):
         time.sleep(0.05)
     return quick(*arguments)
-setattr(simulate, name, slow)
+setattr(module, name, slow)
 main.run()
 """
 
@@ -279,9 +279,8 @@ def slow_first(name, *flags):
 
 def test_all_stop_after_the_same_round(pair, tmp_path):
     # The others wait for its checkpoint.
-    with pair(
-        slow_first('jaxfed.recording.checkpoints:save', *LONG, '--checkpoint_every=0')
-    ) as processes:
+    slow = slow_first('jaxfed.recording.checkpoints:save', *LONG, '--checkpoint_every=0')
+    with pair(slow) as processes:
         wait_for_rounds(tmp_path / 'host0' / 'run' / 'metrics.jsonl', 3, processes)
         processes[1].send_signal(signal.SIGTERM)
         errors = [error for _, error in ends(processes)]
@@ -295,7 +294,7 @@ def test_all_stop_after_the_same_round(pair, tmp_path):
 
 
 def test_all_diverge_in_the_same_round(pair, tmp_path):
-    with pair(slow_first('diverged', *LONG, '--learning_rate=1e20')) as processes:
+    with pair(slow_first('jaxfed.runs.simulate:_diverged', *LONG, '--learning_rate=1e20')) as processes:
         errors = [error for _, error in ends(processes)]
     assert [process.returncode for process in processes] == [1, 1], errors
     assert errors[0] == errors[1]
