@@ -294,7 +294,8 @@ def test_all_stop_after_the_same_round(pair, tmp_path):
 
 
 def test_all_diverge_in_the_same_round(pair, tmp_path):
-    with pair(slow_first('jaxfed.runs.simulate:_diverged', *LONG, '--learning_rate=1e20')) as processes:
+    slow = slow_first('jaxfed.runs.simulate:_diverged', *LONG, '--learning_rate=1e20')
+    with pair(slow) as processes:
         errors = [error for _, error in ends(processes)]
     assert [process.returncode for process in processes] == [1, 1], errors
     assert errors[0] == errors[1]
