@@ -243,6 +243,7 @@ def test_every_field_of_the_records_is_explained(trained):
     assert trained.metrics[0].keys() | trained.summary.keys() <= told
 
 
+@pytest.mark.slow
 def test_the_pages_build_without_a_warning(tmp_path):
     for package in ('sphinx', 'furo', 'myst_parser'):
         pytest.importorskip(package)

@@ -19,7 +19,7 @@ from jaxfed.internal import signals
 from jaxfed.metrics.measures import MEASURES
 from jaxfed.recording import run_files
 from jaxfed.report.__main__ import main as report
-from jaxfed.runs import checks, config_flags, experiment, simulate
+from jaxfed.runs import checks, config_flags, deal, simulate
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -103,6 +103,7 @@ def test_run_leaves_its_records(command, tmp_path, capsys):
     assert max(map(len, shown.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_a_sweep_from_the_command_line(command, tmp_path, capsys):
     make_npz(tmp_path / 'tiny.npz')
     given = (
@@ -184,6 +185,7 @@ def test_average_local_accuracy_of_one_client_is_the_servers(cheap_runs, command
         assert json.loads(line)['local_accuracy'] == json.loads(line)['test_accuracy']
 
 
+@pytest.mark.slow
 def test_compiled_programs_are_kept(tmp_path):
     def start(*flags, **environment):
         command = [sys.executable, '-m', 'jaxfed.main', '--method=fedavg', '--model=mlp']
@@ -264,7 +266,6 @@ def test_auxiliary_data_is_taken_from_nobody(tmp_path):
         (['--target_accuracy=80'], '--target_accuracy=80.0'),
         (['--augment=crop,spin'], 'spin'),
         (['--augment=cutout'], '--augment=cutout: cutout blanks a square of 16 x 16'),
-        (['--model=transformer'], 'transformer'),
         (['--dataset=npz'], '--npz=FILE'),
         (['--npz=x.npz'], '--npz=FILE'),
         (['--dataset=npz', '--npz=absent.npz'], 'absent.npz'),
@@ -414,6 +415,7 @@ def test_list_shows_every_measure(command, capsys):
     assert max(map(len, shown.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_exit_status_of_the_real_process(tmp_path):
     environment = {**os.environ, 'JAX_PLATFORMS': 'cpu'}
     call = [sys.executable, '-m', 'jaxfed.main']
@@ -464,14 +466,14 @@ def test_a_signal_before_the_first_round_ends_with_a_line(
         return capsys.readouterr().err
 
     # While data is loaded, and while programs are compiled: as if nothing had been.
-    for module, place in (experiment, 'load_dataset'), (simulate, 'prepare'):
+    for module, place in (deal, 'load_dataset'), (simulate, 'prepare'):
         assert ended(module, place) == f'error: {word}; no round was trained.\n'
         assert not (tmp_path / 'out').exists()
     # A run that goes on keeps what it has, and the same command ends it.
     with monkeypatch.context() as patch:
-        patch.setattr(simulate, 'finish', lambda *_, **__: (_ for _ in ()).throw(OSError('full')))
+        patch.setattr(simulate, '_finish', lambda *_, **__: (_ for _ in ()).throw(OSError('full')))
         assert command(*given) == 1
-    for module, place in (experiment, 'load_dataset'), (simulate, 'prepare'):
+    for module, place in (deal, 'load_dataset'), (simulate, 'prepare'):
         capsys.readouterr()
         assert ended(module, place) == f'error: {word}; the rounds done are in out.\n'
     assert len((tmp_path / 'out' / 'metrics.jsonl').read_text().splitlines()) == 3

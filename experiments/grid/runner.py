@@ -65,7 +65,7 @@ def flag_file(column: str) -> Path:
     Raises:
       ValueError: if there is none.
     """
-    path = Path(__file__).parent / f'{column}.flags'
+    path = Path(__file__).parents[1] / f'{column}.flags'
     if not path.is_file():
         raise ValueError(f'there is no flag file {path} for column {column}.')
     return path

@@ -165,6 +165,7 @@ def play(name, cohort, lanes=2):
 UNRELIABLE = ['fedlmd', 'scaffold', 'fednova', 'feddyn', 'fedcurv', 'moon', 'fedgkd+fedavgm']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', UNRELIABLE)
 def test_lost_and_late_clients_equal_plain_loop_over_the_others(name):
     cohort = Cohort(np.array([0, 2, 3, 5], np.int32), np.array([2, 0, 1, 2], np.int32))
@@ -199,6 +200,7 @@ def run(workdir, **changes):
     return jaxfed.simulate(jaxfed.Config(**{**wanted, **changes}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('stream', ['off', 'on'])
 def test_recorded_rounds_without_any_client(cheap_runs, tmp_path, stream):
     result = run(tmp_path / 'run', dropout=0.8, stragglers=0.5, stream=stream)

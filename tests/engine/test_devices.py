@@ -98,6 +98,7 @@ def test_local_accuracies_are_those_of_each_model(lanes):
                 np.testing.assert_allclose(all_[device, i], one, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_lanes_are_as_many_as_memory_allows(cheap_runs, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     settings = {
@@ -123,6 +124,7 @@ def test_lanes_are_as_many_as_memory_allows(cheap_runs, monkeypatch, tmp_path):
         jaxfed.simulate(jaxfed.Config(**settings, lanes=fewer['lanes']))
 
 
+@pytest.mark.slow
 def test_exhausted_memory_is_told_in_words(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 

@@ -33,6 +33,8 @@ from jaxfed.internal import signals
 from jaxfed.runs import config_flags, simulate
 from jaxfed.runs.experiment import set_up
 
+pytestmark = pytest.mark.slow
+
 SMALL = {
     'dataset': 'digits', 'model': 'mlp', 'num_clients': 9, 'clients_per_round': 5,
     'local_epochs': 1, 'alpha': 1.0, 'rounds': 4, 'checkpoint_every': 2,

@@ -106,6 +106,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'stack, devices, lanes', [(UNROLLED, 8, 1), (STACKED, 2, 2)], ids=['unrolled', 'stacked']
 )

@@ -23,6 +23,8 @@ from experiments.benchmarks.cost_cases import Case
 from jaxfed.engine.devices import make_mesh
 from jaxfed.models import make_model
 
+pytestmark = pytest.mark.slow
+
 
 def test_programs_take_turns():
     calls = []

@@ -7,8 +7,12 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from experiments.stress import faults
 from jaxfed.recording.run_files import METRICS, MODEL, SUMMARY
+
+pytestmark = pytest.mark.slow
 
 JOB = (
     '--method=scaffold+fedavgm',

@@ -184,7 +184,7 @@ def test_phases_follow_the_rounds():
 
 
 def test_methods_that_compute_nothing_more_compute_nothing_more():
-    from jaxfed.main import cost_of
+    from jaxfed.runs.listings import cost_of
 
     (panel, _) = figures.make('fedlmd/5').panels
     methods = {

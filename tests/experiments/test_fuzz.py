@@ -17,6 +17,8 @@ from jaxfed.data import load_npz
 from jaxfed.runs import checks
 from tests import conftest, fuzzing
 
+pytestmark = pytest.mark.slow
+
 
 # Checkpoints are closed while they are read in the background.
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')

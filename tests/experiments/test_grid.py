@@ -139,7 +139,7 @@ def test_a_cell_that_cannot_be_run_ends_no_other(cheap_runs, programs, tmp_path,
 
     monkeypatch.setattr(runner, 'set_up', set_up)
     failed = runner.run_cells(cells, quiet=True)
-    assert list(failed) == [cells[2].name] and 'tells of other data' in failed[cells[2].name]
+    assert list(failed) == [cells[2].name] and 'describes other data' in failed[cells[2].name]
     assert programs == [3]
 
     def refuse(experiments, *arguments, **keywords):
@@ -147,7 +147,7 @@ def test_a_cell_that_cannot_be_run_ends_no_other(cheap_runs, programs, tmp_path,
             return [feed.TooLarge('too large'), *([()] * (len(experiments) - 1))]
         raise OSError('disk full')
 
-    monkeypatch.setattr(runner, 'train_group', refuse)
+    monkeypatch.setattr(runner.runner, 'train_group', refuse)
     others = cells_of(tmp_path, ('FedAvg',), 1, '--rounds=1')
     others += cells_of(tmp_path / 'other', ('FedProx', 'more'), 1, '--rounds=1')
     told = runner.run_cells([others[0]], quiet=True) | runner.run_cells(others[1:], quiet=True)

@@ -241,7 +241,7 @@ def test_a_run_that_was_evaluated_on_test_data_is_refused(tmp_path, monkeypatch)
         (['--grid=beta:1'], '--method is missing'),
         (['--method=fedlmb', '--grid=beta:1'], "unknown method 'fedlmb'"),
         (['--method=kd'], 'no --grid given'),
-        (['--method=kd', '--grid=bta:1'], "'bta' is none of aggregation"),
+        (['--method=kd', '--grid=bta:1'], "'bta' is none of switch_round"),
         (['--method=kd', '--grid=alpha:1'], "'alpha' is none of"),
         (['--method=kd', '--grid=seed:1'], "'seed' is none of"),
         (['--method=kd', '--grid=:1'], "'nothing' is none of"),

@@ -477,7 +477,7 @@ def test_an_unfinished_run_goes_on_with_its_own_measures(asked, tmp_path, monkey
         began.extend(experiment.config for experiment in experiments)
         return [()]
 
-    monkeypatch.setattr(runner, 'train_group', train)
+    monkeypatch.setattr(runner.runner, 'train_group', train)
     assert runner.run_cells([cell(asked, False)], quiet=True) == {}
     if asked == 'predictions':  # which it has
         assert runner.run_cells([cell(asked, True)], quiet=True) == {}
@@ -519,7 +519,7 @@ def test_runs_that_cannot_be_done_are_told(command, folder, monkeypatch, capsys)
     def full(*_, **__):
         raise OSError('no space left')
 
-    monkeypatch.setattr(runner, 'train_group', full)
+    monkeypatch.setattr(runner.runner, 'train_group', full)
     assert command('fedlmd/1', '--methods=FedAvg,FedNTD', output='other') == 1
     shown = capsys.readouterr()
     assert shown.err.count('no space left') == 2

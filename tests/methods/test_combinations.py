@@ -68,6 +68,7 @@ def test_effective_steps_are_the_weights_of_the_gradients(momentum):
         assert float(effective_steps(steps, momentum)) == pytest.approx(moved, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_switch_is_the_first_method_and_then_the_second():
     first, second = methods.METHODS['fedavg'](), test_round.drifting()
     both = switch(first, second, rounds=2)
@@ -218,6 +219,7 @@ def test_a_run_that_diverges_can_be_recorded(cheap_runs, tmp_path):
     assert result.summary['rounds'] == last['round']
 
 
+@pytest.mark.slow
 def test_the_method_of_the_readme_runs(tmp_path):
     readme = (Path(__file__).parents[2] / 'README.md').read_text()
     code = re.search(r'```python\n(# mine\.py.*?)```', readme, re.DOTALL)

@@ -410,6 +410,7 @@ def run(tmp_path_factory):
     return go
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'waves, statistics', [(False, False), (True, False), (True, True)], ids=str
 )
@@ -459,6 +460,7 @@ def test_measures_are_those_of_plain_numpy(run, waves, statistics):
     }
 
 
+@pytest.mark.slow
 def test_measuring_changes_nothing_else(run):
     _, plain, _ = run(False, False, False)
     _, measured, _ = run(False, False, True)
@@ -481,6 +483,7 @@ def test_waves_give_the_same_measures(run):
                 np.testing.assert_allclose(a[name], b[name], rtol=1e-3, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_diverged_run_has_no_values(cheap_runs, tmp_path):
     x = np.random.default_rng(0).integers(0, 256, (60, 3, 3, 1)).astype(np.uint8)
     y = np.arange(60) % 3

@@ -134,6 +134,7 @@ def test_bottlenecks_and_the_stem_for_large_images():
     chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', DEEP)
 def test_padded_examples_change_nothing(name):
     model = make(name)
@@ -251,6 +252,7 @@ def test_recomputing_changes_neither_values_nor_gradients(platform):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', DEEP)
 def test_remat_changes_memory_only(name):
     params, stats = draw(make(name), scale=0.3)

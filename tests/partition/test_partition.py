@@ -499,7 +499,7 @@ def test_settings_of_another_partition_are_refused(name, given, message):
         ({'partition': 'quantity', 'size_alpha': 0.0}, r'--size_alpha=0\.0 must be above 0'),
         ({'partition': 'sharding', 'shards_per_client': 0}, '--shards_per_client=0 must be at'),
         ({'partition': 'natural', 'min_user_size': 0}, '--min_user_size=0 must be at least 1'),
-        ({'num_users': -1}, '--num_users=-1'),
+        ({'partition': 'natural', 'num_users': -1}, '--num_users=-1'),
         ({'label_noise': -0.1}, r'--label_noise=-0\.1 must be from 0 to 1'),
         ({'label_noise_form': 'pair'}, '--label_noise_form=pair must be one of equal, uniform'),
         ({'personal_test': 1.0}, r'--personal_test=1\.0'),

@@ -28,6 +28,7 @@ def test_parse_reads_flags_and_does_not_change_those_of_the_program(tmp_path):
         (['fedlmd'], 'unexpected arguments fedlmd'),
         (['--flagfile=/not/there.flags'], '/not/there.flags'),
         (['--partition=iid', '--alpha=1'], '--alpha=1.0 belongs to'),
+        (['--model=transformer'], '--model=transformer'),
     ],
 )
 def test_parse_refuses(arguments, message):

@@ -78,6 +78,7 @@ EQUAL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('method', EQUAL)
 def test_each_experiment_is_what_it_would_be_alone(method, cheap_runs, programs, tmp_path):
     text, changes = EQUAL[method]
@@ -166,6 +167,7 @@ class Stopped(BaseException):
     pass
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_goes_on(cheap_runs, programs, tmp_path, monkeypatch):
     config = small(method='scaffold', rounds=5, checkpoint_every=2)
     run(config, 'learning_rate=0.02,0.1', 2, tmp_path / 'whole')
@@ -195,7 +197,7 @@ def test_an_interrupted_sweep_goes_on(cheap_runs, programs, tmp_path, monkeypatc
 def test_what_was_begun_alone_goes_on_alone(cheap_runs, programs, tmp_path, monkeypatch):
     config = small(rounds=4, checkpoint_every=1)
     members = sweep.expand(config, sweep.parse_grid('learning_rate=0.02,0.1', config), 1, tmp_path)
-    inner = simulate.play
+    inner = rounds.train_and_evaluate
 
     def run_round(prepared, experiments, planned, *rest):
         if planned.number == 3:
@@ -513,6 +515,7 @@ def test_halving_where_a_program_was_split_in_two(cheap_runs, programs, tmp_path
     assert trained == {1e-6: [1, 1], 0.1: [3, 3], 1e-5: [1, 1]}
 
 
+@pytest.mark.slow
 def test_what_was_begun_together_is_not_begun_anew_in_part(
     cheap_runs, programs, tmp_path, monkeypatch
 ):
