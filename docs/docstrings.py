@@ -87,7 +87,8 @@ def field_lines(cls: Any) -> list[str]:
     if not has_fields(cls):
         return []
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-    helps = {field.name: field.metadata.get('help') for field in fields}
+    settings = {field.name: field.metadata.get('setting') for field in fields}
+    helps = {name: setting.help for name, setting in settings.items() if setting}
     source = textwrap.dedent(inspect.getsource(cls)).split('\n')
     shown = ['', 'Fields:']
     for node in ast.parse('\n'.join(source)).body[0].body:  # type: ignore[attr-defined]

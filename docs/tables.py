@@ -1,6 +1,5 @@
 """A directive for tables that are made of jaxfed's registries: ```{jaxfed-table} methods```."""
 
-import dataclasses
 import inspect
 import re
 import typing
@@ -10,7 +9,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from jaxfed import methods
-from jaxfed.config import Config
+from jaxfed.config import DEFAULTS, SETTINGS, Config
 from jaxfed.metrics.measures import MEASURES
 from jaxfed.models import MODELS, options
 from jaxfed.partition import PARTITIONS, partition_settings
@@ -64,12 +63,10 @@ def flag_rows() -> list[Row]:
     """Every setting of an experiment, its type, default and meaning."""
     rows: list[Row] = [('flag', 'values', 'default', 'meaning')]
     types = typing.get_type_hints(Config)
-    for field in dataclasses.fields(Config):
-        help_ = field.metadata.get('help')
-        if help_:
-            default = '' if field.default is None else f'`{field.default}`'
-            help_ = re.sub(r'--\w+(=\w+)?', r'`\g<0>`', help_)
-            rows.append((f'`--{field.name}`', _values(types[field.name]), default, help_))
+    for name, setting in SETTINGS.items():
+        default = '' if DEFAULTS[name] is None else f'`{DEFAULTS[name]}`'
+        help_ = re.sub(r'--\w+(=\w+)?', r'`\g<0>`', setting.help)
+        rows.append((f'`--{name}`', _values(types[name]), default, help_))
     return rows
 
 

@@ -401,8 +401,8 @@ def write_model(folder: Path):
     files.write_json(folder / run_files.SUMMARY, {'final_accuracy': 0.5})
     network = make_network(made, (4, 4, 1), 3)
     arrays = model_file.named(jax.device_get(network.init(jax.random.key(0))), ())
-    options = {name: getattr(made, name) for name in model_file.OPTIONS}
-    described = model_file.Described(
+    options = {name: getattr(made, name) for name in model_file.NETWORK_SETTINGS}
+    described = model_file.ModelMetadata(
         None, 'fedavg', [{'name': 'fedavg', 'hyperparameters': {}, 'phase': 0}], None, False,
         options, [4, 4, 1], 3, [100.0], [50.0],
     )._asdict()  # fmt: skip

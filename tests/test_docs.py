@@ -264,6 +264,7 @@ def test_the_pages_build_without_a_warning(tmp_path):
     text = re.sub(r'<[^>]+>', '', (pages / 'reference' / 'jaxfed.html').read_text())
     assert '[B, H, W, channels] float32, normalised and augmented' in text  # a field's comment
     assert 'rounds between evaluations on the test data' in text  # a flag's help
+    text = re.sub(r'<[^>]+>', '', (pages / 'reference' / 'jaxfed.engine.html').read_text())
     assert re.search(r'clients_per_round . S\.', text)  # a letter and a full stop are no list
     html = ''.join(page.read_text() for page in (pages / 'reference').glob('*.html'))
     shown = set(re.findall(r' id="(?:module-)?(jaxfed[\w.]*)"', html))

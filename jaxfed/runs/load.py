@@ -22,7 +22,7 @@ from jaxfed.methods.method import Method
 from jaxfed.models import with_precision
 from jaxfed.recording import run_files
 from jaxfed.runs.experiment import make_network
-from jaxfed.runs.model_file import ModelMetadata, named, read_model
+from jaxfed.runs.model_file import NETWORK_SETTINGS, ModelMetadata, named, read_model
 from jaxfed.types import Array, Model, Outputs, PyTree
 
 
@@ -104,7 +104,8 @@ def _rebuild(
     height, width, channels = metadata.input_shape
     if not len(metadata.mean) == len(metadata.std) == channels:
         raise ValueError(f'mean and std are not of {channels} channels')
-    described = dataclasses.replace(config, **metadata.network)
+    settings = {name: metadata.network[name] for name in NETWORK_SETTINGS}
+    described = dataclasses.replace(config, **settings)
     network = used.adapt(make_network(described, (height, width, channels), metadata.num_classes))
     like = jax.eval_shape(network.init, jax.random.key(0)), network.stats
     _check_arrays(arrays, named(*like))

@@ -23,6 +23,7 @@ from jaxfed.types import PyTree
 
 ENTRY = 'jaxfed'  # of the file's metadata
 STATS = 'batch_stats.'  # prefix of the names of batch statistics
+NETWORK_SETTINGS = tuple(name for name, setting in SETTINGS.items() if setting.describes_network)
 
 
 class ModelMetadata(NamedTuple):
@@ -46,14 +47,13 @@ def save_model(workdir: Path, experiment: Experiment, params: PyTree, stats: PyT
     shape = dataset.x_train.shape[1:]
     network = make_network(config, shape, dataset.num_classes)
     mean, std = channel_statistics(dataset.x_train)
-    settings = [name for name, setting in SETTINGS.items() if setting.describes_network]
     metadata = ModelMetadata(
         jaxfed=files.versions(('jaxfed',)).get('jaxfed'),
         method=config.method,
         method_parts=[part._asdict() for part in experiment.parts],
         switch_round=config.switch_round,
         adapted=experiment.method.adapt(network) is not network,
-        network={name: getattr(config, name) for name in settings},
+        network={name: getattr(config, name) for name in NETWORK_SETTINGS},
         input_shape=list(shape),
         num_classes=dataset.num_classes,
         mean=mean.tolist(),

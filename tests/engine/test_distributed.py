@@ -339,7 +339,10 @@ def test_processes_of_one_host_share_its_memory(monkeypatch):
 @pytest.mark.parametrize(
     'second, message',
     [
-        (('--seed=1', '--alpha=0.5'), '--alpha=0.1 in process 0, 0.5 in process 1, --seed=0 in'),
+        (
+            ('--seed=1', '--alpha=0.5'),
+            '--seed=0 in process 0, 1 in process 1, --alpha=0.1 in process 0, 0.5',
+        ),
         (('--dry_run',), '--dry_run=False in process 0, True in process 1'),
         (('--num_processes=3',), '--num_processes=2 in process 0, but 3 in process 1'),
         (('--dataset=npz', '--npz=b.npz'), "--dataset='digits' in process 0, 'npz' in process 1"),
