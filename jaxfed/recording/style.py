@@ -14,7 +14,6 @@ from jaxfed.internal.files import atomic_path
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000')
 DASHES = ('-', '--', ':', '-.')
 SEQUENTIAL = 'cividis'  # perceptually uniform, the same with colour blindness
-DIVERGING = 'RdBu_r'
 
 _SETTINGS: Any = {
     'font.size': 10,
