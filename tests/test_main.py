@@ -130,6 +130,7 @@ def test_a_sweep_from_the_command_line(command, tmp_path, capsys):
         assert told in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_same_seed_same_metrics_other_method_same_partition(tmp_path):
     import jaxfed
 

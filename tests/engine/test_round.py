@@ -273,6 +273,7 @@ def test_settings_equal_plain_loop(changes):
     chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['cnn', 'lenet', 'mlp'])
 def test_networks_equal_plain_loop(name):
     method, data = make('fedlmd'), training_data((16, 16, 1))

@@ -33,6 +33,7 @@ def cells_of(output, names, seeds, *flags):
     ]
 
 
+@pytest.mark.slow
 def test_a_table_by_sharing_is_that_of_one_after_another(cheap_runs, programs, tmp_path, capsys):
     def rows(output, *flags):
         given = ('--columns=cifar10_lda0.05,cifar10_lda0.5', '--methods=FedAvg,FedNTD', '--seeds=1')
@@ -63,6 +64,7 @@ def test_a_table_by_sharing_is_that_of_one_after_another(cheap_runs, programs, t
     assert not list((tmp_path / 'shared').rglob('.together'))
 
 
+@pytest.mark.slow
 def test_cells_that_were_interrupted_together_go_on_together(
     cheap_runs, programs, tmp_path, monkeypatch
 ):

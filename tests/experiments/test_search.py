@@ -47,6 +47,7 @@ def stamps(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob('*') if path.is_file()}
 
 
+@pytest.mark.slow
 def test_search_chooses_by_held_out_training_data_alone(command, tmp_path, capsys):
     rng = np.random.default_rng(1)
     plain_npz(tmp_path / 'tiny.npz')

@@ -354,6 +354,7 @@ def stamps(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob('*') if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'paper, rounds, several',
     [

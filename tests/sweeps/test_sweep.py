@@ -194,6 +194,7 @@ def test_an_interrupted_sweep_goes_on(cheap_runs, programs, tmp_path, monkeypatc
     assert not (tmp_path / 'cut' / training.SHARED).exists()
 
 
+@pytest.mark.slow
 def test_what_was_begun_alone_goes_on_alone(cheap_runs, programs, tmp_path, monkeypatch):
     config = small(rounds=4, checkpoint_every=1)
     members = sweep.expand(config, sweep.parse_grid('learning_rate=0.02,0.1', config), 1, tmp_path)
