@@ -211,7 +211,7 @@ def make_search(
             raise ValueError(f'{flag}: --{given} {where}; leave it out after --.')
     file = str(runner.flag_file(column)) if column else flagfile
     base = [f'--flagfile={file}'] if file else []
-    config_flags.parse(base)  # told once instead of for each combination
+    config_flags.parse(base)  # reported once instead of for each combination
     place = column or (Path(flagfile).stem if flagfile else 'flags')
     row = GridRow(method, (f'--method={method}',))
     cells: dict[tuple[str, ...], tuple[Cell, ...]] = {}

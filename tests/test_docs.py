@@ -69,7 +69,7 @@ def test_the_walk_finds_what_is_public():
     assert len(PUBLIC) > 250
 
 
-# Rooms whose public functions are the package's public API, besides what `jaxfed` exports.
+# Rooms whose public functions are public API, in addition to the exports of `jaxfed`.
 PUBLIC_ROOMS = ('jaxfed.losses', 'jaxfed.metrics', 'jaxfed.partition')
 EXPORTED = {getattr(jaxfed, name) for name in jaxfed.__all__ if callable(getattr(jaxfed, name))}
 EXPORTED |= {*METHODS.values()}
