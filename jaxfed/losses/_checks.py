@@ -1,52 +1,47 @@
-"""Checks of the losses' arguments; all are static, so they cost nothing under jit."""
+"""Checks of the losses' arguments; under jit they run only while tracing."""
 
 import sys
 from numbers import Real
+from typing import Any
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxfed.types import Array
 
+# argument -> the part of the logits' shape [..., B, C] that it must have
+_SHAPES = {
+    **dict.fromkeys(('teacher_logits', 'channel_weights'), slice(None)),
+    **dict.fromkeys(('labels', 'where'), slice(-1)),
+    **dict.fromkeys(('class_weights', 'majority'), slice(-1, None)),
+}
+_TYPES: dict[str, tuple[Any, str]] = {
+    'labels': (jnp.integer, 'integers'),
+    'where': (jnp.bool_, 'boolean'),
+    'majority': (jnp.bool_, 'boolean'),
+}
 
-def check_shapes(
-    logits: ArrayLike,
-    *,
-    same: dict[str, ArrayLike] | None = None,
-    labels: ArrayLike | None = None,
-    classes: dict[str, ArrayLike] | None = None,
-    where: ArrayLike | None = None,
-) -> None:
-    """Checks that `same` [B, C], labels [B], `classes` [C] and where [B] match logits [B, C]."""
+
+def check_arrays(logits: ArrayLike, **arguments: ArrayLike | None) -> None:
+    """Checks that arguments have the types that their names need, and match logits [B, C]."""
     shape = jnp.shape(logits)
     if not shape:
         raise ValueError('logits is a scalar; it must be an array [B, C].')
-    expected = {name: (array, shape) for name, array in (same or {}).items()}
-    expected |= {name: (array, shape[-1:]) for name, array in (classes or {}).items()}
-    if labels is not None:
-        expected['labels'] = labels, shape[:-1]
-        if not jnp.issubdtype(jnp.result_type(labels), jnp.integer):
-            raise ValueError(f'labels is {jnp.result_type(labels)}; it must be integers.')
-    if where is not None:
-        expected['where'] = where, shape[:-1]
-        check_bool(where=where)
-    for name, (array, expected_shape) in expected.items():
-        if jnp.shape(array) != expected_shape:
+    for name, array in arguments.items():
+        if array is None:
+            continue
+        kind, words = _TYPES.get(name, (jnp.generic, ''))
+        if not jnp.issubdtype(jnp.result_type(array), kind):
+            raise ValueError(f'{name} is {jnp.result_type(array)}; it must be {words}.')
+        if jnp.shape(array) != shape[_SHAPES[name]]:
             raise ValueError(
-                f'{name} has shape {jnp.shape(array)}; it must be {expected_shape} for logits of '
-                f'shape {shape}.'
+                f'{name} has shape {jnp.shape(array)}; it must be {shape[_SHAPES[name]]} for '
+                f'logits of shape {shape}.'
             )
 
 
-def check_bool(**arguments: ArrayLike) -> None:
-    """Checks that the named arguments are boolean."""
-    for name, array in arguments.items():
-        if not jnp.issubdtype(jnp.result_type(array), jnp.bool_):
-            raise ValueError(f'{name} is {jnp.result_type(array)}; it must be boolean.')
-
-
 def check_number(name: str, value: float | Array, low: float, high: float, range_: str) -> None:
-    """Checks that low <= value <= high; arrays, which may be traced, are not checked."""
+    """Checks that low <= value <= high; skips arrays, which may be traced."""
     if isinstance(value, Real) and not low <= value <= high:
         raise ValueError(f'{name}={value} must be {range_}.')
 

@@ -5,31 +5,31 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from jaxfed.losses._checks import check_shapes, check_temperature
+from jaxfed.losses._checks import check_arrays, check_temperature
 from jaxfed.types import Array
 
 
 def as_float(x: ArrayLike) -> Array:
-    """Converts half precisions and integers to float32, not float32 and float64."""
+    """Converts half precisions and integers to float32; keeps float32 and float64."""
     x = jnp.asarray(x)
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def one_hot(labels: ArrayLike, logits: Array, where: ArrayLike | None) -> Array:
-    """One-hot labels [B, C] of the logits' type, with zeros where `where` [B] is False."""
+    """Returns one-hot labels [B, C] of the logits' type; rows with `where` [B] False are 0."""
     rows = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
     return rows if where is None else jnp.where(jnp.asarray(where)[..., None], rows, 0.0)
 
 
 def not_true(labels: ArrayLike, logits: ArrayLike) -> Array:
-    """The mask [B, C] of all classes but the true one."""
+    """Returns the mask [B, C] of all classes but the true one."""
     return ~jax.nn.one_hot(labels, jnp.shape(logits)[-1], dtype=bool)
 
 
 def masked_log_softmax(logits: Array, where: Array) -> Array:
-    """The log-softmax [B, C] over the classes in `where` [B, C]; 0 with gradient 0 elsewhere."""
-    # An empty row is computed with all of its classes and then dropped: finite on the way, so that
-    # its gradient is an exact 0 and no search for NaNs stops at it.
+    """Returns the log-softmax [B, C] over the classes in `where` [B, C]; 0 elsewhere."""
+    # An empty row uses all classes and is then dropped, so its values stay finite, its gradient is
+    # exactly 0, and jax_debug_nans reports nothing.
     empty = ~jnp.any(where, axis=-1, keepdims=True)
     return jnp.where(where, jax.nn.log_softmax(logits, where=where | empty), 0.0)
 
@@ -41,11 +41,11 @@ def masked_kl(
     teacher_classes: Array,
     temperature: float | Array,
 ) -> Array:
-    """tau^2 KL(pg || p) [B], each softmax over its classes; the teacher gets no gradient.
+    """Returns tau^2 KL(pg || p) [B], each softmax over its classes; the teacher gets no gradient.
 
-    The classes of pg [B, C] are a subset of those of p; in a row without any the loss is 0.
+    The classes of pg [B, C] are a subset of those of p; the loss of a row without classes is 0.
     """
-    check_shapes(logits, same={'teacher_logits': teacher_logits})
+    check_arrays(logits, teacher_logits=teacher_logits)
     check_temperature(temperature)
     teacher_logits = jax.lax.stop_gradient(as_float(teacher_logits))
     teacher = masked_log_softmax(teacher_logits / temperature, teacher_classes)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxfed.losses._checks import check_shapes, check_temperature
+from jaxfed.losses._checks import check_arrays, check_temperature
 from jaxfed.losses._softmax import as_float, one_hot
 from jaxfed.losses.kl import soft_cross_entropy
 from jaxfed.types import Array
@@ -20,7 +20,7 @@ def class_weighted_distillation(
     *,
     temperature: float | Array,
 ) -> Array:
-    """The distillation part of FedCAD's loss, weighted by the class of the example.
+    """FedCAD's distillation loss, weighted by the class of the example.
 
     a_y L_d, L_d = -sum_c pg_c log p_c, pg = softmax(zg / tau), p = softmax(z / tau)
 
@@ -44,7 +44,7 @@ def class_weighted_distillation(
       He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning,
       FL-AAAI workshop 2022, eq. 5, its second term.
     """
-    check_shapes(logits, labels=labels, classes={'class_weights': class_weights})
+    check_arrays(logits, labels=labels, class_weights=class_weights)
     distillation = soft_cross_entropy(logits, teacher_logits, temperature=temperature)
     return as_float(class_weights)[jnp.asarray(labels)] * distillation
 
@@ -66,13 +66,13 @@ def class_credibility(
     Args:
       teacher_logits: zg [B, C].
       labels: y [B], integers in 0..C-1.
-      beta: weight of a class that the teacher never recognises.
-      gamma: weight of a class that it always does; 0 <= beta <= gamma <= 1.
+      beta: weight of a class that the teacher never predicts correctly.
+      gamma: weight of a class that it always predicts correctly; 0 <= beta <= gamma <= 1.
       temperature: tau, > 0.
       where: bool [B], False for the padding of a short batch; None for no padding.
 
     Returns:
-      a [C], in beta..gamma; a class without an example gets the middle, as if phi were 0.
+      a [C], in beta..gamma; a class without examples gets (gamma + beta) / 2, as if phi were 0.
 
     Raises:
       ValueError: if a number is out of range, shapes do not match or the labels are not
@@ -95,7 +95,7 @@ def class_credibility_sums(
     temperature: float | Array,
     where: ArrayLike | None = None,
 ) -> tuple[Array, Array]:
-    """The sums of one batch for `class_credibility`; those of several batches add up.
+    """Sums over one batch for `class_credibility`; the sums of several batches can be added.
 
     sum_{x: y = c} phi(x), phi = 2 softmax(zg / tau)_y - 1
 
@@ -116,7 +116,7 @@ def class_credibility_sums(
       He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning,
       FL-AAAI workshop 2022, eq. 6.
     """
-    check_shapes(teacher_logits, labels=labels, where=where)
+    check_arrays(teacher_logits, labels=labels, where=where)
     check_temperature(temperature)
     logits = jax.lax.stop_gradient(as_float(teacher_logits))
     examples = one_hot(labels, logits, where)
@@ -138,7 +138,7 @@ def class_credibility_from_sums(
       gamma: upper bound; 0 <= beta <= gamma <= 1.
 
     Returns:
-      a [C]; a class without an example gets (gamma + beta) / 2, as if phi were 0.
+      a [C]; a class without examples gets (gamma + beta) / 2, as if phi were 0.
 
     Raises:
       ValueError: if `beta` and `gamma` are numbers out of range or the shapes differ.

@@ -17,7 +17,7 @@ def model_contrastive(
     *,
     temperature: float | Array,
 ) -> Array:
-    """Contrast of the representation with the global and the previous local model's.
+    """MOON's contrast of a representation with those of the global and the previous local model.
 
     -log(exp(cos(f, f_g) / tau) / (exp(cos(f, f_g) / tau) + exp(cos(f, f_p) / tau)))
 
@@ -25,7 +25,7 @@ def model_contrastive(
       features: f [B, F], of the local model.
       global_features: f_g [B, F], constant: they get no gradient.
       previous_features: f_p [B, F], of the client's previous model, constant as well.
-      temperature: tau > 0.
+      temperature: tau, > 0.
 
     Returns:
       [B].
@@ -33,9 +33,9 @@ def model_contrastive(
     Reference:
       Li et al., Model-Contrastive Federated Learning, CVPR 2021, eq. 2.
     """
-    towards = _cosine(features, jax.lax.stop_gradient(global_features))
-    away = _cosine(features, jax.lax.stop_gradient(previous_features))
-    return jax.nn.softplus((away - towards) / temperature)
+    positive = _cosine(features, jax.lax.stop_gradient(global_features))
+    negative = _cosine(features, jax.lax.stop_gradient(previous_features))
+    return jax.nn.softplus((negative - positive) / temperature)
 
 
 def _cosine(a: ArrayLike, b: ArrayLike) -> Array:

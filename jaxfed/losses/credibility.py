@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxfed.losses._checks import check_number, check_shapes
+from jaxfed.losses._checks import check_arrays, check_number
 from jaxfed.losses._softmax import as_float, one_hot
 from jaxfed.types import Array
 
@@ -19,7 +19,7 @@ def credibility_matrix(
     A[j, k] = share of the examples of class j whose largest logit is k
 
     Args:
-      logits: [B, C]; of equal largest logits the first one counts.
+      logits: [B, C]; if several logits are the largest, the first one counts.
       labels: y [B], integers in 0..C-1.
       where: bool [B], False for the padding of a short batch; None for no padding.
 
@@ -33,7 +33,7 @@ def credibility_matrix(
       He et al., Learning Critically: Selective Self Distillation in Federated Learning on Non-IID
       Data, IEEE Transactions on Big Data 2022, eq. 2.
     """
-    check_shapes(logits, labels=labels, where=where)
+    check_arrays(logits, labels=labels, where=where)
     logits = as_float(logits)
     true = one_hot(labels, logits, where)
     predicted = one_hot(jnp.argmax(logits, axis=-1), logits, None)
@@ -71,7 +71,7 @@ def credibility_weights(
       He et al., Learning Critically: Selective Self Distillation in Federated Learning on Non-IID
       Data, IEEE Transactions on Big Data 2022, eq. 4.
     """
-    check_shapes(teacher_logits, labels=labels)
+    check_arrays(teacher_logits, labels=labels)
     check_number('max_weight', max_weight, 0, sys.float_info.max, 'finite and at least 0')
     logits = jax.lax.stop_gradient(as_float(teacher_logits))
     matrix = jax.lax.stop_gradient(as_float(credibility))
@@ -83,8 +83,8 @@ def credibility_weights(
         )
     mistaken = jnp.max(jnp.where(jnp.eye(classes, dtype=bool), 0.0, matrix), axis=0)
     class_weight = jnp.diagonal(matrix) * (1 - mistaken)
-    # 1 - pg_y is summed over the other classes: near pg_y = 1 the root would magnify the rounding
-    # of a difference.
+    # 1 - pg_y as a sum over the other classes: near pg_y = 1 the root would magnify the rounding
+    # error of a difference.
     true = jax.nn.one_hot(labels, classes, dtype=bool)
     doubt = jnp.sum(jax.nn.softmax(logits), axis=-1, where=~true)
     sample_weight = 1 - jnp.sqrt(doubt)

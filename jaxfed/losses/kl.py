@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from jaxfed.losses._checks import check_shapes, check_temperature
+from jaxfed.losses._checks import check_arrays, check_temperature
 from jaxfed.losses._softmax import as_float, masked_kl
 from jaxfed.types import Array
 
@@ -31,7 +31,7 @@ def kl_distillation(
     Reference:
       Hinton et al., Distilling the Knowledge in a Neural Network, 2015, section 2.
     """
-    check_shapes(logits)
+    check_arrays(logits)
     all_classes = jnp.ones(jnp.shape(logits), bool)
     return masked_kl(logits, teacher_logits, all_classes, all_classes, temperature)
 
@@ -58,7 +58,7 @@ def soft_cross_entropy(
       He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning,
       FL-AAAI workshop 2022, eq. 2.
     """
-    check_shapes(logits, same={'teacher_logits': teacher_logits})
+    check_arrays(logits, teacher_logits=teacher_logits)
     check_temperature(temperature)
     teacher = jax.nn.softmax(jax.lax.stop_gradient(as_float(teacher_logits)) / temperature)
     return optax.softmax_cross_entropy(as_float(logits) / temperature, teacher)

@@ -1,9 +1,9 @@
-"""FedLMD: distillation of the classes of which the client has few or no examples."""
+"""FedLMD: distillation of the classes with few or no examples at the client."""
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxfed.losses._checks import check_bool, check_shapes
+from jaxfed.losses._checks import check_arrays
 from jaxfed.losses._softmax import masked_kl, not_true
 from jaxfed.types import Array
 
@@ -23,7 +23,7 @@ def majority_labels(label_counts: ArrayLike) -> Array:
       ValueError: if the counts are not integers.
 
     Reference:
-      Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023, section 3, with
+      Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023, section 4.2, with
       the inequality of the released code.
     """
     counts = jnp.asarray(label_counts)
@@ -61,11 +61,10 @@ def label_masking_distillation(
         integers or `majority` is not boolean.
 
     Reference:
-      Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023, section 3; with
+      Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023, eq. 3-6, with
       the tau^2 of the released code.
     """
-    check_shapes(logits, labels=labels, classes={'majority': majority})
-    check_bool(majority=majority)
+    check_arrays(logits, labels=labels, majority=majority)
     classes = not_true(labels, logits)
     return masked_kl(logits, teacher_logits, classes, classes & ~jnp.asarray(majority), temperature)
 
@@ -92,8 +91,8 @@ def label_masking_teacher_free(
         integers or `majority` is not boolean.
 
     Reference:
-      Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023, section 3
-      (FedLMD-Tf).
+      Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023, eq. 7-8
+      (FedLMD-Tf), with the tau^2 of the released code and u' normalised without y.
     """
     uniform = jnp.zeros(jnp.shape(logits))  # equal logits
     return label_masking_distillation(logits, uniform, labels, majority, temperature=temperature)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxfed.losses._checks import check_shapes
+from jaxfed.losses._checks import check_arrays
 from jaxfed.losses._softmax import as_float
 from jaxfed.types import Array
 
@@ -33,9 +33,7 @@ def masked_mse_distillation(
       He et al., Learning Critically: Selective Self Distillation in Federated Learning on Non-IID
       Data, IEEE Transactions on Big Data 2022, eq. 3.
     """
-    check_shapes(
-        logits, same={'teacher_logits': teacher_logits, 'channel_weights': channel_weights}
-    )
+    check_arrays(logits, teacher_logits=teacher_logits, channel_weights=channel_weights)
     teacher_logits = jax.lax.stop_gradient(as_float(teacher_logits))
     weights = jax.lax.stop_gradient(as_float(channel_weights))
     return jnp.sum(jnp.square(weights * (teacher_logits - as_float(logits))), axis=-1)

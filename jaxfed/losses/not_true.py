@@ -2,7 +2,7 @@
 
 from jax.typing import ArrayLike
 
-from jaxfed.losses._checks import check_shapes
+from jaxfed.losses._checks import check_arrays
 from jaxfed.losses._softmax import masked_kl, not_true
 from jaxfed.types import Array
 
@@ -33,6 +33,6 @@ def not_true_distillation(
       Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated
       Learning, NeurIPS 2022, section 3.
     """
-    check_shapes(logits, labels=labels)
+    check_arrays(logits, labels=labels)
     classes = not_true(labels, logits)
     return masked_kl(logits, teacher_logits, classes, classes, temperature)

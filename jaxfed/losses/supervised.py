@@ -4,7 +4,7 @@ import jax
 import optax
 from jax.typing import ArrayLike
 
-from jaxfed.losses._checks import check_number, check_shapes
+from jaxfed.losses._checks import check_arrays, check_number
 from jaxfed.losses._softmax import as_float
 from jaxfed.types import Array
 
@@ -50,10 +50,10 @@ def smoothed_cross_entropy(
       Szegedy et al., Rethinking the Inception Architecture for Computer Vision, CVPR 2016,
       section 7.
     """
-    check_shapes(logits, labels=labels)
+    check_arrays(logits, labels=labels)
     check_number('smoothing', smoothing, 0, 1, 'in 0..1')
     logits = as_float(logits)
     targets = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
     # optax's form for integer labels subtracts two numbers as large as the logits, which loses
-    # digits, and its gradient is a scatter.
+    # precision, and its gradient is a scatter.
     return optax.softmax_cross_entropy(logits, optax.smooth_labels(targets, smoothing))

@@ -1,8 +1,7 @@
 """The federated methods, one file each, and their registry.
 
 `METHODS` maps a name to a factory with keyword-only hyper-parameters. `resolve` and `build` make a
-method from a specification such as 'fedlmd+fedprox'. To add a method, register its factory:
-`METHODS['mine'] = mine`.
+method from a specification such as 'fedlmd+fedprox'. `METHODS['mine'] = mine` adds a method.
 """
 
 import difflib
@@ -33,16 +32,7 @@ from jaxfed.methods.fedssd import fedssd
 from jaxfed.methods.fedyogi import fedyogi
 from jaxfed.methods.kd import kd
 from jaxfed.methods.label_smoothing import label_smoothing
-from jaxfed.methods.method import (
-    ClientView,
-    CohortView,
-    LocalView,
-    MergeView,
-    Method,
-    RoundInfo,
-    ServerView,
-    chain,
-)
+from jaxfed.methods.method import Method, chain
 from jaxfed.methods.moon import moon
 from jaxfed.methods.mse import mse
 from jaxfed.methods.scaffold import scaffold
@@ -50,14 +40,8 @@ from jaxfed.methods.switch import switch
 
 __all__ = [
     'METHODS',
-    'ClientView',
-    'CohortView',
-    'LocalView',
-    'MergeView',
     'Method',
     'Part',
-    'RoundInfo',
-    'ServerView',
     'build',
     'chain',
     'describe',
@@ -100,17 +84,17 @@ def resolve(specification: str, settings: Mapping[str, Any]) -> list[Part]:
     """Resolves a specification into its parts with their hyper-parameters.
 
     Args:
-      specification: names joined by '+', for instance 'fedlmd+fedprox'; two such methods joined
-        by ',' follow each other.
+      specification: names joined by '+', for instance 'fedlmd+fedprox'; ',' separates the method
+        of the first rounds from that of the later rounds.
       settings: hyper-parameters by name ('beta'), or by part and name ('fedlmd.beta') if several
-        parts have one of the same name.
+        parts have that name.
 
     Returns:
       The parts in order, with defaults filled in.
 
     Raises:
-      ValueError: if a method is unknown or named twice, or a hyper-parameter belongs to none of
-        the parts or to several, or is set under both of its names.
+      ValueError: if a method is unknown or named twice, or a hyper-parameter belongs to no part or
+        to several, or is set under both of its names.
     """
     phases = [[name.strip() for name in names.split('+')] for names in specification.split(',')]
     if len(phases) > 2:
@@ -126,7 +110,7 @@ def resolve(specification: str, settings: Mapping[str, Any]) -> list[Part]:
             )
         if any(phase.count(name) > 1 for phase in phases):
             raise ValueError(f'--method={specification}: {name} is named twice.')
-    # A part named in both phases has the same hyper-parameters in both.
+    # A part in both phases has the same hyper-parameters in both.
     values = {name: {key: p.default for key, p in hyperparameters(name).items()} for name in names}
     flags: dict[tuple[str, str], str] = {}
     for flag, value in settings.items():
@@ -167,7 +151,7 @@ def build(parts: list[Part], *, switch_round: int | None = None) -> Method:
 
     Args:
       parts: from `resolve`.
-      switch_round: the last round of the first of two methods that follow each other.
+      switch_round: the last round of the first of two phases.
 
     Returns:
       The method, a `chain` if there are several parts, a `switch` if there are two phases.

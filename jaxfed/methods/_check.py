@@ -1,4 +1,4 @@
-"""Checks of hyper-parameters, with one message for all of them."""
+"""Checks of hyper-parameters, with a common message."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import jax
 def check(holds: bool | jax.Array, name: str, value: Any, range_: str) -> None:
     """Raises a ValueError with the hyper-parameter's name, value and range unless `holds`.
 
-    Several conditions are joined with `&`, which traced numbers support.
+    Join conditions with `&`, which traced numbers support.
     """
     # Traced numbers were checked before.
     if not isinstance(holds, jax.core.Tracer) and not holds:

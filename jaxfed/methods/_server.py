@@ -1,4 +1,4 @@
-"""Server optimizers as parts of a method: the gradient is minus the round's update."""
+"""Server optimizers as parts of a method; their gradient is minus the round's update."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from jaxfed.types import PyTree
 
 
 def server_optimizer(optimizer: optax.GradientTransformation) -> Method:
-    """Makes the part whose server step is that of an optax optimizer.
+    """Makes a part with an optax optimizer as its server step.
 
     Reference:
       Reddi et al., Adaptive Federated Optimization, ICLR 2021, algorithm 1.
@@ -36,7 +36,7 @@ def two_moments(
     b2: float,
     eps: float,
 ) -> Method:
-    """Makes the part whose server step is that of an optimizer like Adam."""
+    """Makes a part with an optimizer like Adam as its server step."""
     check(server_lr > 0, 'server_lr', server_lr, 'above 0')
     check((b1 >= 0) & (b1 < 1), 'b1', b1, 'in [0, 1)')
     check((b2 >= 0) & (b2 < 1), 'b2', b2, 'in [0, 1)')

@@ -15,7 +15,7 @@ def effective_steps(steps: Array, momentum: float | Array) -> Array:
       Optimization, NeurIPS 2020, section 4.
     """
     k, rho = jnp.asarray(steps, jnp.float32), jnp.asarray(momentum, jnp.float32)
-    # 1 - rho^K by expm1, because K and the rest of the numerator nearly cancel for large rho.
+    # expm1 computes 1 - rho^K, because the terms of the numerator nearly cancel for large rho.
     rest = 1 - rho
     decayed = -jnp.expm1(k * jnp.log(jnp.maximum(rho, 1e-30)))
     return jnp.maximum((k - rho * decayed / rest) / rest, 1.0)

@@ -17,9 +17,9 @@ class MethodCost(NamedTuple):
     download_bytes: int
     upload: float  # relative to FedAvg's
     download: float
-    client_state_bytes: int  # that a client keeps between rounds
-    server_state_bytes: int  # that the server keeps in addition to the parameters
-    forward_passes: int  # for each local step, in addition to the local model's
+    client_state_bytes: int  # kept by a client between rounds
+    server_state_bytes: int  # kept by the server in addition to the parameters
+    forward_passes: int  # a local step, in addition to the local model's
     data_passes: int  # over the client's examples, in addition to local training
     auxiliary: int  # examples of each class on the server
 
@@ -28,7 +28,7 @@ def size_of(tree: PyTree) -> int:
     """Returns the bytes of all arrays of a tree.
 
     Args:
-      tree: arrays, or shapes as `jax.eval_shape` returns them.
+      tree: arrays, or shapes from `jax.eval_shape`.
 
     Returns:
       The bytes.
@@ -50,7 +50,7 @@ def method_cost(
     Returns:
       The costs.
     """
-    teachers: set[int] = set()  # ids of the parameters under which a batch is evaluated
+    teachers: set[int] = set()  # ids of the parameters with which a batch is evaluated
     folds: list[Any] = []
 
     def exchange(
@@ -60,21 +60,21 @@ def method_cost(
         server_state, client_state = method.init(params, stats)
         round_info = RoundInfo(number, jnp.float32(1), 0.9, num_clients=2, cohort_size=number)
 
-        def evaluate(w: PyTree, x: Array, with_stats: PyTree = stats) -> Any:
-            return model.evaluate(w, x, with_stats)
+        def evaluate(w: PyTree, x: Array, stats: PyTree = stats) -> Any:
+            return model.evaluate(w, x, stats)
 
-        def apply(w: PyTree, x: Array, with_stats: PyTree = stats) -> Any:
+        def apply(w: PyTree, x: Array, stats: PyTree = stats) -> Any:
             teachers.add(id(w))
-            return evaluate(w, x, with_stats)
+            return model.evaluate(w, x, stats)
 
         def fold(f: Any, initial: PyTree) -> PyTree:
             folds.append(f)
             return f(initial, batch)
 
-        def predict(x: Array) -> Array:
-            return evaluate(params, x).logits
-
-        shared = method.share(ServerView(params, stats, server_state, predict, batch, round_info))
+        server = ServerView(
+            params, stats, server_state, lambda x: evaluate(params, x).logits, batch, round_info
+        )
+        shared = method.share(server)
         common = {
             'params': params,
             'global_params': params,

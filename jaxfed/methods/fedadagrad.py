@@ -12,7 +12,7 @@ def fedadagrad(*, server_lr: float = 0.01, eps: float = 1e-3, initial: float = 0
 
     v += g^2, w -= lr g / sqrt(v + eps)
 
-    This is optax.adagrad, g = -update; the paper has eps outside the root.
+    This is optax.adagrad, g = -update. The paper adds eps outside the root and starts v at eps^2.
 
     Args:
       server_lr: lr, the server's learning rate, > 0.

@@ -13,8 +13,8 @@ def fedadam(
 
     m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, w -= lr m / (sqrt(v) + eps)
 
-    This is optax.adam, g = -update, which corrects both moments for their start at zero; the paper
-    does not.
+    This is optax.adam, g = -update. It starts both moments at zero and corrects their bias; the
+    paper starts v at eps^2 and corrects none.
 
     Args:
       server_lr: lr, the server's learning rate, > 0.

@@ -20,16 +20,18 @@ def fedcad(
 ) -> Method:
     """Class-wise adaptive self-distillation.
 
-    (1 - a_y) CE + a_y L_d, a_c = (gamma - beta) / 2 E[2 pg_c - 1 | c] + (gamma + beta) / 2, L_d as
-    in FedLSD. The expectation is estimated every round, on the server's auxiliary data (the paper)
-    or on the client's data (the two-page abstract).
+    (1 - a_y) CE + a_y L_d, L_d = -sum_c pg_c log p_c, both softmaxes at temperature tau,
+    a_c = (gamma - beta) / 2 E[2 pg_c - 1 | c] + (gamma + beta) / 2
+
+    The expectation is over the server's auxiliary data (the paper) or the client's data (the
+    two-page abstract), and is estimated every round. beta = gamma = a is FedLSD with alpha = a.
 
     Args:
       beta: lower bound of the distillation weight.
       gamma: upper bound; 0 <= beta <= gamma <= 1.
       tau: temperature, > 0.
-      source: 'server' or 'client', whose data the weights are estimated on.
-      auxiliary: examples of each class on the server by default, >= 1; unused with 'client'.
+      source: 'server' or 'client', the data on which the weights are estimated.
+      auxiliary: examples of each class on the server, >= 1; 'client' does not use them.
 
     Returns:
       The method.
@@ -40,7 +42,7 @@ def fedcad(
     Reference:
       He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning, 2022,
       eq. 5 and 6.
-      With source=client: its student abstract, AAAI 2022.
+      source=client: its student abstract, AAAI 2022.
     """
     check(
         (beta >= 0) & (beta <= gamma) & (gamma <= 1),
@@ -54,9 +56,9 @@ def fedcad(
 
     def share(server: ServerView) -> Array:
         assert server.auxiliary is not None  # because `auxiliary` is above 0
-        logits = server.predict(server.auxiliary.x)
+        x, y, _ = server.auxiliary
         return losses.class_credibility(
-            logits, server.auxiliary.y, beta=beta, gamma=gamma, temperature=tau
+            server.predict(x), y, beta=beta, gamma=gamma, temperature=tau
         )
 
     def begin(client: ClientView) -> Array:

@@ -6,7 +6,7 @@ import optax
 
 from jaxfed import losses
 from jaxfed.methods._check import check
-from jaxfed.methods.method import ClientView, LocalView, MergeView, Method
+from jaxfed.methods.method import ClientView, LocalView, Method
 from jaxfed.types import Array, Batch, PyTree
 
 
@@ -16,11 +16,11 @@ def fedcurv(*, lam: float = 1e-3) -> Method:
     CE + lambda sum_j (w - w_j)^T diag(F_j) (w - w_j), j the other clients of the last round,
     F_j = mean over j's examples of the squared gradient of CE at w_j
 
-    Only the sums of F_j and F_j w_j are sent; the constant that does not depend on w is omitted.
-    There is no penalty in the first round.
+    The server sends only the sums of F_j and F_j w_j. The constant w_j^T diag(F_j) w_j is omitted.
+    The first round has no penalty.
 
     Args:
-      lam: lambda, weight of the penalty, >= 0; FedSSD's tables take 1e-3 on CIFAR-10, 1e-4 on
+      lam: lambda, weight of the penalty, >= 0; FedSSD's tables use 1e-3 on CIFAR-10, 1e-4 on
         CIFAR-100 and 1e-5 on Tiny-ImageNet.
 
     Returns:
@@ -40,7 +40,7 @@ def fedcurv(*, lam: float = 1e-3) -> Method:
         return sums, {**sums, 'round': jnp.zeros((), jnp.int32)}
 
     def begin(client: ClientView) -> PyTree:
-        # The sums include a client that took part in the last round; its share is subtracted.
+        # Subtracts the client's share if it took part in the last round.
         recent = client.state['round'] == client.round.number - 1
         last = {name: client.state[name] for name in client.shared}
         return jax.tree.map(lambda total, share: total - recent * share, client.shared, last)
@@ -54,7 +54,7 @@ def fedcurv(*, lam: float = 1e-3) -> Method:
         )
         return lam * sum(jax.tree.leaves(quadratic), jnp.zeros(()))
 
-    def fisher(client: ClientView) -> PyTree:
+    def finish(client: ClientView) -> tuple[PyTree, PyTree]:
         def loss(params: PyTree, x: Array, y: Array) -> Array:
             logits = client.apply(params, x[None], client.stats).logits
             return losses.cross_entropy(logits, y[None])[0]
@@ -63,22 +63,14 @@ def fedcurv(*, lam: float = 1e-3) -> Method:
             gradient = jax.grad(loss)(client.params, example.x, example.y)
             return jax.tree.map(lambda t, g: t + example.mask * g**2, total, gradient), None
 
-        # One example at a time: the gradients of a whole batch would need B times the memory of the
-        # parameters.
+        # One example at a time: the gradients of a batch would need B times the parameters' memory.
         total = client.fold(
             lambda total, batch: jax.lax.scan(add, total, batch)[0],
             optax.tree.zeros_like(client.params),
         )
-        return jax.tree.map(lambda t: t / jnp.maximum(client.info.size, 1), total)
-
-    def finish(client: ClientView) -> tuple[PyTree, PyTree]:
-        weights = fisher(client)
-        weighted = jax.tree.map(jnp.multiply, weights, client.params)
-        upload = {'fisher': weights, 'fisher_params': weighted}
+        fisher = jax.tree.map(lambda t: t / jnp.maximum(client.info.size, 1), total)
+        upload = {'fisher': fisher, 'fisher_params': optax.tree.mul(fisher, client.params)}
         return {**upload, 'round': client.round.number}, upload
-
-    def merge(view: MergeView) -> tuple[PyTree, PyTree]:
-        return view.update, view.uploads
 
     return Method(
         init=init,
@@ -86,7 +78,7 @@ def fedcurv(*, lam: float = 1e-3) -> Method:
         begin=begin,
         penalty=penalty,
         finish=finish,
-        merge=merge,
+        merge=lambda view: (view.update, view.uploads),
         # The server knows w_j and can compute F_j w_j.
         sent=lambda upload: upload['fisher'],
     )

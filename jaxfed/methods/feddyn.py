@@ -6,7 +6,7 @@ import optax
 
 from jaxfed.losses import proximal
 from jaxfed.methods._check import check
-from jaxfed.methods.method import ClientView, CohortView, LocalView, MergeView, Method
+from jaxfed.methods.method import ClientView, LocalView, MergeView, Method
 from jaxfed.types import Array, PyTree
 
 
@@ -16,8 +16,8 @@ def feddyn(*, alpha: float = 0.1) -> Method:
     CE - <h_i, w> + alpha / 2 ||w - w_g||^2, then h_i -= alpha (w_i - w_g);
     h -= alpha / N sum_i (w_i - w_g), w = mean_i w_i - h / alpha
 
-    The states are -h_i / alpha and -h / alpha, the sums of updates, so that alpha may be 0. The
-    mean over the round's clients is not weighted, whatever --aggregation is.
+    The states are -h_i / alpha and -h / alpha, the sums of updates, so alpha may be 0. The mean is
+    over the round's clients and unweighted, for every --aggregation.
 
     Args:
       alpha: weight of the regulariser, >= 0.
@@ -37,15 +37,12 @@ def feddyn(*, alpha: float = 0.1) -> Method:
         zeros = optax.tree.zeros_like(params)
         return zeros, zeros
 
-    def weigh(cohort: CohortView) -> Array:
-        return jnp.full(cohort.size.shape, 1 / cohort.round.cohort_size)
-
     def penalty(view: LocalView) -> Array:
         linear = optax.tree.vdot(view.state, view.params)
         return alpha * (linear + proximal(view.params, view.global_params))
 
     def finish(client: ClientView) -> tuple[PyTree, PyTree]:
-        moved = jax.tree.map(jnp.subtract, client.params, client.global_params)
+        moved = optax.tree.sub(client.params, client.global_params)
         return jax.tree.map(jnp.add, client.state, moved), moved
 
     def merge(view: MergeView) -> tuple[PyTree, PyTree]:
@@ -55,7 +52,7 @@ def feddyn(*, alpha: float = 0.1) -> Method:
 
     return Method(
         init=init,
-        weigh=weigh,
+        weigh=lambda cohort: jnp.full(cohort.size.shape, 1 / cohort.round.cohort_size),
         penalty=penalty,
         finish=finish,
         merge=merge,

@@ -12,8 +12,8 @@ from jaxfed.types import Array, PyTree
 def fedgkd(*, beta: float = 1.0, tau: float = 1.0, models: int = 5) -> Method:
     """Distillation from an ensemble of past global models.
 
-    CE + beta tau^2 KL(softmax(zt / tau) || softmax(z / tau)), zt under the mean of the last M
-    global models, including the current one
+    CE + beta tau^2 KL(softmax(zt / tau) || softmax(z / tau)), zt the logits under the mean of the
+    last M global models, including the current one
 
     Args:
       beta: weight of the distillation, >= 0.
@@ -51,9 +51,9 @@ def fedgkd(*, beta: float = 1.0, tau: float = 1.0, models: int = 5) -> Method:
         return beta * view.mean(distillation)
 
     def merge(view: MergeView) -> tuple[PyTree, PyTree]:
-        def push(old: Array, w: Array) -> Array:
-            return jnp.concatenate([w[None], old])[: models - 1]
-
-        return view.update, jax.tree.map(push, view.state, (view.params, view.stats))
+        model = view.params, view.stats
+        return view.update, jax.tree.map(
+            lambda old, w: jnp.concatenate([w[None], old])[: models - 1], view.state, model
+        )
 
     return Method(init=init, share=share, penalty=penalty, merge=merge)

@@ -1,9 +1,9 @@
-"""FedLMD: distillation of the classes of which a client has few examples."""
+"""FedLMD: distillation of the classes with few examples at a client."""
 
 from jaxfed import losses
 from jaxfed.methods._check import check, check_temperature
 from jaxfed.methods.method import LocalView, Method
-from jaxfed.types import Array, ClientInfo
+from jaxfed.types import Array
 
 
 def fedlmd(*, beta: float = 1.0, tau: float = 1.0) -> Method:
@@ -28,13 +28,10 @@ def fedlmd(*, beta: float = 1.0, tau: float = 1.0) -> Method:
     check(beta >= 0, 'beta', beta, 'at least 0')
     check_temperature(tau)
 
-    def prepare(info: ClientInfo) -> Array:
-        return losses.majority_labels(info.label_counts)
-
     def penalty(view: LocalView) -> Array:
         distillation = losses.label_masking_distillation(
             view.outputs.logits, view.teacher.logits, view.batch.y, view.static, temperature=tau
         )
         return beta * view.mean(distillation)
 
-    return Method(prepare=prepare, penalty=penalty)
+    return Method(prepare=lambda info: losses.majority_labels(info.label_counts), penalty=penalty)

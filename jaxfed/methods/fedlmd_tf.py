@@ -3,7 +3,7 @@
 from jaxfed import losses
 from jaxfed.methods._check import check, check_temperature
 from jaxfed.methods.method import LocalView, Method
-from jaxfed.types import Array, ClientInfo
+from jaxfed.types import Array
 
 
 def fedlmd_tf(*, beta: float = 1.0, tau: float = 1.0) -> Method:
@@ -11,6 +11,8 @@ def fedlmd_tf(*, beta: float = 1.0, tau: float = 1.0) -> Method:
 
     CE + beta tau^2 KL(mu || p'), mu uniform over the classes that are neither majority classes of
     the client nor y, p' over all classes but y; majority: n_c > n / C
+
+    mu sums to 1. Eq. 8 does not normalise it again after it removes y from the minority classes.
 
     Args:
       beta: weight of the distillation, >= 0.
@@ -28,13 +30,10 @@ def fedlmd_tf(*, beta: float = 1.0, tau: float = 1.0) -> Method:
     check(beta >= 0, 'beta', beta, 'at least 0')
     check_temperature(tau)
 
-    def prepare(info: ClientInfo) -> Array:
-        return losses.majority_labels(info.label_counts)
-
     def penalty(view: LocalView) -> Array:
         distillation = losses.label_masking_teacher_free(
             view.outputs.logits, view.batch.y, view.static, temperature=tau
         )
         return beta * view.mean(distillation)
 
-    return Method(prepare=prepare, penalty=penalty)
+    return Method(prepare=lambda info: losses.majority_labels(info.label_counts), penalty=penalty)

@@ -12,7 +12,7 @@ def fedlsd(*, alpha: float = 0.3, tau: float = 2.0) -> Method:
     (1 - alpha) CE + alpha L_d, L_d = -sum_c pg_c log p_c, both softmaxes at temperature tau
 
     Args:
-      alpha: weight of the distillation, in [0, 1]; on the command line --fedlsd.alpha.
+      alpha: weight of the distillation, in [0, 1]; its flag is --fedlsd.alpha.
       tau: temperature, > 0.
 
     Returns:

@@ -12,7 +12,7 @@ def fednova() -> Method:
 
     w_g + tau sum_i p_i (w_i - w_g) / a_i, tau = sum_i p_i a_i
 
-    p_i is the client's weight, a_i its number of local steps, with local momentum their effective
+    p_i is the client's weight, a_i its number of local steps; with local momentum, their effective
     number. With equal steps this is FedAvg.
 
     Returns:

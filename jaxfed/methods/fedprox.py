@@ -2,8 +2,7 @@
 
 from jaxfed import losses
 from jaxfed.methods._check import check
-from jaxfed.methods.method import LocalView, Method
-from jaxfed.types import Array
+from jaxfed.methods.method import Method
 
 
 def fedprox(*, mu: float = 0.1) -> Method:
@@ -24,8 +23,4 @@ def fedprox(*, mu: float = 0.1) -> Method:
       Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, eq. 2.
     """
     check(mu >= 0, 'mu', mu, 'at least 0')
-
-    def penalty(view: LocalView) -> Array:
-        return mu * losses.proximal(view.params, view.global_params)
-
-    return Method(penalty=penalty)
+    return Method(penalty=lambda view: mu * losses.proximal(view.params, view.global_params))

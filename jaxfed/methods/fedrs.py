@@ -1,4 +1,4 @@
-"""FedRS: a softmax that is restricted for the classes missing at a client."""
+"""FedRS: a softmax with scaled logits for the classes missing at a client."""
 
 import jax.numpy as jnp
 

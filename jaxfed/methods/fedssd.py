@@ -9,13 +9,16 @@ from jaxfed.types import Array
 def fedssd(*, max_weight: float = 0.01, auxiliary: int = 64) -> Method:
     """Selective self-distillation, with a weight for each example and class.
 
-    CE + ||M (zg - z)||^2, M[k] = max_weight max(0, M_class[k] M_sample - 0.1), M_class from the
-    global model's confusion matrix on the server's auxiliary data, recomputed every round
+    CE + ||M (zg - z)||^2, M[k] = M_max max(0, M_class[k] M_sample - 0.1),
+    M_class[k] = A[k, k] (1 - max_{j != k} A[j, k]), M_sample = 1 - sqrt(1 - pg_y)
+
+    A is the global model's confusion matrix on the server's auxiliary data, each row divided by its
+    sum, recomputed every round. The norm squares M, and thereby M_max, as eq. 3 does.
 
     Args:
-      max_weight: M_max, the largest weight, >= 0; the paper takes .01 for CIFAR-10 and .001 for
+      max_weight: M_max, the largest weight, >= 0; the paper uses .01 for CIFAR-10 and .001 for
         CIFAR-100 and Tiny-ImageNet.
-      auxiliary: examples of each class on the server by default, >= 1.
+      auxiliary: examples of each class on the server, >= 1.
 
     Returns:
       The method.
@@ -25,7 +28,7 @@ def fedssd(*, max_weight: float = 0.01, auxiliary: int = 64) -> Method:
 
     Reference:
       He et al., Learning Critically: Selective Self Distillation in Federated Learning on Non-IID
-      Data, 2022, section 4.
+      Data, IEEE Transactions on Big Data 2022, eq. 2-4.
     """
     check(max_weight >= 0, 'max_weight', max_weight, 'at least 0')
     check(auxiliary >= 1, 'auxiliary', auxiliary, 'at least 1')

@@ -13,7 +13,8 @@ def fedyogi(
 
     m = b1 m + (1 - b1) g, v -= (1 - b2) sign(v - g^2) g^2, w -= lr m / (sqrt(v) + eps)
 
-    This is optax.yogi, g = -update, which starts m and v at 1e-6 and corrects both as Adam does.
+    This is optax.yogi, g = -update. It starts m and v at 1e-6 and corrects their bias as Adam does;
+    the paper starts v at eps^2 and corrects none.
 
     Args:
       server_lr: lr, the server's learning rate, > 0.

@@ -1,4 +1,4 @@
-"""KD: distillation from the global model, also FedAvg+KD and FedGKD with one teacher."""
+"""KD: distillation from the global model; FedAvg+KD, and FedGKD with one teacher."""
 
 from jaxfed import losses
 from jaxfed.methods._check import check, check_temperature
@@ -22,7 +22,9 @@ def kd(*, beta: float = 1.0, tau: float = 1.0) -> Method:
       ValueError: if a hyper-parameter is out of range.
 
     Reference:
-      Hinton et al., Distilling the Knowledge in a Neural Network, 2015; Yao et al., FedGKD, 2021.
+      Hinton et al., Distilling the Knowledge in a Neural Network, 2015.
+      Yao et al., Local-Global Knowledge Distillation in Heterogeneous Federated Learning with
+      Non-IID Data, 2021, with one teacher.
     """
     check(beta >= 0, 'beta', beta, 'at least 0')
     check_temperature(tau)

@@ -2,8 +2,7 @@
 
 from jaxfed import losses
 from jaxfed.methods._check import check
-from jaxfed.methods.method import LocalView, Method
-from jaxfed.types import Array
+from jaxfed.methods.method import Method
 
 
 def label_smoothing(*, smoothing: float = 0.1) -> Method:
@@ -22,11 +21,12 @@ def label_smoothing(*, smoothing: float = 0.1) -> Method:
 
     Reference:
       Szegedy et al., Rethinking the Inception Architecture for Computer Vision, CVPR 2016, section
-      7; as FedAvg+LS in Lu et al., ACM MM 2023, table 2.
+      7. FedAvg+LS in Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023,
+      table 2.
     """
     check((smoothing >= 0) & (smoothing <= 1), 'smoothing', smoothing, 'in 0..1')
-
-    def supervised(view: LocalView) -> Array:
-        return losses.smoothed_cross_entropy(view.outputs.logits, view.batch.y, smoothing=smoothing)
-
-    return Method(supervised=supervised)
+    return Method(
+        supervised=lambda view: losses.smoothed_cross_entropy(
+            view.outputs.logits, view.batch.y, smoothing=smoothing
+        )
+    )

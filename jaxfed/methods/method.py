@@ -24,13 +24,13 @@ from jaxfed.types import Array, Batch, ClientInfo, Model, Outputs, PyTree
 
 
 class RoundInfo(NamedTuple):
-    """The settings of a round that a method may need."""
+    """The settings of a round."""
 
     number: Array  # [] int32, 1 for the first round
     learning_rate: Array  # [] float32, of the clients' optimizer in this round
-    momentum: Any  # of the clients' optimizer; traced where experiments differ in it
+    momentum: Any  # of the clients' optimizer; traced if experiments differ in it
     num_clients: int  # N
-    cohort_size: Array  # [] int32, clients of the round whose updates arrive; S if none is lost
+    cohort_size: Array  # [] int32, clients of the round whose update is not lost, at most S
 
 
 class ServerView(NamedTuple):
@@ -40,14 +40,14 @@ class ServerView(NamedTuple):
     stats: PyTree  # global batch statistics, () for a network without
     state: PyTree  # this method's server state
     predict: Callable[[Array], Array]  # x [A, H, W, channels] -> logits [A, C], global parameters
-    auxiliary: Batch | None  # class-balanced examples of the server, if `Method.auxiliary` > 0
+    auxiliary: Batch | None  # class-balanced examples on the server, if `Method.auxiliary` > 0
     round: RoundInfo
 
 
 class LocalView(NamedTuple):
     """The input of `supervised` and `penalty`, in one local step of one client."""
 
-    params: PyTree  # local parameters, with respect to which the loss is differentiated
+    params: PyTree  # local parameters; the engine differentiates the loss with respect to them
     outputs: Outputs  # of the local parameters on this batch
     batch: Batch
     global_params: PyTree  # at the start of the round
@@ -55,7 +55,7 @@ class LocalView(NamedTuple):
     apply: Callable[..., Outputs]
     info: ClientInfo
     static: PyTree  # from `prepare`
-    state: PyTree  # this method's state of this client, from the round before
+    state: PyTree  # this method's state of this client, from its previous round
     shared: PyTree  # from `share`
     begun: PyTree  # from `begin`
     round: RoundInfo
@@ -64,8 +64,8 @@ class LocalView(NamedTuple):
     def teacher(self) -> Outputs:
         """Outputs of the global parameters on this batch, without gradient.
 
-        An unused teacher costs nothing, because the compiler removes it; two parts that use it
-        share one evaluation.
+        An unused teacher costs nothing: the compiler removes it. Parts that use it share one
+        evaluation.
         """
         return jax.lax.stop_gradient(self.apply(self.global_params, self.batch.x))
 
@@ -76,7 +76,7 @@ class LocalView(NamedTuple):
           values: [B], one for each example.
 
         Returns:
-          [] the mean, 0 if there is no real example.
+          [], the mean; 0 if there is no real example.
         """
         mask = self.batch.mask
         return jnp.sum(jnp.where(mask, values, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
@@ -89,8 +89,8 @@ class ClientView(NamedTuple):
     stats: PyTree  # local batch statistics; in `begin` the global ones
     global_params: PyTree
     apply: Callable[..., Outputs]  # as in `LocalView`
-    # fold(f, initial): f(carry, Batch) -> carry over the client's examples, each once, in a fixed
-    # order, normalised and not augmented.
+    # fold(f, initial) with f(carry, Batch) -> carry: each example of the client once, in a fixed
+    # order, normalised, not augmented
     fold: Callable[[Callable[[PyTree, Batch], PyTree], PyTree], PyTree]
     info: ClientInfo
     static: PyTree
@@ -116,7 +116,7 @@ class MergeView(NamedTuple):
 
     update: PyTree  # sum_i weight_i (w_i - w_g), or the update of the previous part
     params: PyTree  # global parameters before the update
-    stats: PyTree  # global batch statistics, which the engine averages itself
+    stats: PyTree  # global batch statistics; the engine averages them
     state: PyTree  # this method's server state
     uploads: PyTree  # sum over the round's clients of their uploads
     round: RoundInfo
@@ -126,15 +126,11 @@ def _supervised(view: LocalView) -> Array:
     return losses.cross_entropy(view.outputs.logits, view.batch.y)
 
 
-def _no_penalty(view: LocalView) -> Array:
-    return jnp.zeros(())
-
-
 class Method(NamedTuple):
     """The hooks of a federated method; the defaults are FedAvg's.
 
-    `supervised` REPLACES the cross-entropy and returns one value an example, `penalty` is ADDED to
-    its mean, so parts combine without counting the supervised term twice.
+    `supervised` REPLACES the cross-entropy and returns one value an example. `penalty` is ADDED to
+    the mean of `supervised`, so a combination counts the supervised term once.
     """
 
     # (params, batch statistics) -> (server state, state of one client before its first round)
@@ -145,28 +141,28 @@ class Method(NamedTuple):
     weigh: Callable[[CohortView], Array] = lambda cohort: cohort.weights
     begin: Callable[[ClientView], PyTree] = lambda client: ()
     supervised: Callable[[LocalView], Array] = _supervised  # -> [B]
-    penalty: Callable[[LocalView], Array] = _no_penalty  # -> []
+    penalty: Callable[[LocalView], Array] = lambda view: jnp.zeros(())  # -> []
     # -> (the client's new state, its upload)
     finish: Callable[[ClientView], tuple[PyTree, PyTree]] = lambda client: (client.state, ())
     # -> (update, server state)
     merge: Callable[[MergeView], tuple[PyTree, PyTree]] = lambda merge: (merge.update, merge.state)
     # network -> the network that this method trains
     adapt: Callable[[Model], Model] = lambda model: model
-    # upload -> the part of it that a client has to send if the server can compute the rest
+    # upload -> the part that a client sends; the server can compute the rest
     sent: Callable[[PyTree], PyTree] = lambda upload: upload
-    auxiliary: int = 0  # examples of each class that the server needs by default
+    auxiliary: int = 0  # examples of each class on the server by default
 
 
 _BY_PART = ('static', 'state', 'shared', 'begun', 'uploads')
 
 
 def part_view(view: Any, i: int) -> Any:
-    """Selects the values of part `i` in any of the views of a combination."""
+    """Selects the values of part `i` in a view of a combination."""
     return view._replace(**{f: getattr(view, f)[i] for f in _BY_PART if f in view._fields})
 
 
 def combine_states(*parts: Method) -> Method:
-    """Combines the hooks that run for each part separately, with tuples of the parts' states."""
+    """Combines the hooks that run for each part separately; states become tuples of states."""
     indexed = tuple(enumerate(parts))
 
     def init(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:

@@ -17,14 +17,14 @@ def moon(*, mu: float = 1.0, tau: float = 0.5, projection: bool = False) -> Meth
     CE + mu mean -log(exp(cos(f, f_g) / tau) / (exp(cos(f, f_g) / tau) + exp(cos(f, f_p) / tau)))
 
     f, f_g and f_p are the representations under the local model, the global one and the client's
-    previous local one. The term is 0 for a client that has not trained before.
+    previous local one. The term is 0 in a client's first round.
 
     Args:
-      mu: weight of the term, >= 0; FedSSD's tables take 5 on CIFAR-10 with the projection, else 1,
-        FedNTD's code 0.1 without it.
+      mu: weight of the term, >= 0; FedSSD's tables use 5 on CIFAR-10 and 1 elsewhere, with the
+        projection; FedNTD's code uses 0.1 without it.
       tau: temperature, > 0.
-      projection: insert a projection of two layers, 256 wide, before the classifier and contrast
-        its output instead of the input of the network's last layer.
+      projection: insert a projection of two layers, 256 wide, before the classifier; f is its
+        output, else the input of the network's last layer.
 
     Returns:
       The method.

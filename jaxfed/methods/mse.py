@@ -13,6 +13,8 @@ def mse(*, alpha: float = 0.1) -> Method:
 
     CE + alpha sum_c (zg_c - z_c)^2
 
+    The sum over the classes is not divided by their number, as in FedSSD's norm.
+
     Args:
       alpha: weight of the distance, >= 0.
 
@@ -24,7 +26,7 @@ def mse(*, alpha: float = 0.1) -> Method:
 
     Reference:
       He et al., Learning Critically: Selective Self Distillation in Federated Learning on Non-IID
-      Data, 2022, table III.
+      Data, IEEE Transactions on Big Data 2022, table III.
     """
     check(alpha >= 0, 'alpha', alpha, 'at least 0')
 

@@ -15,8 +15,8 @@ def scaffold() -> Method:
     The local gradient is corrected by c - c_i, the gradient of the term <c - c_i, w - w_g>.
     c_i+ = c_i - c + (w_g - w_i) / (a_i lr), c += 1/N sum_i (c_i+ - c_i)
 
-    a_i is the number of local steps, with local momentum their effective number. Variates start at
-    zero.
+    a_i is the number of local steps; with local momentum, their effective number. Variates start at
+    zero. --aggregation weighs the clients' parameters; algorithm 1 weighs them equally.
 
     Returns:
       The method.
@@ -31,21 +31,18 @@ def scaffold() -> Method:
         return zeros, zeros
 
     def penalty(view: LocalView) -> Array:
-        correction = jax.tree.map(jnp.subtract, view.shared, view.state)
-        moved = jax.tree.map(jnp.subtract, view.params, view.global_params)
-        return optax.tree.vdot(correction, moved)
+        moved = optax.tree.sub(view.params, view.global_params)
+        return optax.tree.vdot(optax.tree.sub(view.shared, view.state), moved)
 
     def finish(client: ClientView) -> tuple[PyTree, PyTree]:
         steps = effective_steps(client.steps, client.round.momentum)
         scale = 1 / (steps * client.round.learning_rate)
-        change = jax.tree.map(
-            lambda c, w, w_g: scale * (w_g - w) - c,
-            client.shared,
-            client.params,
-            client.global_params,
-        )
-        # A client without examples has no gradient to estimate.
-        change = jax.tree.map(lambda d: jnp.where(client.steps > 0, d, 0.0), change)
+
+        def difference(c: Array, w: Array, w_g: Array) -> Array:
+            # A client without examples has no gradient to estimate.
+            return jnp.where(client.steps > 0, scale * (w_g - w) - c, 0.0)
+
+        change = jax.tree.map(difference, client.shared, client.params, client.global_params)
         return jax.tree.map(jnp.add, client.state, change), change
 
     def merge(view: MergeView) -> tuple[PyTree, PyTree]:

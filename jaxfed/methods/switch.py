@@ -22,13 +22,14 @@ from jaxfed.types import Array, PyTree
 def switch(first: Method, second: Method, *, rounds: int) -> Method:
     """Trains with one method for some rounds and with another afterwards.
 
-    Both have their states, which do not change while the other method is active; the network is
-    adapted for both.
+    L = L_1 in the rounds 1..R, L_2 after them
+
+    Each method has its state, which changes only in its rounds. The network is adapted for both.
 
     Args:
       first: the method of the rounds 1..rounds.
       second: the method of the rounds after these.
-      rounds: number of rounds of the first method, >= 1.
+      rounds: R, the rounds of the first method, >= 1.
 
     Returns:
       The combined method.

@@ -6,17 +6,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxfed import methods
-from jaxfed.methods import (
-    LocalView,
-    MergeView,
-    Method,
-    Part,
-    build,
-    chain,
-    describe,
-    hyperparameters,
-    resolve,
-)
+from jaxfed.methods import Method, Part, build, chain, describe, hyperparameters, resolve
+from jaxfed.methods.method import LocalView, MergeView
 
 
 def test_resolve_fills_in_defaults():
