@@ -286,16 +286,19 @@ def test_a_run_stays_under_runs(name, tmp_path, monkeypatch):
 def test_a_flag_file_that_is_no_text(tmp_path):
     path = tmp_path / 'binary.flags'
     path.write_bytes(b'\xb4\xff')
-    with pytest.raises(ValueError, match=r'a file given as --flagfile is no text \(.*codec'):
+    with pytest.raises(ValueError, match=r'--flagfile must name a text file \(.*codec'):
         config_flags.parse([f'--flagfile={path}'])
 
 
 @pytest.mark.parametrize(
     'flag, told',
     [
-        ('--bta=1', '--bta is no flag; did you mean --beta or --tau? --help shows the flags.'),
-        ('--fedlmd.bta=1', '--fedlmd.bta is no flag; did you mean --fedlmd.beta or --fedlmd.tau'),
-        ('--qqqq', '--qqqq is no flag; --help shows the flags.'),
+        ('--bta=1', '--bta is not a flag; did you mean --beta or --tau? --help shows the flags.'),
+        (
+            '--fedlmd.bta=1',
+            '--fedlmd.bta is not a flag; did you mean --fedlmd.beta or --fedlmd.tau',
+        ),
+        ('--qqqq', '--qqqq is not a flag; --help shows the flags.'),
         ('--rounds=many', '--rounds=many must be an integer.'),
         ('--seed=a: b', '--seed=a: b must be an integer.'),
         ('--alpha=0,1', '--alpha=0,1 must be a number.'),

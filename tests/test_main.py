@@ -432,7 +432,7 @@ def test_exit_status_of_the_real_process(tmp_path):
     unknown = run('--bta=1')
     assert unknown.returncode == 2
     assert unknown.stderr == (
-        'error: --bta is no flag; did you mean --beta or --tau? --help shows the flags.\n'
+        'error: --bta is not a flag; did you mean --beta or --tau? --help shows the flags.\n'
     )
     assert not list(tmp_path.iterdir())
 

@@ -63,7 +63,7 @@ def define_help(groups: Mapping[str, Sequence[FlagHelp]], known: Sequence[str]) 
     for flag in (
         _PrintingFlag('help', 'show the flags by purpose', brief, short='?'),
         _PrintingFlag('helpshort', 'the same as --help', brief),
-        _PrintingFlag('helpfull', 'show all flags, also the hyper-parameters of all methods', full),
+        _PrintingFlag('helpfull', 'show all flags, with the hyper-parameters of all methods', full),
     ):
         flags.DEFINE_flag(flag)
 
@@ -78,14 +78,14 @@ def short_help(groups: Mapping[str, Sequence[FlagHelp]], title: str | None) -> s
     lines += [
         '',
         '--method=list shows every method with its hyper-parameters and its paper.',
-        "--helpfull shows all flags, the methods' hyper-parameters with them, in full.",
+        "--helpfull shows all flags in full, with the methods' hyper-parameters.",
         '--flagfile=FILE reads flags from a file. Bool flags: --remat, or --noremat.',
     ]
     return '\n'.join(lines)
 
 
 def _lines(flag: FlagHelp, column: int) -> list[str]:
-    """Format a flag, with its text from a column on."""
+    """Format a flag; its text starts at `column`."""
     text, default = flag.text.split(';')[0], f'[{flag.default}]'
     if in_brackets := re.search(r'\[.*\]', flag.text):
         default = in_brackets[0]
@@ -104,9 +104,9 @@ def what_is_wrong(error: Exception, values: flags.FlagValues) -> str:
     if isinstance(error, flags.UnrecognizedFlagError):
         name = error.flagname
         names = [known for known in values if '.' in name or '.' not in known]
-        return f'--{name} is no flag;{_suggestion(name, names, "--")} --help shows the flags.'
+        return f'--{name} is not a flag;{_suggestion(name, names, "--")} --help shows the flags.'
     if isinstance(error, UnicodeDecodeError):
-        return f'a file given as --flagfile is no text ({error}).'
+        return f'--flagfile must name a text file ({error}).'
     text = ' '.join(str(error).removeprefix('ERROR:: ').split())
     assignment = text.removeprefix('flag --')
     name = assignment.partition('=')[0]

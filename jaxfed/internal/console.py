@@ -10,7 +10,7 @@ from rich.segment import ControlType
 
 from jaxfed.internal.type_checks import printable
 
-# Names of files may contain rich's markup and emoji codes, which are printed as they are.
+# File names may contain rich's markup and emoji codes, so both are off.
 TERMINAL = Console(highlight=False, markup=False, emoji=False)
 
 
@@ -33,12 +33,12 @@ def say(text: str, *, quiet: bool) -> None:
 
 
 def silence() -> None:
-    """Print only errors from now on, as in all processes of a run but the first."""
+    """Print only errors from now on; every process but the first one does."""
     TERMINAL.quiet = True
 
 
 def can_animate() -> bool:
-    """Whether the output is a terminal that can redraw a line; with TERM=dumb it cannot."""
+    """Return whether the output is a terminal that can redraw a line; TERM=dumb cannot."""
     return TERMINAL.is_terminal and not TERMINAL.is_dumb_terminal
 
 
@@ -72,8 +72,6 @@ def show_last_words(message: str) -> None:
 
 
 def _print_error(message: str) -> None:
-    line = printable(
-        ' '.join(message.splitlines())
-    )  # names of files may contain control characters
+    line = printable(' '.join(message.splitlines()))  # file names may contain control characters
     # A new console: sys.stderr may have been replaced since the import.
     Console(stderr=True, highlight=False, markup=False, emoji=False).print(line, soft_wrap=True)

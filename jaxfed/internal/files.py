@@ -15,7 +15,7 @@ def check_writable(path: Path, flag: str) -> None:
     """Raise a ValueError that names the flag unless a directory is writable or can be created."""
     if path.exists() and not path.is_dir():
         raise ValueError(f'{flag}={path} is a file; name a directory.')
-    # A missing directory is created later, in the nearest one that exists.
+    # The caller creates a missing directory in the nearest one that exists.
     nearest = next(p for p in (path, *path.absolute().parents) if p.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise ValueError(f'{flag}={path} cannot be written to; name another directory.')
@@ -41,7 +41,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 
 def json_text(value: Any) -> str:
-    """Format a value as the project's JSON files: indented, without NaN and infinity."""
+    """Format a value as indented JSON; NaN and infinity raise a ValueError."""
     return json.dumps(value, indent=2, allow_nan=False) + '\n'
 
 
@@ -51,7 +51,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_json_files(contents: Mapping[Path, Any]) -> None:
-    """Write several JSON files; none is replaced before all are on the disk."""
+    """Write several JSON files; replace none before all are on the disk."""
     with contextlib.ExitStack() as stack:
         for path, value in contents.items():
             temporary = stack.enter_context(atomic_path(path))
@@ -104,5 +104,5 @@ def data_folder(data_dir: str | os.PathLike[str] | None) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the folder of reproducible files, $JAXFED_CACHE_DIR or ~/.cache/jaxfed."""
+    """Return the cache folder: $JAXFED_CACHE_DIR or ~/.cache/jaxfed."""
     return Path(os.environ.get('JAXFED_CACHE_DIR') or '~/.cache/jaxfed').expanduser()

@@ -8,10 +8,10 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-_ATTEMPTS = 10  # to put a folder in place while other processes do the same
-_ABANDONED = 24 * 3600  # seconds after which nobody writes to an unfinished folder any more
-_UNFINISHED = '.incomplete'  # end of the name of a folder that is written to, or removed
-_ASIDE = '.replaced'  # end of the name of a folder that makes room, and may have to return
+_ATTEMPTS = 10  # of putting a folder in place while other processes do the same
+_ABANDONED = 24 * 3600  # seconds after which an unfinished folder counts as abandoned
+_UNFINISHED = '.incomplete'  # suffix of a folder that is being written or removed
+_ASIDE = '.replaced'  # suffix of an old folder until the new one is in place
 _unfinished: set[Path] = set()  # of this process
 
 
@@ -19,9 +19,9 @@ _unfinished: set[Path] = set()  # of this process
 def replacing(path: Path) -> Iterator[Path]:
     """Yields an empty folder, which replaces `path` if the block ends without an exception.
 
-    If the block or the replacement fails, `path` stays as it was, and so does its parent. Several
-    processes may replace the same path at once: each fills another folder, and the last one stays.
-    If a process is killed, the next one restores `path` and removes the abandoned folders.
+    If the block or the replacement fails, `path` and its parent stay unchanged. Several processes
+    may replace the same path at once: each fills another folder, and the last one remains. If a
+    process is killed, the next one restores `path` and removes the abandoned folders.
 
     Raises:
       OSError: if the folder cannot be made or put in place.
@@ -39,7 +39,7 @@ def replacing(path: Path) -> Iterator[Path]:
         _unfinished.discard(folder)
         if new_parent:
             with contextlib.suppress(OSError):
-                path.parent.rmdir()  # if nothing is in it
+                path.parent.rmdir()  # if it is empty
 
 
 def discard_unfinished() -> None:
@@ -49,16 +49,16 @@ def discard_unfinished() -> None:
 
 
 def _put(folder: Path, path: Path) -> None:
-    """Renames a folder to `path`, whatever is there."""
+    """Renames a folder to `path` and replaces what is there."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            # A folder cannot be renamed onto one that has files, so that one moves aside.
+            # A folder cannot replace one that has files, so the old one moves aside.
             with contextlib.suppress(FileNotFoundError):
                 path.rename(_sibling(path, _ASIDE))
             folder.rename(path)
             return
         except OSError:
-            # Another process may have put its folder there in between, which then moves aside too.
+            # Another process may have put its folder there; the next attempt moves it aside.
             if attempt == _ATTEMPTS or not os.path.lexists(path):
                 raise
         finally:
@@ -73,7 +73,7 @@ def _tidy(path: Path) -> None:
             aside.pop().rename(path)
     for replaced in aside:
         with contextlib.suppress(OSError):
-            # Renamed first: a folder that is half removed must not be restored.
+            # Renamed first, because a half-removed folder must not be restored.
             _remove(replaced.rename(replaced.with_suffix(_UNFINISHED)))
     for folder in path.parent.glob(f'.{path.name}.*{_UNFINISHED}'):
         with contextlib.suppress(FileNotFoundError):
@@ -90,4 +90,4 @@ def _remove(path: Path) -> None:
     """Removes a folder or a file as far as that is possible."""
     shutil.rmtree(path, ignore_errors=True)
     with contextlib.suppress(OSError):
-        path.unlink()  # a file or a link, which rmtree leaves
+        path.unlink()  # rmtree removes no file and no link

@@ -21,12 +21,11 @@ class Interrupted(KeyboardInterrupt):
 def ending(leave: Callable[[str], None]) -> Iterator[None]:
     """Makes SIGINT and SIGTERM end the process at once, with the exit statuses 130 and 143.
 
-    An exception instead may be lost in one of JAX's callbacks, and the interpreter often crashes at
-    exit if it interrupts a compilation. Outside the main thread, where Python allows no handlers,
-    this does nothing.
+    JAX's callbacks may lose an exception, and an exception during a compilation often crashes the
+    interpreter at exit. This does nothing outside the main thread, where Python allows no handlers.
 
     Args:
-      leave: called before the end, with 'interrupted' or 'terminated'.
+      leave: called with 'interrupted' or 'terminated' before the process ends.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -53,7 +52,7 @@ def stopping(say: Callable[[str], None]) -> Iterator[Callable[[], int | None]]:
       say: called with a line about the recorded signal.
 
     Yields:
-      A function that returns the signal, None if there was none.
+      A function that returns the recorded signal, or None.
     """
     received: list[int] = []
     previous = _handlers()
@@ -71,15 +70,15 @@ def stopping(say: Callable[[str], None]) -> Iterator[Callable[[], int | None]]:
 
 
 def _handlers() -> dict[signal.Signals, Any]:
-    """The handlers of SIGINT and SIGTERM that may be replaced."""
+    """Returns the replaceable handlers of SIGINT and SIGTERM."""
     if threading.current_thread() is not threading.main_thread():
         return {}
-    handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     # The parent process may have made this one ignore a signal, as nohup does.
-    return {one: handler for one, handler in handlers.items() if handler != signal.SIG_IGN}
+    return {number: h for number, h in handlers.items() if h != signal.SIG_IGN}
 
 
 def _install(handlers: dict[signal.Signals, Any]) -> None:
-    for one, handler in handlers.items():
-        # None stands for a handler that Python did not install.
-        signal.signal(one, signal.SIG_DFL if handler is None else handler)
+    for number, handler in handlers.items():
+        # getsignal returns None for a handler that Python did not install.
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -10,14 +10,14 @@ _WORDS = {
     type(None): 'None',
 }
 _LARGEST_INT = 2**63 - 1
-_LARGEST_FLOAT = 3.4e38  # of float32, in which everything is computed
+_LARGEST_FLOAT = 3.4e38  # of float32, the precision of all settings in the program
 
 
 def check_value(name: str, value: Any, kind: Any) -> None:
     """Raises a ValueError unless a value has its annotated type and float32 or int64 can hold it.
 
-    `kind` is bool, int, float, str, a Literal, or a union of the first four and None; values of any
-    other annotation are not checked. An int is also a float, but a bool is not an int. A string
+    `kind` is bool, int, float, str, a Literal, or a union of the first four and None; values of
+    other annotations are not checked. An int is also a float, but a bool is not an int. A string
     must have no NUL character and no line break.
     """
     kinds = get_args(kind) or (kind,)

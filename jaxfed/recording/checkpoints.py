@@ -19,7 +19,7 @@ from jaxfed.types import PyTree
 
 FOLDER = 'checkpoints'
 
-# What orbax, tensorstore and json raise for damaged files; a MemoryError, for one, is no damage.
+# Orbax, tensorstore and json raise these for damaged files; a MemoryError is no damage.
 _DAMAGED = (ValueError, LookupError, TypeError, AttributeError, OSError, RuntimeError)
 _log = logging.getLogger('jaxfed')
 
@@ -27,13 +27,13 @@ _log = logging.getLogger('jaxfed')
 class Saved(NamedTuple):
     """A checkpoint that was read."""
 
-    round: int  # rounds trained when it was written
+    round: int  # the last round before it was written
     state: PyTree  # NumPy arrays
 
 
 @contextmanager
 def open_checkpoints(workdir: Path, *, keep: int) -> Iterator[Any]:
-    """Open the newest `keep` checkpoints of a run for `save` and `restore`; wait for the last one.
+    """Open the newest `keep` checkpoints of a run; wait for the last write at the end.
 
     Raises:
       ValueError: if orbax cannot read the folder of the checkpoints.
@@ -60,7 +60,7 @@ def _open_manager(folder: Path, keep: int) -> Any:
         multiprocessing_options=ocp.options.MultiprocessingOptions(
             primary_host=0, active_processes={0}, barrier_sync_key_prefix='jaxfed'
         ),
-        create=False,  # orbax creates folders only where all processes take part
+        create=False,  # orbax creates folders only if all processes take part
     )
     try:
         return ocp.CheckpointManager(folder, options=options)
@@ -107,7 +107,7 @@ def restore(manager: Any, like: PyTree) -> Saved | None:
       like: a tree with the structure, shapes and types of the state.
 
     Returns:
-      The checkpoint, None if there is none.
+      The checkpoint, or None if there is none.
 
     Raises:
       ValueError: if all checkpoints are damaged.

@@ -12,7 +12,7 @@ from jaxfed.recording.heatmap import print_heatmap
 
 
 def show_summary(summary: dict[str, Any], workdir: Path) -> None:
-    """Print the numbers of summary.json, and the files of the work directory."""
+    """Print summary.json and the names of the files in the work directory."""
     table = Table(
         Column(style='bold'),
         Column(justify='right'),
@@ -36,7 +36,7 @@ def _summary_rows(summary: dict[str, Any]) -> dict[str, str]:
         rows['final accuracy'] = f'{summary["final_accuracy"]:.2%} after {rounds} rounds'
         rows['best accuracy'] = f'{summary["best_accuracy"]:.2%} in round {summary["best_round"]}'
     rows['time'] = (
-        f'{summary["seconds_total"]:.1f} s, of it compiling {summary["compile_seconds"]:.1f} s'
+        f'{summary["seconds_total"]:.1f} s, including compiling {summary["compile_seconds"]:.1f} s'
     )
     rows['a round'] = (
         f'{summary["seconds_per_round"]:.3f} s, '
@@ -68,7 +68,7 @@ def show_sweep(title: str, names: list[str], rows: list[list[str]]) -> None:
 
 
 def cost_in_words(cost: dict[str, Any]) -> str:
-    """Describe what a method costs beyond FedAvg; '' if nothing.
+    """Describe the costs of a method beyond FedAvg; '' if there are none.
 
     Args:
       cost: the fields of `costs.MethodCost`.
@@ -107,10 +107,10 @@ def show_methods(rows: list[tuple[str, str, list[tuple[str, str]]]]) -> None:
     table = Table(
         Column('--method', style='bold', no_wrap=True),
         Column('hyper-parameters', no_wrap=True),
-        'what it does, and its paper',
+        'description and paper',
         title="Methods; combine them with '+'",
-        caption='Costs are of one client and round beyond those of FedAvg; x is the size of the '
-        "network's parameters, in this table those of cnn on CIFAR-10.",
+        caption='Costs are for one client and round, beyond those of FedAvg. x is the size of the '
+        "network's parameters; this table uses cnn on CIFAR-10.",
         show_lines=True,
     )
     _print(
@@ -127,9 +127,9 @@ def show_measures(rows: list[tuple[str, str, tuple[str, ...], bool]]) -> None:
     table = Table(
         Column('--measure', style='bold', no_wrap=True),
         Column('in metrics.jsonl', no_wrap=True),
-        'what it is',
+        'description',
         title='Measures; join them with commas',
-        caption='* needs --local_eval_every, and is measured in its rounds.',
+        caption='* needs --local_eval_every, and is computed in its rounds.',
         show_lines=True,
     )
     _print(

@@ -1,4 +1,4 @@
-"""What is recorded of a round and of a whole run, as plain dictionaries."""
+"""The records of a round and of a run, as plain dictionaries."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ _EVALUATED = ('test_accuracy', 'test_loss', 'class_accuracy', *_LOCAL)
 
 
 def title_of(config: Config) -> str:
-    """The data of a run in a few words, for titles of pictures."""
+    """Return dataset, partition and number of clients as the title of a figure."""
     return f'{config.dataset}, {config.partition}, {config.num_clients} clients'
 
 
@@ -28,16 +28,16 @@ def describe_round(
     local: dict[str, float],
     measured: dict[str, Any],
 ) -> Entry:
-    """The entry of a round without its times; None for what was not evaluated.
+    """Return the entry of a round without its times; values that were not evaluated are None.
 
     Args:
       round_: its number.
-      train_loss: mean of the local objective, None if no client's update arrived.
+      train_loss: mean of the local objective, or None if no client's update arrived.
       evaluation: of the global model on the test data.
       learning_rate: of the clients.
-      local: evaluated means over the round's clients: local_accuracy, personal_accuracy and
-        personal_global_accuracy.
-      measured: fields of measures; values that are not finite become None.
+      local: means over the round's clients of those of local_accuracy, personal_accuracy and
+        personal_global_accuracy that were evaluated.
+      measured: fields of measures; the entry has None for values that are not finite.
     """
     entry: Entry = {
         'round': round_,
@@ -54,9 +54,9 @@ def describe_round(
 
 
 def _plain(value: Any) -> Any:
-    """Numbers, arrays and dicts of them as JSON stores them."""
+    """Convert numbers, arrays and dictionaries of them to values that JSON can store."""
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(v) for key, v in value.items()}
     if value is None:
         return None
     array = np.asarray(value)
@@ -68,12 +68,12 @@ def _plain(value: Any) -> Any:
 
 
 def failed_values(measures: Sequence[str]) -> Entry:
-    """What replaces the values of a round that diverged."""
+    """Return the fields that replace the values of a round that diverged."""
     return {**dict.fromkeys(('train_loss', *_EVALUATED, *fields(measures))), 'failed': True}
 
 
 def not_finite(entry: Entry) -> str | None:
-    """The name of the first loss of a round that is not finite, None if all are."""
+    """Return the name of the first loss that is not finite, or None."""
     losses = ((name, entry[name]) for name in ('train_loss', 'test_loss'))
     return next((name for name, loss in losses if not (loss is None or np.isfinite(loss))), None)
 
@@ -81,7 +81,7 @@ def not_finite(entry: Entry) -> str | None:
 def summarise(
     config: Config, measures: Sequence[str], metrics: list[Entry], seconds: float, steps: int
 ) -> dict[str, Any]:
-    """The numbers of summary.json that follow from the rounds.
+    """Compute the fields of summary.json that follow from the rounds.
 
     Args:
       config: the settings.

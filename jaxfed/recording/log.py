@@ -21,13 +21,13 @@ class Log(NamedTuple):
 
     metrics: list[dict[str, Any]]  # all entries so far
     record: Callable[[dict[str, Any]], None]
-    settle: Callable[[], None]  # returns when all lines are on the disk
+    settle: Callable[[], None]  # waits until all lines are on the disk
     trackers_failed: dict[str, str]  # tracker -> reason
 
 
 @contextlib.contextmanager
 def open_log(config: Config, parts: list[Part], workdir: Path, rounds: int) -> Iterator[Log]:
-    """Opens the records of a run that continues after `rounds` rounds; later lines are removed."""
+    """Open the records of a run that continues after `rounds` rounds; remove later lines."""
     with contextlib.ExitStack() as stack:
         if (workdir / METRICS).exists():
             trackers.clear(config, workdir)  # they receive all rounds again
@@ -56,8 +56,8 @@ def rewind(workdir: Path, rounds: int) -> list[dict[str, Any]]:
         complete = False
     if not complete:
         raise ValueError(
-            f'{path} lacks some of the first {rounds} rounds, after which the checkpoint was '
-            f'written; start again in another directory, or move {workdir} away.'
+            f'{path} lacks some of the first {rounds} rounds, which the checkpoint needs; start '
+            f'again in another directory, or move {workdir} away.'
         )
     write_atomic(path, b''.join(line + b'\n' for line in lines))
     return entries
@@ -77,6 +77,6 @@ def append(file: FileIO, entry: dict[str, Any]) -> None:
         if file.write(line) != len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
     except OSError:
-        # A full disk takes part of a line.
+        # A full disk may store a part of the line.
         file.truncate(before)
         raise

@@ -29,18 +29,18 @@ from jaxfed.metrics.measures import parse_measures
 CONFIG, METRICS, SUMMARY = 'config.json', 'metrics.jsonl', 'summary.json'
 MODEL = 'model.safetensors'
 PARTITION = 'partition.json'
-RUNS = 'runs'  # where a work directory is made if none is named
+RUNS = 'runs'  # the default parent of work directories
 
 
 def check_workdir(path: Path, config: Config, parts: list[Part]) -> bool:
-    """Check that a directory can take the records of a run, a new one or the rest of one.
+    """Check that a directory can hold a new run, or an unfinished one with these settings.
 
     Returns:
       Whether it holds an unfinished run with these settings.
 
     Raises:
-      ValueError: if it holds another run or a finished one, is not a directory or cannot be written
-        to; or if there is no run to resume, where the settings ask for one.
+      ValueError: if it holds another run or a finished one, is not a directory or is not writable;
+        or if --resume is set and there is no run.
     """
     files = [name for name in (CONFIG, METRICS, SUMMARY, MODEL) if (path / name).exists()]
     if files and (CONFIG not in files or SUMMARY in files or config.resume is False):
@@ -50,42 +50,42 @@ def check_workdir(path: Path, config: Config, parts: list[Part]) -> bool:
             'or move this one away.'
         )
     if files and (other := differing(path, config, parts)):
-        words = [f'--{name}={there} there, {now} here' for name, (there, now) in other.items()]
+        words = [f'--{name}={old} there, {new} here' for name, (old, new) in other.items()]
         shown = ', '.join(words[:8] + ['...'] * (len(words) > 8))
         raise ValueError(
-            f'--workdir={path} holds an unfinished run with other settings ({shown}); give the '
-            'same ones to go on with it, or name another directory.'
+            f'--workdir={path} holds an unfinished run with other settings ({shown}); '
+            'repeat its settings to continue it, or name another directory.'
         )
     if config.resume and not files:
-        raise ValueError(f'--resume, but --workdir={path} holds no run; leave one of them out.')
+        raise ValueError(f'--resume: --workdir={path} holds no run; omit one of them.')
     check_writable(path, '--workdir')
     return bool(files)
 
 
 def make_workdir(config: Config, parts: list[Part]) -> Path:
-    """Make the work directory of a run, under runs/ if none is named, with config.json in it."""
+    """Make the work directory of a run, by default under runs/, with config.json in it."""
     workdir = new_folder(config)
     if check_workdir(workdir, config, parts):
         return workdir
-    text = json_text(describe_config(config, parts))  # before anything is written
+    text = json_text(describe_config(config, parts))  # may fail, so before the first write
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        # The lock lets only one of several runs that start at once go on.
+        # If several runs start at once, only the one with the lock continues.
         with exclusive_lock(workdir):
             if check_workdir(workdir, config, parts):
-                raise ValueError(f'--workdir={workdir} already holds a run, begun just now.')
-            write_atomic(workdir / CONFIG, text.encode())
+                raise ValueError(f'--workdir={workdir} already holds a run that has just started.')
+            write_atomic(workdir / CONFIG, text)
     except OSError as error:
         raise ValueError(f'--workdir={workdir} cannot be written to: {error}.') from error
     return workdir
 
 
 def new_folder(config: Config, suffix: str = '') -> Path:
-    """The work directory that the settings name, else a new name under runs/ with a suffix."""
+    """Return the work directory of the settings, by default a new name under runs/."""
     if config.workdir:
         return Path(config.workdir)
     stamp = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
-    # Settings from Python may hold characters that lead out of the directory, or make no name.
+    # Settings from Python may hold characters that lead out of the directory or are invalid.
     name = re.sub(r'[^\w.+,-]+', '_', f'{config.dataset}-{config.method}')[:100]
     base = Path(RUNS) / f'{name}{suffix}-{stamp}'
     folder, count = base, 1
@@ -96,7 +96,7 @@ def new_folder(config: Config, suffix: str = '') -> Path:
 
 
 def discard_workdir(workdir: Path) -> None:
-    """Remove a work directory whose run has not begun, unless it holds something else."""
+    """Remove a work directory whose run has no rounds; keep it if it has other files."""
     if (workdir / METRICS).exists():
         return
     (workdir / '.lock').unlink(missing_ok=True)
@@ -107,13 +107,13 @@ def discard_workdir(workdir: Path) -> None:
 
 
 def write_partition(path: Path, counts: np.ndarray) -> None:
-    """Write partition.json; counts [N, C] are the examples of class c that client i trains on."""
+    """Write partition.json; counts [N, C] are the training examples by client and class."""
     rows = ',\n  '.join(map(json.dumps, counts.tolist()))
-    write_atomic(path, f'{{"label_counts": [\n  {rows}\n]}}\n'.encode())
+    write_atomic(path, f'{{"label_counts": [\n  {rows}\n]}}\n')
 
 
 def describe_config(config: Config, parts: list[Part]) -> dict[str, Any]:
-    """What config.json holds: every setting, the method's parts, versions and the device."""
+    """Return config.json: every setting, the method's parts, versions and the device."""
     packages = ('jaxfed', 'jax', 'jaxlib', 'flax', 'optax', 'numpy')
     device = jax.devices()[0]
     return {
@@ -136,42 +136,42 @@ def differing(
     *,
     measures: Literal['equal', 'included', 'any'] = 'equal',
 ) -> dict[str, tuple[Any, Any]]:
-    """Setting -> (value there, value now) where the run in a work directory is another one.
+    """Return setting -> (recorded value, value now) for settings that differ from a recorded run.
 
     Args:
       workdir: holds a run.
       config: the settings.
       parts: the method's parts with all their hyper-parameters.
-      measures: whether the run has to have the same measures, at least these, or any.
+      measures: whether the run must have the same measures, at least these, or any.
 
     Raises:
       ValueError: if its config.json cannot be read.
     """
-    there = _flat(read_json(workdir / CONFIG), workdir / CONFIG)
-    now = _flat(json.loads(json_text(describe_config(config, parts))))
-    # A run that was recorded before there was a setting had the setting's default.
-    there = _flat(json.loads(json_text(describe_config(Config(), [])))) | there
+    recorded = flat_settings(read_json(workdir / CONFIG), workdir / CONFIG)
+    now = flat_settings(json.loads(json_text(describe_config(config, parts))))
+    # A run from before a setting was added has the setting's default.
+    old = flat_settings(json.loads(json_text(describe_config(Config(), [])))) | recorded
     skipped = {'versions', 'device', *settings_that_affect('machine')}
     if measures == 'any' or (
         measures == 'included'
-        and set(parse_measures(now['measure'])) <= set(parse_measures(there['measure']))
+        and set(parse_measures(now['measure'])) <= set(parse_measures(old['measure']))
     ):
         skipped.add('measure')
     return {
-        name: (there.get(name), now.get(name))
-        for name in now | there
-        if name not in skipped and there.get(name) != now.get(name)
+        name: (old.get(name), now.get(name))
+        for name in now | old
+        if name not in skipped and old.get(name) != now.get(name)
     }
 
 
-def _flat(described: dict[str, Any], path: str | Path = CONFIG) -> dict[str, Any]:
-    """Settings and hyper-parameters of all parts side by side, under the names of their flags."""
+def flat_settings(described: dict[str, Any], path: str | Path = CONFIG) -> dict[str, Any]:
+    """Return settings and hyper-parameters in one dictionary, under the names of their flags."""
     flat = dict(described)
-    # The parts have all hyper-parameters, also those that were not given.
+    # The parts have all hyper-parameters, also the defaults.
     flat.pop('hyperparameters', None)
     try:
         parts = flat.pop('method_parts', [])
-        # A user's own method has no parts.
+        # A method from Python has no parts.
         flat['parts'] = [(part['name'], part['phase']) for part in parts]
         for part in parts:
             values = part['hyperparameters']
@@ -188,6 +188,6 @@ def check_unfinished(workdir: Path, counts: np.ndarray) -> None:
     path = workdir / PARTITION
     if path.exists() and read_json(path).get('label_counts') != counts.tolist():
         raise ValueError(
-            f'{path} describes other data than the dataset has now; a run goes on with the same '
-            'data only. Name another --workdir.'
+            f'{path} describes other data than the dataset has now; a run continues only '
+            'with the same data. Name another --workdir.'
         )

@@ -25,14 +25,14 @@ _SETTINGS: Any = {
     'lines.linewidth': 1.6,
     'legend.frameon': False,
     'image.cmap': SEQUENTIAL,
-    'svg.fonttype': 'path',  # the same letters on a machine without the font
+    'svg.fonttype': 'path',  # letters as curves, for machines without the font
     'svg.hashsalt': 'jaxfed',  # the same file every time
 }
 
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-    """Apply the common style to what is drawn in the block."""
+    """Apply the common style to figures drawn in the block."""
     import matplotlib
 
     with matplotlib.rc_context(_SETTINGS):

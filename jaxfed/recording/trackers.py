@@ -1,7 +1,7 @@
 """Copies of metrics.jsonl while training: CSV, TensorBoard, Weights & Biases.
 
-A tracker that fails while training is reported at once and in summary.json, and closed; training
-continues, because metrics.jsonl already has the round.
+If a tracker fails during training, a warning and summary.json report it, and the tracker is closed.
+Training continues, because metrics.jsonl already has the round.
 """
 
 import contextlib
@@ -50,11 +50,11 @@ def check(config: Config) -> None:
 def follow(
     config: Config, parts: Sequence[Part], workdir: Path
 ) -> Iterator[tuple[Tracker, dict[str, str]]]:
-    """Open the chosen trackers, and close them however training ends.
+    """Open the chosen trackers; close them when the block ends.
 
     Yields:
-      A function that takes the entry of each finished round, and a dictionary that it fills:
-      tracker -> when and why it failed.
+      A function to call with the entry of each finished round, and a dictionary that it fills:
+      tracker -> reason and round of its failure.
 
     Raises:
       Unavailable: if a tracker cannot be opened; the work directory is then discarded.
@@ -106,9 +106,9 @@ def follow(
 
 
 def clear(config: Config, workdir: Path) -> None:
-    """Remove the trackers' files of an interrupted run, because they get all its rounds again.
+    """Remove the trackers' files of an interrupted run; the trackers receive all rounds again.
 
-    Runs of Weights & Biases stay, because they may be uploaded.
+    Runs of Weights & Biases remain, because they may be uploaded.
     """
     if config.csv:
         (workdir / CSV).unlink(missing_ok=True)
@@ -121,7 +121,7 @@ def _one_line(error: Exception) -> str:
 
 
 def scalars(entry: Entry) -> dict[str, float]:
-    """Return the curves' values in a round; lists over classes as 'class_accuracy/0' and so on."""
+    """Return the numbers of a round; lists over classes become 'class_accuracy/0' and so on."""
     flat = {name: value for name, value in entry.items() if name != 'round'}
     for name in _BY_CLASS:
         if isinstance(values := entry.get(name), list):
@@ -133,24 +133,22 @@ def scalars(entry: Entry) -> dict[str, float]:
 def csv_file(workdir: Path, config: dict[str, Any]) -> Iterator[Tracker]:
     """Write metrics.csv: a row for each round, lists as columns class_accuracy_0 and so on.
 
-    The file is rewritten when a field has its first value, so the header is always complete.
+    The file is rewritten when a field gets its first value, so the header is always complete.
 
     Raises:
-      FileExistsError: if there is such a file.
+      FileExistsError: if the file exists.
     """
     path = workdir / CSV
     if path.exists():
         raise FileExistsError(f'{path} already exists; move it away')
-    fields: dict[str, None] = {}  # in the order of the entries
+    fields: dict[str, int] = {}  # field -> its number
     columns: dict[str, tuple[int, int]] = {}  # column -> number of its field, index in its list
     rows: list[dict[str, Any]] = []
 
     def cells(entry: Entry) -> Iterator[tuple[str, tuple[int, int], Any]]:
         """Yield the columns of an entry with their places and values."""
-        fields.update(dict.fromkeys(entry))
-        order = list(fields)
         for name, value in entry.items():
-            place = order.index(name)
+            place = fields.setdefault(name, len(fields))
             if isinstance(value, list):
                 if not any(isinstance(v, list) for v in value):
                     yield from ((f'{name}_{i}', (place, i), v) for i, v in enumerate(value))
@@ -163,12 +161,11 @@ def csv_file(workdir: Path, config: dict[str, Any]) -> Iterator[Tracker]:
             row[column] = value
             columns.setdefault(column, place)
         rows.append(row)
-        is_new = len(columns) > known
         text = io.StringIO(newline='')
         writer = csv.DictWriter(
             text, sorted(columns, key=columns.__getitem__), '', lineterminator='\n'
         )
-        if is_new:
+        if len(columns) > known:
             writer.writeheader()
             writer.writerows(rows)
             write_atomic(path, text.getvalue())
@@ -183,7 +180,7 @@ def csv_file(workdir: Path, config: dict[str, Any]) -> Iterator[Tracker]:
 @contextlib.contextmanager
 def tensorboard(workdir: Path, config: dict[str, Any]) -> Iterator[Tracker]:
     """Write an event file in WORKDIR/tensorboard, with the settings as hyper-parameters."""
-    # EventsWriter writes in this thread, so a full disk is an error of the round that it loses.
+    # EventsWriter writes in this thread, so a full disk raises an error in the same round.
     # SummaryWriter's thread ends at an error, and training then waits for its queue forever.
     from tensorboardX.event_file_writer import EventsWriter
     from tensorboardX.proto.event_pb2 import Event
@@ -209,10 +206,8 @@ def tensorboard(workdir: Path, config: dict[str, Any]) -> Iterator[Tracker]:
 
 
 def hyperparameters(config: dict[str, Any]) -> dict[str, str | int | float | bool]:
-    """Flatten config.json to plain values, with names such as 'fedlmd.beta'; None is left out."""
-    flat = dict(config)
-    for part in config['method_parts']:
-        flat |= {f'{part["name"]}.{name}': v for name, v in part['hyperparameters'].items()}
+    """Flatten config.json to plain values, with names such as 'fedlmd.beta'; omit None."""
+    flat = run_files.flat_settings(config)
     flat |= {f'partition.{name}': v for name, v in config['partition_settings'].items()}
     return {name: value for name, value in flat.items() if isinstance(value, str | int | float)}
 
@@ -231,7 +226,7 @@ def wandb(workdir: Path, config: dict[str, Any]) -> Iterator[Tracker]:
         name=os.environ.get('WANDB_NAME', workdir.name),
         dir=workdir,
         config=config,
-        # W&B captures no output, and experiments in one program have a run each at the same time.
+        # W&B must not capture output; experiments in one program have a run each at the same time.
         settings=library.Settings(console='off', reinit='create_new'),
     )
     exit_code = 1
@@ -242,5 +237,5 @@ def wandb(workdir: Path, config: dict[str, Any]) -> Iterator[Tracker]:
         run.finish(exit_code=exit_code)
 
 
-# The first one may need a network, and fails before the others create files.
+# wandb is first: it may need a network, and fails before the others create files.
 OPEN: dict[str, Open] = {'wandb': wandb, 'tensorboard': tensorboard, 'csv': csv_file}

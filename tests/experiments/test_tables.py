@@ -554,7 +554,7 @@ EASY = ('--dataset=digits', '--num_clients=10', '--alpha=5', '--augment=none')
         (['fedlmd/1', '--', '--mu=1'], '--mu=1'),
         (['fedlmd/1', '--rounds=1', '--', '--rounds=2'], 'leave --rounds=2 out after --'),
         (['fedlmd/1', '--', '--validation=0.1'], '--validation holds training data out'),
-        (['fedlmd/1', '--', '--foo=1'], '--foo is no flag'),
+        (['fedlmd/1', '--', '--foo=1'], '--foo is not a flag'),
         (['fedlmd/1', '--', 'foo'], 'foo after -- must be a flag'),
         (['fedlmd/1', '--', *EASY, '--model=unet'], 'unet'),
         (['fedlmd/1', '--', *EASY, '--augment=spin'], 'spin'),
