@@ -1,29 +1,82 @@
 """Lines, warnings and errors in the terminal."""
 
 import contextlib
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.control import Control
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.segment import ControlType
 
 from jaxfed.internal.type_checks import printable
 
 # File names may contain rich's markup and emoji codes, so both are off.
 TERMINAL = Console(highlight=False, markup=False, emoji=False)
+MINUTE = 60.0  # seconds, the longest time without a line if the output is not a terminal
 
 
 @contextlib.contextmanager
 def status(text: str, *, quiet: bool) -> Iterator[None]:
-    """Show a spinner while the block runs, then print the seconds it took."""
+    """Show the elapsed time while the block runs, then print the seconds it took."""
     if quiet:
         yield
         return
     start = time.perf_counter()
-    with TERMINAL.status(text):
+    columns = SpinnerColumn(), TextColumn('{task.description}', markup=False), TimeElapsedColumn()
+    with (
+        Progress(*columns, console=TERMINAL, transient=True, disable=not can_animate()) as bar,
+        minute_lines(quiet=can_animate()) as show,
+    ):
+        bar.add_task(text, total=None)
+        show(f'{text} ...')
         yield
     TERMINAL.print(f'{text}: {time.perf_counter() - start:.1f} s')
+
+
+@contextlib.contextmanager
+def minute_lines(*, timed: bool = False, quiet: bool) -> Iterator[Callable[..., None]]:
+    """Print the newest status at least once a minute while the block runs.
+
+    Args:
+      timed: append the elapsed time to every line; repeated lines always have it.
+      quiet: print nothing.
+
+    Yields:
+      `show(text, now=True)`, which sets the status and prints it at once if `now` is True.
+    """
+    start = printed = time.perf_counter()
+    status, repeated, ended = '', False, threading.Event()
+
+    def write() -> None:
+        nonlocal printed, repeated
+        printed = time.perf_counter()
+        elapsed = f' ({time_in_words(printed - start)})' if timed or repeated else ''
+        say(status + elapsed, quiet=quiet)
+        repeated = True
+
+    def show(text: str, now: bool = True) -> None:
+        nonlocal status, repeated
+        status, repeated = text, False
+        if now:
+            write()
+
+    def repeat() -> None:
+        while not ended.wait(printed + MINUTE - time.perf_counter()):
+            if status and time.perf_counter() - printed >= MINUTE:
+                write()
+
+    if quiet:
+        yield show
+        return
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield show
+    finally:
+        ended.set()
+        thread.join()
 
 
 def say(text: str, *, quiet: bool) -> None:

@@ -1,7 +1,6 @@
-"""Progress bars of one run and of many; about ten lines each if the output is not a terminal."""
+"""Progress bars of one run and of many; lines if the output is not a terminal."""
 
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,9 +13,9 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
 from jaxfed.internal import console
-from jaxfed.internal.console import time_in_words
 
 _RECENT = 10  # rounds whose mean time estimates the time left
 
@@ -25,18 +24,20 @@ Entry = dict[str, Any]  # a line of metrics.jsonl
 
 @contextlib.contextmanager
 def run_progress(rounds: int, *, quiet: bool) -> Iterator[Callable[[Entry], None]]:
-    """Show the progress of a run; yield a function that takes the entry of each finished round."""
-    bar, in_lines = _progress_bar(
+    """Show the progress of a run; yield a function to call with the entry of each finished round.
+
+    Without a terminal, print about ten lines, at least one a minute, and the last round.
+    """
+    seconds: deque[float] = deque(maxlen=_RECENT)
+    accuracy = '      -'
+    with _open_bar(
         TextColumn('round {task.completed:>4.0f}/{task.total:.0f}'),
         BarColumn(bar_width=14),
         TextColumn('{task.description}'),
         quiet=quiet,
-    )
-    every = max(rounds // 10, 1)
-    seconds: deque[float] = deque(maxlen=_RECENT)
-    with bar:
-        task = bar.add_task('', total=rounds)
-        accuracy = '      -'
+    ) as (bar, show):
+        task = bar.add_task('training the first round', total=rounds)
+        show('training the first round', now=False)
 
         def report(entry: Entry) -> None:
             nonlocal accuracy
@@ -45,11 +46,11 @@ def run_progress(rounds: int, *, quiet: bool) -> Iterator[Callable[[Entry], None
                 accuracy = f'{entry["test_accuracy"]:7.2%}'
             loss_text = ('failed' if failed else '-') if loss is None else f'{loss:7.4f}'
             seconds.append(entry['seconds'])
-            left = time_in_words(sum(seconds) / len(seconds) * (rounds - round_))
+            left = console.time_in_words(sum(seconds) / len(seconds) * (rounds - round_))
             text = f'accuracy {accuracy}  loss {loss_text:>7}  {left} left'
             bar.update(task, completed=round_, description=text)
-            if in_lines and (round_ % every == 0 or round_ == rounds or failed):
-                console.say(f'round {round_:>4}/{rounds}  {text}', quiet=False)
+            due = round_ % max(rounds // 10, 1) == 0 or round_ == rounds or bool(failed)
+            show(f'round {round_:>4}/{rounds}  {text}', now=due)
 
         yield report
 
@@ -60,8 +61,8 @@ def grid_progress(
 ) -> Iterator[tuple[Callable[..., None], Callable[[Entry], None]]]:
     """Show the progress of many runs.
 
-    Without a terminal, prints a line for each group of runs in one program, and about ten for the
-    rounds of a group of several runs.
+    Without a terminal, print the beginning and the last round of each group of runs in one program,
+    about ten lines between them for a group of several runs, and at least one line a minute.
 
     Args:
       runs: the number of runs.
@@ -69,53 +70,59 @@ def grid_progress(
       quiet: print nothing.
 
     Yields:
-      `begin(name, rounds, runs=1)`, called before each group with the sum of its rounds and the
-      number of its runs; and a function that takes the entry of each finished round.
+      `begin(name, rounds, runs=1)`, to call before each group with the sum of its rounds and the
+      number of its runs; and a function to call with the entry of each finished round.
     """
-    bar, in_lines = _progress_bar(
-        TextColumn('{task.fields[name]}'),
+    started, group_runs, group_rounds, done, best, label = 0, 1, 0, 0, 0.0, ''
+    # The other columns need 40 characters; a longer name would hide them.
+    name_column = Column(no_wrap=True, max_width=max(console.TERMINAL.width - 40, 10))
+    with _open_bar(
+        TextColumn('{task.description}', markup=False, table_column=name_column),
         BarColumn(bar_width=12),
         TextColumn('{task.percentage:>3.0f}%'),
         TimeElapsedColumn(),
-        TextColumn('+'),
         TimeRemainingColumn(compact=True),
+        TextColumn('left'),
         quiet=quiet,
-    )
-    start = time.perf_counter()
-    started, group_runs, group_rounds, done, best = 0, 1, 0, 0, 0.0
-    with bar:
-        task = bar.add_task('', total=rounds, name='')
-
-        def elapsed() -> str:
-            return time_in_words(time.perf_counter() - start)
+        timed=True,
+    ) as (bar, show):
+        task = bar.add_task('', total=rounds)
 
         def begin(name: str, rounds_of_group: int, runs_of_group: int = 1) -> None:
-            nonlocal started, group_runs, group_rounds, done, best
+            nonlocal started, group_runs, group_rounds, done, best, label
             # The group before may have ended early, or another process may train it.
             bar.update(task, advance=group_rounds - done)
             first = started + 1
             started += runs_of_group
             group_runs, group_rounds, done, best = runs_of_group, rounds_of_group, 0, 0.0
             numbers = f'{first}' if runs_of_group == 1 else f'{first}-{started}'
-            bar.update(task, name=f'{numbers}/{runs} {name}')
-            console.say(f'{numbers}/{runs} {name} ({elapsed()})', quiet=not in_lines)
+            label = f'{numbers}/{runs} {name}'
+            bar.update(task, description=f'{numbers}/{runs} compiling {name}', refresh=True)
+            show(f'{label}: compiling')
 
         def report(entry: Entry) -> None:
             nonlocal done, best
             done += 1
-            bar.update(task, advance=1)
             best = max(best, entry['test_accuracy'] or 0.0)
-            if not in_lines or group_runs == 1:
-                return
-            if 10 * done // group_rounds > 10 * (done - 1) // group_rounds:
-                text = f'  round {entry["round"]}, {100 * done // group_rounds} %: best accuracy '
-                console.say(f'{text}{best:.2%} ({elapsed()})', quiet=False)
+            bar.update(task, advance=1, description=label)
+            tenth = 10 * done // group_rounds > 10 * (done - 1) // group_rounds
+            share = f'{100 * done // group_rounds} %'
+            show(
+                f'  round {entry["round"]}, {share}: best accuracy {best:.2%}',
+                now=done == group_rounds or (group_runs > 1 and tenth),
+            )
 
         yield begin, report
 
 
-def _progress_bar(*columns: ProgressColumn, quiet: bool) -> tuple[Progress, bool]:
-    """Return a bar, and whether lines are printed in its place."""
+@contextlib.contextmanager
+def _open_bar(
+    *columns: ProgressColumn, quiet: bool, timed: bool = False
+) -> Iterator[tuple[Progress, Callable[..., None]]]:
+    """Open a bar on a terminal; yield it and the `show` of the lines that replace it elsewhere."""
     animated = console.can_animate()
-    bar = Progress(*columns, console=console.TERMINAL, disable=quiet or not animated)
-    return bar, not quiet and not animated
+    with (
+        Progress(*columns, console=console.TERMINAL, disable=quiet or not animated) as bar,
+        console.minute_lines(timed=timed, quiet=quiet or animated) as show,
+    ):
+        yield bar, show

@@ -1,0 +1,72 @@
+"""The console: what a terminal and a file show while something runs."""
+
+import re
+import time
+
+import pytest
+from rich.console import Console
+
+from jaxfed.internal import console
+
+
+@pytest.fixture
+def lines(tmp_path, monkeypatch):
+    """A file as the output; returns a function that reads its lines."""
+    path = tmp_path / 'out'
+    with path.open('w', buffering=1) as file:
+        monkeypatch.setattr(console, 'TERMINAL', Console(file=file, width=80, highlight=False))
+        yield lambda: path.read_text().splitlines()
+
+
+def wait_for(lines, pattern):
+    deadline = time.monotonic() + 60
+    while not any(re.fullmatch(pattern, line) for line in lines()):
+        assert time.monotonic() < deadline, lines()
+        time.sleep(0.01)
+
+
+def test_a_file_has_the_status_at_once(lines):
+    with console.status('compiling', quiet=False):
+        assert lines() == ['compiling ...']
+    assert re.fullmatch(r'compiling: \d+\.\d s', lines()[1])
+
+
+def test_a_file_has_a_line_a_minute(lines, monkeypatch):
+    monkeypatch.setattr(console, 'MINUTE', 0.02)
+    with console.minute_lines(quiet=False) as show:
+        show('compiling')
+        wait_for(lines, r'compiling \(\d+ s\)')
+        show('round 1', now=False)
+        wait_for(lines, r'round 1')
+        wait_for(lines, r'round 1 \(\d+ s\)')
+    assert lines()[0] == 'compiling'
+
+
+def test_a_short_block_has_only_the_lines_that_are_due(lines):
+    with console.minute_lines(quiet=False, timed=True) as show:
+        show('one')
+        show('two', now=False)
+        show('three')
+    assert lines() == ['one (0 s)', 'three (0 s)']
+
+
+def test_quiet_output(lines, monkeypatch):
+    monkeypatch.setattr(console, 'MINUTE', 0)
+    with (
+        console.status('compiling', quiet=True),
+        console.minute_lines(quiet=True) as show,
+    ):
+        show('one')
+    assert lines() == []
+
+
+def test_a_terminal_has_the_elapsed_time(tmp_path, monkeypatch):
+    with (tmp_path / 'out').open('w') as file:
+        terminal = Console(
+            file=file, width=80, force_terminal=True, _environ={'TERM': 'xterm', 'NO_COLOR': '1'}
+        )
+        monkeypatch.setattr(console, 'TERMINAL', terminal)
+        with console.status('compiling', quiet=False):
+            pass
+    shown = (tmp_path / 'out').read_text()
+    assert 'compiling 0:00:00' in shown and 'compiling ...' not in shown

@@ -1,0 +1,76 @@
+"""Progress of one run and of many, on a terminal of 80 columns and in a file."""
+
+import re
+
+import pytest
+from rich.console import Console
+
+from jaxfed.internal import console
+from jaxfed.recording.progress import grid_progress, run_progress
+
+
+@pytest.fixture
+def output(tmp_path, monkeypatch):
+    """Sets the output; returns a function that reads what it shows."""
+    path = tmp_path / 'out'
+    with path.open('w', buffering=1) as file:
+
+        def open_output(terminal):
+            environment = {'TERM': 'xterm', 'NO_COLOR': '1'}
+            made = Console(file=file, width=80, force_terminal=terminal, _environ=environment)
+            monkeypatch.setattr(console, 'TERMINAL', made)
+            return lambda: re.split(r'\x1b\[[0-9?]*[A-Za-z]|[\r\n]+', path.read_text())
+
+        yield open_output
+
+
+def entry(round_, accuracy=0.5):
+    return {'round': round_, 'test_accuracy': accuracy, 'train_loss': 1.0, 'seconds': 1.0}
+
+
+def test_a_file_has_the_last_round(output):
+    shown = output(terminal=False)
+    with run_progress(25, quiet=False) as report:
+        for i in range(1, 26):
+            report(entry(i))
+    rounds = [int(line.split()[1].split('/')[0]) for line in shown() if line]
+    assert rounds == [2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 25]
+
+
+def test_a_file_has_the_groups_of_a_sweep(output):
+    shown = output(terminal=False)
+    with grid_progress(3, 50, quiet=False) as (begin, report):
+        begin('two seeds', 40, 2)
+        for i in range(1, 21):
+            for _ in range(2):
+                report(entry(i, accuracy=i / 100))
+        begin('one', 10)
+        for i in range(1, 11):
+            report(entry(i))
+    # A slow machine may need some seconds.
+    assert [re.sub(r'\(\d+ s\)', '(0 s)', line) for line in shown() if line] == [
+        '1-2/3 two seeds: compiling (0 s)',
+        *(f'  round {i}, {5 * i} %: best accuracy {i}.00% (0 s)' for i in range(2, 21, 2)),
+        '3/3 one: compiling (0 s)',
+        '  round 10, 100 %: best accuracy 50.00% (0 s)',
+    ]
+
+
+def test_a_terminal_says_that_a_sweep_compiles(output):
+    shown = output(terminal=True)
+    with grid_progress(4, 20, quiet=False) as (begin, report):
+        begin('fedlmd: beta 0.5, [/b] with a name that is longer than the screen is wide', 10, 4)
+        for i in range(1, 11):
+            report(entry(i))
+    lines = [line for line in shown() if 'fedlmd' in line]
+    assert lines[0].startswith('1-4/4 compiling fedlmd: beta')
+    assert all(len(line.rstrip()) <= 80 for line in lines)
+    assert re.fullmatch(r'1-4/4 fedlmd: beta 0\.5, \[/b\].*… .* 50% 0:00:\d\d .* left *', lines[-1])
+
+
+def test_a_terminal_shows_the_first_round(output):
+    shown = output(terminal=True)
+    with run_progress(100, quiet=False) as report:
+        pass
+    assert any(re.match(r'round +0/100 .* training the first round', line) for line in shown())
+    del report
