@@ -32,7 +32,7 @@ from jaxfed.methods.fedssd import fedssd
 from jaxfed.methods.fedyogi import fedyogi
 from jaxfed.methods.kd import kd
 from jaxfed.methods.label_smoothing import label_smoothing
-from jaxfed.methods.method import Method, chain
+from jaxfed.methods.method import Method, chain, check_method
 from jaxfed.methods.moon import moon
 from jaxfed.methods.mse import mse
 from jaxfed.methods.scaffold import scaffold
@@ -44,6 +44,7 @@ __all__ = [
     'Part',
     'build',
     'chain',
+    'check_method',
     'describe',
     'hyperparameters',
     'resolve',
@@ -76,8 +77,21 @@ def hyperparameters(name: str) -> dict[str, inspect.Parameter]:
 
     Returns:
       Name -> inspect.Parameter, in the order of the factory's signature.
+
+    Raises:
+      ValueError: if the registered value is no function, or a parameter of it has no default.
     """
-    return dict(inspect.signature(METHODS[name]).parameters)
+    factory = METHODS[name]
+    if not callable(factory):
+        raise ValueError(
+            f'METHODS[{name!r}] must be a function that returns a jaxfed.Method, got a '
+            f'{type(factory).__name__}; write METHODS[{name!r}] = lambda: ...'
+        )
+    parameters = dict(inspect.signature(factory).parameters)
+    for key, parameter in parameters.items():
+        if parameter.default is parameter.empty:
+            raise ValueError(f'METHODS[{name!r}]: its parameter {key} must have a default value.')
+    return parameters
 
 
 def resolve(specification: str, settings: Mapping[str, Any]) -> list[Part]:
@@ -157,8 +171,8 @@ def build(parts: list[Part], *, switch_round: int | None = None) -> Method:
       The method, a `chain` if there are several parts, a `switch` if there are two phases.
 
     Raises:
-      ValueError: if a hyper-parameter is of a wrong type, not finite or out of range, or the
-        parts do not combine.
+      ValueError: if a hyper-parameter is of a wrong type, not finite or out of range, a registered
+        function returns no valid method, or the parts do not combine.
     """
     phases: tuple[list[Method], list[Method]] = [], []
     for name, values, phase in parts:
@@ -166,7 +180,9 @@ def build(parts: list[Part], *, switch_round: int | None = None) -> Method:
             for key, value in values.items():
                 if not isinstance(value, jax.Array):  # traced numbers were checked before
                     check_value(key, value, hyperparameters(name)[key].annotation)
-            phases[phase].append(METHODS[name](**values))
+            method = METHODS[name](**values)
+            check_method(method, 'its function must return')
+            phases[phase].append(method)
         except ValueError as error:
             raise ValueError(f'--method={name}: {error}') from error
     first, *second = (phase[0] if len(phase) == 1 else chain(*phase) for phase in phases if phase)

@@ -13,6 +13,8 @@ One round, in the order in which the hooks run:
     update, state     = merge(aggregate)       once, on the server
 """
 
+import inspect
+import reprlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfed import losses
+from jaxfed.internal.type_checks import printable
 from jaxfed.types import Array, Batch, ClientInfo, Model, Outputs, PyTree
 
 
@@ -153,6 +156,63 @@ class Method(NamedTuple):
     auxiliary: int = 0  # examples of each class on the server by default
 
 
+# hook -> its parameters, as in error messages
+_PARAMETERS = {
+    'init': 'params, stats',
+    'prepare': 'info',
+    'share': 'server',
+    'weigh': 'cohort',
+    'begin': 'client',
+    'supervised': 'view',
+    'penalty': 'view',
+    'finish': 'client',
+    'merge': 'view',
+    'adapt': 'model',
+    'sent': 'upload',
+}
+
+
+def check_method(method: Any, rule: str = 'method must be') -> None:
+    """Checks that a value is a method whose hooks are functions of the expected parameters.
+
+    Args:
+      method: the value.
+      rule: the beginning of the message for a value that is no method.
+
+    Raises:
+      ValueError: if the value is no `Method`, a hook is no function or takes other parameters, or
+        `auxiliary` is no integer of at least 0; the message names the hook and its form.
+    """
+    if not isinstance(method, Method):
+        hint = ''
+        if isinstance(method, str):
+            hint = '; the name of a method belongs in Config(method=...)'
+        elif callable(method):
+            hint = '; call the function'
+        raise ValueError(f'{rule} a jaxfed.Method, got {_name_of(method)}{hint}.')
+    for hook, parameters in _PARAMETERS.items():
+        function, form = getattr(method, hook), f'{hook}({parameters})'
+        if not callable(function):
+            raise ValueError(f'{hook} must be a function {form}, got {_name_of(function)}.')
+        try:
+            signature = inspect.signature(function)
+        except ValueError:  # some functions of C have none
+            continue
+        try:
+            signature.bind(*parameters.split(', '))
+        except TypeError:
+            raise ValueError(f'{hook} must be a function {form}, not {hook}{signature}.') from None
+    auxiliary = method.auxiliary
+    # Traced numbers were checked before.
+    if not isinstance(auxiliary, jax.Array) and not (type(auxiliary) is int and auxiliary >= 0):
+        raise ValueError(f'auxiliary must be an integer of at least 0, got {_name_of(auxiliary)}.')
+
+
+def _name_of(value: Any) -> str:
+    """Returns the name of a function, else a short form of the value in one line."""
+    return getattr(value, '__name__', None) or printable(reprlib.repr(value))
+
+
 _BY_PART = ('static', 'state', 'shared', 'begun', 'uploads')
 
 
@@ -211,10 +271,13 @@ def chain(*parts: Method) -> Method:
       The combined method.
 
     Raises:
-      ValueError: if there is no part, or two parts replace the supervised loss.
+      ValueError: if there is no part, a part is no valid method, or two parts replace the
+        supervised loss.
     """
     if not parts:
         raise ValueError('chain() needs at least one method.')
+    for part in parts:
+        check_method(part, 'each argument of chain() must be')
     replacing = [i for i, part in enumerate(parts) if part.supervised is not _supervised]
     if len(replacing) > 1:
         raise ValueError(

@@ -13,6 +13,7 @@ from jaxfed.methods.method import (
     MergeView,
     Method,
     RoundInfo,
+    check_method,
     combine_states,
     part_view,
 )
@@ -35,7 +36,7 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
       The combined method.
 
     Raises:
-      ValueError: if `rounds` is below 1.
+      ValueError: if `rounds` is below 1, or a part is no valid method.
 
     Reference:
       Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023, figure 8.
@@ -43,6 +44,8 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
     if rounds < 1:
         raise ValueError(f'switch_round={rounds} must be at least 1.')
     parts = first, second
+    for part in parts:
+        check_method(part, 'both methods of switch() must be')
 
     def select(round_info: RoundInfo, function: Callable[[int], PyTree]) -> PyTree:
         """Calls function(0) in the first rounds and function(1) afterwards."""

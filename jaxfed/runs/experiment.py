@@ -70,6 +70,8 @@ def set_up(config: Config, method: Method | None = None) -> Experiment:
 def make_experiment(config: Config, method: Method | None = None) -> Experiment:
     """Check the settings, load and deal the data, build method and network; write nothing."""
     checks.check(config)
+    if method is not None:
+        methods.check_method(method)
     distributed.check_settings(config_flags.common_settings(config))
     distributed.check_work(config.clients_per_round, config.lanes)
     parts = [] if method else methods.resolve(config.method, config.hyperparameters)

@@ -1,12 +1,23 @@
 """The registry of methods, and how methods combine."""
 
+import functools
 import re
 
 import jax.numpy as jnp
 import pytest
 
-from jaxfed import methods
-from jaxfed.methods import Method, Part, build, chain, describe, hyperparameters, resolve
+from jaxfed import Config, methods, simulate
+from jaxfed.methods import (
+    Method,
+    Part,
+    build,
+    chain,
+    check_method,
+    describe,
+    hyperparameters,
+    resolve,
+    switch,
+)
 from jaxfed.methods.method import LocalView, MergeView
 
 
@@ -149,3 +160,95 @@ def test_chain_adds_penalties_and_keeps_the_one_supervised_loss():
     )
     assert float(both.penalty(view)) == 1 + 20
     assert float(both.supervised(view)) == 2
+
+
+@pytest.mark.parametrize(
+    'method, message',
+    [
+        (Method(penalty=0.5), 'penalty must be a function penalty(view), got 0.5.'),
+        (Method(merge=None), 'merge must be a function merge(view), got None.'),
+        (Method(share=('a',)), "share must be a function share(server), got ('a',)."),
+        (
+            Method(penalty=lambda params, batch: 0.0),
+            'penalty must be a function penalty(view), not penalty(params, batch).',
+        ),
+        (
+            Method(init=lambda params: ((), ())),
+            'init must be a function init(params, stats), not init(params).',
+        ),
+        (Method(auxiliary=2.5), 'auxiliary must be an integer of at least 0, got 2.5.'),
+        (Method(auxiliary=-1), 'auxiliary must be an integer of at least 0, got -1.'),
+        (Method(auxiliary=True), 'auxiliary must be an integer of at least 0, got True.'),
+        (
+            'fedlmd',
+            "method must be a jaxfed.Method, got 'fedlmd'; the name of a method belongs in "
+            'Config(method=...).',
+        ),
+        (
+            methods.METHODS['fedlmd'],
+            'method must be a jaxfed.Method, got fedlmd; call the function.',
+        ),
+        ({'penalty': 1}, "method must be a jaxfed.Method, got {'penalty': 1}."),
+    ],
+)
+def test_what_is_no_method(method, message):
+    with pytest.raises(ValueError) as refused:
+        check_method(method)
+    assert str(refused.value) == message
+
+
+def test_a_failed_start_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for method in ('fedlmd', Method(penalty=0.5)):
+        with pytest.raises(ValueError, match='must be a'):
+            simulate(Config(), method=method)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('name', methods.METHODS)
+def test_every_method_passes_the_check(name):
+    check_method(methods.METHODS[name]())
+
+
+def test_hooks_may_be_any_callables():
+    check_method(
+        Method(
+            share=dict,
+            penalty=functools.partial(lambda weight, view: weight, 1.0),
+            prepare=lambda *arguments: (),
+            adapt=lambda model, width=3: model,
+        )
+    )
+
+
+def test_a_combination_names_the_part_that_is_no_method():
+    with pytest.raises(ValueError, match=r'each argument of chain\(\) must be .* got fedlmd; call'):
+        chain(Method(), methods.METHODS['fedlmd'])
+    with pytest.raises(ValueError, match='penalty must be a function'):
+        chain(Method(), Method(penalty=1.0))
+    with pytest.raises(ValueError, match=r"both methods of switch\(\) must be .* got 'fedavg'"):
+        switch(Method(), 'fedavg', rounds=1)
+
+
+@pytest.mark.parametrize(
+    'factory, message',
+    [
+        (lambda: None, '--method=mine: its function must return a jaxfed.Method, got None.'),
+        (
+            lambda: Method(merge=lambda: ()),
+            '--method=mine: merge must be a function merge(view), not merge().',
+        ),
+        (
+            Method(),
+            "METHODS['mine'] must be a function that returns a jaxfed.Method, got a Method;",
+        ),
+        (
+            lambda *, beta: Method(),
+            "METHODS['mine']: its parameter beta must have a default value.",
+        ),
+    ],
+)
+def test_a_registered_function_that_makes_no_method(factory, message, monkeypatch):
+    monkeypatch.setitem(methods.METHODS, 'mine', factory)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        build(resolve('mine', {}))
