@@ -31,18 +31,18 @@ def scaffold() -> Method:
         return zeros, zeros
 
     def penalty(view: LocalView) -> Array:
-        moved = optax.tree.sub(view.params, view.global_params)
-        return optax.tree.vdot(optax.tree.sub(view.shared, view.state), moved)
+        correction = optax.tree.sub(view.shared, view.state)
+        return optax.tree.vdot(correction, optax.tree.sub(view.params, view.global_params))
 
     def finish(client: ClientView) -> tuple[PyTree, PyTree]:
         steps = effective_steps(client.steps, client.round.momentum)
         scale = 1 / (steps * client.round.learning_rate)
-
-        def difference(c: Array, w: Array, w_g: Array) -> Array:
-            # A client without examples has no gradient to estimate.
-            return jnp.where(client.steps > 0, scale * (w_g - w) - c, 0.0)
-
-        change = jax.tree.map(difference, client.shared, client.params, client.global_params)
+        change = jax.tree.map(
+            lambda c, w, w_g: scale * (w_g - w) - c,
+            *(client.shared, client.params, client.global_params),
+        )
+        # A client without examples has no gradient to estimate.
+        change = jax.tree.map(lambda d: jnp.where(client.steps > 0, d, 0.0), change)
         return jax.tree.map(jnp.add, client.state, change), change
 
     def merge(view: MergeView) -> tuple[PyTree, PyTree]:
