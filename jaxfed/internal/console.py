@@ -52,9 +52,10 @@ def minute_lines(*, timed: bool = False, quiet: bool) -> Iterator[Callable[..., 
     def write() -> None:
         nonlocal printed, repeated
         printed = time.perf_counter()
-        elapsed = f' ({time_in_words(printed - start)})' if timed or repeated else ''
-        say(status + elapsed, quiet=quiet)
-        repeated = True
+        if status:
+            elapsed = f' ({time_in_words(printed - start)})' if timed or repeated else ''
+            say(status + elapsed, quiet=quiet)
+            repeated = True
 
     def show(text: str, now: bool = True) -> None:
         nonlocal status, repeated
@@ -64,7 +65,7 @@ def minute_lines(*, timed: bool = False, quiet: bool) -> Iterator[Callable[..., 
 
     def repeat() -> None:
         while not ended.wait(printed + MINUTE - time.perf_counter()):
-            if status and time.perf_counter() - printed >= MINUTE:
+            if time.perf_counter() - printed >= MINUTE:
                 write()
 
     if quiet:

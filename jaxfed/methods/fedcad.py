@@ -31,7 +31,7 @@ def fedcad(
       gamma: upper bound; 0 <= beta <= gamma <= 1.
       tau: temperature, > 0.
       source: 'server' or 'client', the data on which the weights are estimated.
-      auxiliary: examples of each class on the server, >= 1; 'client' does not use them.
+      auxiliary: default number of examples of each class on the server, >= 1; 'client' uses none.
 
     Returns:
       The method.

@@ -18,7 +18,7 @@ def fedssd(*, max_weight: float = 0.01, auxiliary: int = 64) -> Method:
     Args:
       max_weight: M_max, the largest weight, >= 0; the paper uses .01 for CIFAR-10 and .001 for
         CIFAR-100 and Tiny-ImageNet.
-      auxiliary: examples of each class on the server, >= 1.
+      auxiliary: default number of examples of each class on the server, >= 1.
 
     Returns:
       The method.
