@@ -176,7 +176,7 @@ def test_every_command_has_flags_that_do(text, tmp_path, monkeypatch):
         settings = config_flags.parse(arguments)
         if ours:
             parse_halving(ours.get('halving'), settings)
-            grid = sweep.parse(ours.get('sweep', ''), settings)
+            grid = sweep.parse_grid(ours.get('sweep', ''), settings)
             sweep.expand(settings, grid, int(ours.get('seeds', 1)), tmp_path)
         if settings.method == 'list':
             continue

@@ -112,18 +112,18 @@ def test_a_sweep_from_the_command_line(command, tmp_path, capsys):
     )  # fmt: skip
     assert command(*given, '--dry_run') == 0
     shown = ' '.join(capsys.readouterr().out.split())
-    assert 'fedprox: mu 0.1 to 1, learning_rate 0.01 to 0.1, 2 seeds: 8 experiment(s)' in shown
+    assert 'mu 0.1 to 1, learning_rate 0.01 to 0.1, 2 seeds: 8 experiments at once' in shown
     assert 'Nothing was trained' in shown and not (tmp_path / 'out').exists()
     assert command(*given) == 0
-    assert len(re.findall(r' 1 │ given up │', capsys.readouterr().out)) == 2
+    assert len(re.findall(r' 1 │ stopped early │', capsys.readouterr().out)) == 2
     names = {path.name for path in (tmp_path / 'out').glob('[!.]*')}
     assert 'mu0.1_learning_rate0.01_seed1' in names and 'sweep.csv' in names and len(names) == 9
     assert report([*map(str, (tmp_path / 'out').glob('*/')), '--output=page.html']) == 0
     page = (tmp_path / 'page.html').read_text()
-    assert 'given up after 1 of 3 rounds' in page and 'mu' in page
+    assert 'stopped early, 1 of 3 rounds' in page and 'mu' in page
     for flags_, told in (
         (('--together=-1',), '--together=-1 must be at least 1, or 0 to choose'),
-        (('--resume',), '--resume=True: a sweep goes on'),
+        (('--resume',), '--resume=True: a sweep always continues'),
         (('--halving=3',), '--halving=3 must be rounds below --rounds=3'),
     ):
         assert command(*given, *flags_) == 2
@@ -484,7 +484,7 @@ def test_a_signal_before_the_first_round_ends_with_a_line(
 def test_halving_looks_at_every_experiment(command, tmp_path, capsys):
     given = ('--model=mlp', '--rounds=3', f'--workdir={tmp_path / "s"}', '--validation=0.1')
     assert command('--sweep=validation=0,0.1', '--halving=1', *given) == 2
-    assert 'judges by training data held out' in capsys.readouterr().err
+    assert 'compares settings on held-out training data' in capsys.readouterr().err
     assert command('--sweep=rounds=1,3', '--halving=1', *given) == 2
     assert '--halving=1 must be rounds below --rounds=1' in capsys.readouterr().err
     assert not (tmp_path / 's').exists()

@@ -31,11 +31,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument('workdirs', nargs='+', type=Path, metavar='WORKDIR')
     parser.add_argument('--output', required=True, metavar='FILE.html', help='the page')
-    parser.add_argument('--csv', metavar='FILE.csv', help='results too, a row a run')
+    parser.add_argument('--csv', metavar='FILE.csv', help='a table of the results, a row a run')
     parser.add_argument(
         '--target_accuracy',
         metavar='A',
-        help='test accuracy in 0..1 for the number of rounds to it [that of each run]',
+        help="test accuracy in 0..1 for the rounds to target [each run's --target_accuracy]",
     )
     return parser
 
@@ -48,9 +48,9 @@ def check_file(flag: str, name: str, suffix: str) -> Path:
     if path.is_dir():
         raise ValueError(f'{setting} is a directory; name a file.')
     if not path.parent.is_dir():
-        raise ValueError(f'{setting}: there is no directory {path.parent}; make it first.')
+        raise ValueError(f'{setting}: there is no directory {path.parent}; create it first.')
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ValueError(f'{setting} cannot be written to; name a file elsewhere.')
+        raise ValueError(f'{setting} cannot be written; name a file in another directory.')
     if (path.parent / run_files.CONFIG).exists() and path.name == 'metrics.csv':
         raise ValueError(f'{setting} is a record of a run; name another file.')
     return path
@@ -60,22 +60,21 @@ def read_runs(workdirs: Sequence[Path]) -> list[RecordedRun]:
     """Read work directories; raise a ValueError if one is repeated or invalid."""
     seen: dict[Path, Path] = {}
     for path in workdirs:
-        if (same := path.resolve()) in seen:
-            raise ValueError(f'{path} and {seen[same]} are the same directory; name it once.')
-        seen[same] = path
+        if (other := seen.setdefault(path.resolve(), path)) is not path:
+            raise ValueError(f'{path} and {other} are the same directory; name it once.')
     return [read_run(path) for path in workdirs]
 
 
 def table_of_runs(groups: Sequence[RunGroup], target: float | None) -> str:
-    """Format results as CSV, a row for each run; without a target, that of each run is used."""
+    """Format results as CSV, a row for each run; `target` None means the target of each run."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator='\n')
     columns = 'label,workdir,method,dataset,seed,state,rounds,last_accuracy,best_accuracy'
     columns += ',best_round,rounds_to_target,forgetting,seconds,client_steps_per_second'
     writer.writerow(columns.split(','))
-    for each in groups:
-        for run in each.runs:
-            row = [each.label, run.path, run.config['method'], run.config['dataset'], run.seed]
+    for label, runs in groups:
+        for run in runs:
+            row = [label, run.path, run.config['method'], run.config['dataset'], run.seed]
             row += [run.state, run.rounds, run.final_accuracy(), run.best_accuracy()]
             row += [run.best_round(), run.rounds_to(target), run.final_forgetting()]
             row += [run.seconds(), run.total('client_steps_per_second')]
@@ -83,7 +82,7 @@ def table_of_runs(groups: Sequence[RunGroup], target: float | None) -> str:
     return file.getvalue()
 
 
-def _target(text: str | None) -> float | None:
+def _parse_target(text: str | None) -> float | None:
     if text is None:
         return None
     try:
@@ -95,15 +94,8 @@ def _target(text: str | None) -> float | None:
     return target
 
 
-def _write(flag: str, path: Path, text: str) -> None:
-    try:
-        files.write_atomic(path, text)
-    except OSError as error:
-        raise ValueError(f'--{flag}={path} cannot be written: {error}.') from error
-
-
 def main(arguments: Sequence[str]) -> int:
-    """Write the page, and the table for --csv.
+    """Write the page, and the table of --csv.
 
     Args:
       arguments: the arguments without the program's name.
@@ -112,17 +104,21 @@ def main(arguments: Sequence[str]) -> int:
       The exit status: 0, or 2 for invalid input or a file that cannot be read or written.
     """
     try:
-        asked = make_parser().parse_args(arguments)
-        page = check_file('output', asked.output, '.html')
-        table = None if asked.csv is None else check_file('csv', asked.csv, '.csv')
-        target = _target(asked.target_accuracy)
-        groups = group(read_runs(asked.workdirs))
-        for run in (run for each in groups for run in each.runs):
-            if run.warning:
-                console.show_warning(run.warning)
-        _write('output', page, render(groups, target=target))
+        flags = make_parser().parse_args(arguments)
+        page = check_file('output', flags.output, '.html')
+        table = None if flags.csv is None else check_file('csv', flags.csv, '.csv')
+        target = _parse_target(flags.target_accuracy)
+        groups = group(read_runs(flags.workdirs))
+        for warning in (run.warning for _, runs in groups for run in runs if run.warning):
+            console.show_warning(warning)
+        outputs = [('output', page, render(groups, target=target))]
         if table is not None:
-            _write('csv', table, table_of_runs(groups, target))
+            outputs.append(('csv', table, table_of_runs(groups, target)))
+        for flag, path, text in outputs:
+            try:
+                files.write_atomic(path, text)
+            except OSError as error:
+                raise ValueError(f'--{flag}={path} cannot be written: {error}.') from error
     except (ValueError, OSError) as error:
         console.show_error(' '.join(str(error).split()))
         return 2

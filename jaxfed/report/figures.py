@@ -11,7 +11,7 @@ from jaxfed.report.pictures import SvgPicture
 from jaxfed.report.reading import RecordedRun, is_number
 from jaxfed.report.tables import Cell, GroupTable, mean_cell
 
-# Titles of fields of metrics.jsonl, and whether they are shares. Other fields have no title.
+# Titles of fields of metrics.jsonl, and whether a field is a share. Others keep their names.
 _TITLES = {
     'test_accuracy': ('Test accuracy', True),
     'test_loss': ('Test loss', False),
@@ -21,7 +21,7 @@ _TITLES = {
     'personal_global_accuracy': ("Global model on the clients' held-out examples", True),
     'forgetting': ('Forgetting', True),
     'class_consistency': ('Cosine of class accuracies with the round before', False),
-    'same_predictions': ('Predictions that stayed the same', True),
+    'same_predictions': ('Predictions unchanged since the round before', True),
     'in_local_accuracy': ('Local models, in-local accuracy', True),
     'out_local_accuracy': ('Local models, out-local accuracy', True),
     'in_local_accuracy_before': ('Global model before the round, in-local accuracy', True),
@@ -37,7 +37,7 @@ _TITLES = {
     'weight_alignment': ('Neurons that prefer the same class as before', True),
     'teacher_kl': ('Divergence from the global model before the round', False),
 }
-_FOLDED = {  # rarely of interest
+_FOLDED = {  # in a closed section
     'learning_rate': ('Learning rate', False),
     'seconds': ('Seconds a round', False),
     'evaluation_seconds': ('Seconds of evaluation', False),
@@ -50,13 +50,13 @@ class CaptionedPicture(NamedTuple):
 
     caption: str
     picture: SvgPicture | None  # None for an embedded PNG
-    embedded: str | None = None  # as a data: URI
+    embedded: str | None = None  # a data: URI
 
 
 def curves(
     groups: Sequence[RunGroup],
 ) -> tuple[list[CaptionedPicture], list[CaptionedPicture]]:
-    """Draw every number that is recorded by round; return the open and the folded pictures."""
+    """Draw every number recorded by round; return the pictures of the open and closed sections."""
     runs = [run for group in groups for run in group.runs]
     entries = (entry for run in runs for entry in run.metrics)
     recorded = {name for entry in entries for name, value in entry.items() if is_number(value)}
@@ -85,7 +85,7 @@ def _curves(name: str, groups: Sequence[RunGroup]) -> CaptionedPicture | None:
 def classes(
     groups: Sequence[RunGroup],
 ) -> tuple[CaptionedPicture | None, GroupTable | None, list[CaptionedPicture]]:
-    """Draw the accuracy of each class: the last of all groups, its table, and one by round each."""
+    """Draw and tabulate the last accuracy of each class; draw it by round for each group."""
     last: list[tuple[int, np.ndarray, np.ndarray | None]] = []
     rows: list[list[Cell]] = []
     by_round: list[CaptionedPicture] = []
@@ -111,7 +111,7 @@ def classes(
 
 
 def confusions(groups: Sequence[RunGroup]) -> list[CaptionedPicture]:
-    """Draw the last confusion matrix of each group that has them, summed over its counted runs."""
+    """Draw the last confusion matrix of each group, summed over its counted runs."""
     figures = []
     for group in groups:
         matrices = [matrix for run in group.counted if (matrix := run.confusion()) is not None]
@@ -128,22 +128,19 @@ def _caption(group: RunGroup, seeds: str) -> str:
 
 
 def partitions(groups: Sequence[RunGroup]) -> list[CaptionedPicture]:
-    """Draw each different partition once, captioned with its runs."""
-    labels: dict[Any, list[str]] = {}
-    examples: dict[Any, RecordedRun] = {}
+    """Draw each partition once, with the names of its runs as caption."""
+    drawn: dict[Any, tuple[RecordedRun, list[str]]] = {}
     for group in groups:
         for run in group.runs:
             counts = run.label_counts
             key = run.partition_png if counts is None else (counts.shape, counts.tobytes())
-            if key is None:
-                continue
-            seed = f', seed {run.seed}' if len(group.runs) > 1 else ''
-            labels.setdefault(key, []).append(group.label + seed)
-            examples[key] = run
+            if key is not None:
+                seed = f', seed {run.seed}' if len(group.runs) > 1 else ''
+                drawn.setdefault(key, (run, []))[1].append(group.label + seed)
     num_runs = sum(len(group.runs) for group in groups)
     figures = []
-    for key, run in examples.items():
-        name = 'all runs' if len(labels[key]) == num_runs else '; '.join(labels[key])
+    for run, labels in drawn.values():
+        name = 'all runs' if len(labels) == num_runs else '; '.join(labels)
         if run.label_counts is None:
             figures.append(CaptionedPicture(name, None, run.partition_png))
             continue

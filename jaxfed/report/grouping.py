@@ -1,5 +1,6 @@
-"""Runs that differ only in their seeds as one group, with means over the seeds."""
+"""Groups of runs that differ only in their seeds, with means over the seeds."""
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ import numpy as np
 from jaxfed.config import SEEDS, settings_that_affect
 from jaxfed.report.reading import RecordedRun, with_defaults
 
-MISSING = '–'  # what a table shows for None
+MISSING = '–'  # None in a table
 _MAX_LABEL_SETTINGS = 3
 
 
@@ -24,7 +25,7 @@ class RunGroup(NamedTuple):
     def counted(self) -> tuple[RecordedRun, ...]:
         """The completed runs, or all runs if none is complete.
 
-        A run that diverged, was given up or is unfinished is no sample of the completed ones.
+        A run that diverged, stopped early or is unfinished is no sample of the completed ones.
         """
         return tuple(run for run in self.runs if run.complete) or self.runs
 
@@ -32,15 +33,15 @@ class RunGroup(NamedTuple):
 class MeanCurve(NamedTuple):
     """A field by round, over the runs of a group."""
 
-    rounds: np.ndarray  # [T], those in which a run has a value
+    rounds: np.ndarray  # [T], all in which a run has a value
     mean: np.ndarray  # [T], over the runs with a value
-    deviation: np.ndarray | None  # [T], NaN where only one has a value; None for a single run
+    deviation: np.ndarray | None  # [T], NaN if one run has a value; None for a single run
 
 
 def settings(run: RecordedRun) -> dict[str, str]:
-    """Return all settings that determine the training, without seeds, as a flag would show them.
+    """Return the settings that determine the training, without seeds, as texts.
 
-    Hyper-parameters are named 'fedlmd.beta', whether they were set or are defaults.
+    Hyper-parameters have names such as 'fedlmd.beta', also those with default values.
     """
     config = with_defaults(run.config)
     parts = config.pop('method_parts')
@@ -50,7 +51,7 @@ def settings(run: RecordedRun) -> dict[str, str]:
         config.pop(name, None)
     for part in parts:
         config |= {f'{part["name"]}.{name}': v for name, v in part['hyperparameters'].items()}
-    if not parts:  # a method that is not registered
+    if not parts:  # a method outside the registry
         config |= hyperparameters
     config |= {f'partition.{name}': value for name, value in partition.items()}
     return {name: shown(value) for name, value in config.items()}
@@ -64,10 +65,9 @@ def shown(value: Any) -> str:
 
 
 def group(runs: Sequence[RecordedRun]) -> list[RunGroup]:
-    """Group runs that differ only in their seeds, in the order of the groups' first runs.
+    """Group runs that differ only in their seeds, in the order of the first runs.
 
-    Runs with the same settings and the same seeds are no independent samples, so they are in
-    different groups.
+    Runs with equal settings and equal seeds are no independent samples: they form different groups.
     """
     groups: dict[Any, list[RecordedRun]] = {}
     copies: Counter[Any] = Counter()
@@ -81,7 +81,7 @@ def group(runs: Sequence[RecordedRun]) -> list[RunGroup]:
 
 
 def _labels(runs: Sequence[RecordedRun]) -> list[str]:
-    """Name runs by method, then by the settings in which runs of a method differ, or by path."""
+    """Name each run by its method and the settings that differ within the method, or by path."""
     every = [settings(run) for run in runs]
     labels = []
     for run_settings in every:
@@ -97,26 +97,23 @@ def _labels(runs: Sequence[RecordedRun]) -> list[str]:
     ]
 
 
-def differing(groups: Sequence[RunGroup]) -> dict[str, list[str]]:
-    """Return setting -> value of each group, for settings that differ; a dash if one has none."""
-    return {name: values for name, values in _values(groups).items() if len(set(values)) > 1}
+def settings_by_group(groups: Sequence[RunGroup]) -> dict[str, list[str]]:
+    """Return setting -> its value in each group, a dash in groups without it."""
+    every = [settings(group.runs[0]) for group in groups]
+    names = dict.fromkeys(itertools.chain(*every))
+    return {name: [values.get(name, MISSING) for values in every] for name in names}
 
 
 def equal(groups: Sequence[RunGroup]) -> dict[str, str]:
-    """Return setting -> value, for settings that are the same in all groups."""
-    return {name: values[0] for name, values in _values(groups).items() if len(set(values)) == 1}
-
-
-def _values(groups: Sequence[RunGroup]) -> dict[str, list[str]]:
-    every = [settings(group.runs[0]) for group in groups]
-    names = dict.fromkeys(name for group_settings in every for name in group_settings)
-    return {name: [held.get(name, MISSING) for held in every] for name in names}
+    """Return setting -> value, for settings that are equal in all groups."""
+    by_group = settings_by_group(groups)
+    return {name: values[0] for name, values in by_group.items() if len(set(values)) == 1}
 
 
 def mean_curve(
     group: RunGroup, values: Callable[[RecordedRun], dict[int, float]]
 ) -> MeanCurve | None:
-    """Average a run's round -> value over the runs of a group; None if no run has a value."""
+    """Average a field over the runs of a group; None if no run has a value."""
     curves = [curve for run in group.runs if (curve := values(run))]
     if not curves:
         return None
@@ -128,10 +125,11 @@ def mean_curve(
 
 
 def class_accuracy(group: RunGroup) -> tuple[np.ndarray, np.ndarray] | None:
-    """Average the accuracy of each class; None if there is none or classes differ.
+    """Average the accuracy of each class over the runs of a group.
 
     Returns:
-      [T] rounds in which a run has it, and [T, C] means over the runs that have it.
+      [T] rounds in which a run has it, and [T, C] means over the runs that have it; None if no run
+      has it, or runs differ in their classes.
     """
     curves = [curve for run in group.runs if (curve := run.class_accuracy())]
     if len({len(next(iter(curve.values()))) for curve in curves}) != 1:
@@ -142,7 +140,7 @@ def class_accuracy(group: RunGroup) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def seeds(group: RunGroup) -> str:
-    """Return how many seeds the means are over, as '2 of 3 seeds'; '' for a single run."""
+    """Return the number of seeds of the means, as '2 of 3 seeds'; '' for a single run."""
     counted, every = len(group.counted), len(group.runs)
     if every == 1:
         return ''
@@ -150,7 +148,7 @@ def seeds(group: RunGroup) -> str:
 
 
 def seeds_by_round(group: RunGroup) -> str:
-    """Return how many seeds the curves are over, as '3 seeds, 2 after round 40'; '' for one run."""
+    """Return the number of seeds of the curves, as '3 seeds, 2 after round 40'; '' for one run."""
     finite = [[e['round'] for e in run.metrics if not e.get('failed')] for run in group.runs]
     ends = [rounds[-1] for rounds in finite if rounds]
     if len(group.runs) == 1 or not ends:
@@ -162,7 +160,7 @@ def seeds_by_round(group: RunGroup) -> str:
 
 
 def state(group: RunGroup) -> str:
-    """Return how the runs have ended: once if they are alike, else the exceptions by seed."""
+    """Return the state of the runs: one text if they are equal, else the exceptions by seed."""
     if len({run.state for run in group.runs}) == 1:
         return group.runs[0].state
     if len(group.counted) == len(group.runs):

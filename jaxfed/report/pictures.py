@@ -18,15 +18,16 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from jaxfed.recording.style import COLOURS, DASHES, SEQUENTIAL, line, style
 from jaxfed.report.grouping import MeanCurve
 
-# Drawn in this unique colour, and shown in that of the page's text.
+# The page shows these two in the colour of its text: what is drawn in ink, and the black curve.
 _INK = '#0a0b0c'
-_BLACK = '#000000'  # of a curve, which has the colour of the text too
-_ON_DARK, _ON_LIGHT = '#ffffff', '#010101'  # numbers in cells, whose colours stay
+_BLACK = '#000000'
+_ON_DARK, _ON_LIGHT = '#ffffff', '#010101'  # numbers in cells, the same in a dark page
 _MARKERS = {
     'o': 'M5 1a4 4 0 1 0 .01 0z',
     's': 'M1 1h8v8h-8z',
@@ -38,10 +39,10 @@ _MARKERS = {
     '*': 'M5 0l1.2 3.8h4l-3.2 2.4 1.2 3.8-3.2-2.4-3.2 2.4 1.2-3.8-3.2-2.4h4z',
 }  # matplotlib's marker -> its path in a square of 10
 _DASHES = {'-': '', '--': '7 3', ':': '2 3', '-.': '9 3 2 3'}
-LINES = len(COLOURS) * len(DASHES)  # curves that look different
-DOTS = math.lcm(len(COLOURS), len(_MARKERS))  # dots that look different
-_MAX_NUMBERED_COLUMNS, _MAX_NUMBERED_ROWS = 12, 20  # up to which cells have numbers
-_WIDTH = 4.4  # inches: on a phone the letters are as large as the page's small ones
+LINES = len(COLOURS) * len(DASHES)  # number of different curves
+DOTS = math.lcm(len(COLOURS), len(_MARKERS))  # number of different dots
+_MAX_NUMBERED_COLUMNS, _MAX_NUMBERED_ROWS = 12, 20  # larger heat maps have no numbers in cells
+_WIDTH = 4.4  # inches: on a phone the letters are as large as the small ones of the page
 
 _SETTINGS: Any = {
     'svg.fonttype': 'none',
@@ -59,7 +60,7 @@ class SvgPicture(NamedTuple):
     """An SVG element."""
 
     svg: Markup
-    wide: bool = False  # too wide to be legible on a phone as a whole
+    wide: bool = False  # a phone scrolls it
 
 
 @contextlib.contextmanager
@@ -82,7 +83,7 @@ def _svg(figure: Figure, words: str) -> SvgPicture:
     text = re.sub(r'<metadata>.*?</metadata>', '', text, flags=re.DOTALL)
     text = re.sub(rf'{_INK}|{_BLACK}', 'currentColor', text)
     text = re.sub(r'font: ([\d.]+px)[^;\"]*', r'font-size: \1', text)
-    # All pictures share the ids of one page.
+    # Ids must be unique on the page.
     prefix = f'p{hashlib.sha256(f"{words}{text}".encode()).hexdigest()[:10]}'
     text = re.sub(r'\b(id="|url\(#|href="#)', rf'\g<1>{prefix}-', text)
     # The page sets the size.
@@ -95,32 +96,33 @@ def _svg(figure: Figure, words: str) -> SvgPicture:
 
 def swatch(i: int) -> Markup:
     """Draw the line of the i-th group as a small SVG element."""
-    path = Markup('<path d="M0 5h30" stroke="{}" stroke-width="3" stroke-dasharray="{}"/>')
-    return _legend_svg(path.format(_colour(i), _DASHES[line(i)['linestyle']]), 30)
+    shape = 'd="M0 5h30" stroke-width="3" stroke-dasharray="{}" stroke'
+    return _legend_svg(30, Markup(shape).format(_DASHES[line(i)['linestyle']]), i)
 
 
 def marker(i: int) -> Markup:
     """Draw the dot of the i-th group as a small SVG element."""
-    path = Markup('<path d="{}" fill="{}"/>')
-    return _legend_svg(path.format(_MARKERS[_marker(i)], _colour(i)), 10)
+    return _legend_svg(10, Markup('d="{}" fill').format(_MARKERS[_marker(i)]), i)
 
 
 def _marker(i: int) -> str:
     return list(_MARKERS)[i % len(_MARKERS)]
 
 
-def _colour(i: int) -> str:
-    return line(i)['color'].replace(_BLACK, 'currentColor')
-
-
-def _legend_svg(path: Markup, width: int) -> Markup:
-    head = Markup('<svg class="swatch" viewBox="0 0 {} 10" aria-hidden="true">').format(width)
-    return head + path + Markup('</svg>')
+def _legend_svg(width: int, shape: Markup, i: int) -> Markup:
+    svg = '<svg class="swatch" viewBox="0 0 {} 10" aria-hidden="true"><path {}="{}"/></svg>'
+    return Markup(svg).format(width, shape, line(i)['color'].replace(_BLACK, 'currentColor'))
 
 
 def _integer_ticks(*axes: Axis) -> None:
     for axis in axes:
         axis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _heat_map(axes: Axes, values: np.ndarray, **settings: Any) -> AxesImage:
+    axes.grid(False)
+    _integer_ticks(axes.xaxis, axes.yaxis)
+    return axes.imshow(values, **{'cmap': SEQUENTIAL, 'interpolation': 'nearest', **settings})
 
 
 @_page_style()
@@ -130,7 +132,7 @@ def draw_curves(
     """Draw a field by round, with a band of one deviation to both sides.
 
     Args:
-      curves: the number of the group, which determines its look, and its curve.
+      curves: the number of the group, which determines colour and dashes, and its curve.
       words: a description of the picture.
       percent: whether the field is a share.
     """
@@ -152,17 +154,9 @@ def draw_curves(
 def draw_by_round(rounds: np.ndarray, accuracy: np.ndarray, words: str) -> SvgPicture:
     """Draw accuracies [T, C] in 0..1 of each class by round as a heat map."""
     figure, axes = _axes(2.4, xlabel='round', ylabel='class')
-    image = axes.imshow(
-        accuracy.T, cmap=SEQUENTIAL, vmin=0, vmax=1, aspect='auto', interpolation='nearest'
-    )
-    axes.grid(False)
-
-    def name(place: float, _: Any) -> str:
-        i = round(place)
-        return str(rounds[i]) if 0 <= i < len(rounds) else ''
-
-    _integer_ticks(axes.xaxis, axes.yaxis)
-    axes.xaxis.set_major_formatter(FuncFormatter(name))
+    image = _heat_map(axes, accuracy.T, vmin=0, vmax=1, aspect='auto')
+    names = dict(enumerate(rounds))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda place, _: str(names.get(round(place), ''))))
     figure.colorbar(image, format=PercentFormatter(1, decimals=0))
     return _svg(figure, words)
 
@@ -199,7 +193,7 @@ def draw_confusion(counts: np.ndarray, words: str) -> SvgPicture:
     """Draw a [C, C] confusion matrix, each row as shares of its true class."""
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     figure, axes = _axes(3.6, xlabel='predicted class', ylabel='class')
-    image = axes.imshow(shares, cmap=SEQUENTIAL, vmin=0, vmax=1, interpolation='nearest')
+    image = _heat_map(axes, shares, vmin=0, vmax=1)
     texts = [f'{share:.0%}' if share else '' for share in shares.flat]
     _label_cells(axes, texts, dark_text=shares > 0.5)
     figure.colorbar(image, format=PercentFormatter(1, decimals=0))
@@ -213,8 +207,7 @@ def draw_partition(counts: np.ndarray, words: str) -> SvgPicture:
     figure, axes = _axes(height, xlabel='class', ylabel='client')
     norm = PowerNorm(0.5, vmin=1, vmax=max(counts.max(), 2))
     positive = np.ma.masked_equal(counts, 0)
-    cmap = f'{SEQUENTIAL}_r'
-    image = axes.imshow(positive, cmap=cmap, norm=norm, aspect='auto', interpolation='nearest')
+    image = _heat_map(axes, positive, cmap=f'{SEQUENTIAL}_r', norm=norm, aspect='auto')
     texts = [str(count) if count else '' for count in counts.flat]
     _label_cells(axes, texts, dark_text=norm(counts) < 0.5)
     figure.colorbar(image, label='examples')
@@ -222,10 +215,8 @@ def draw_partition(counts: np.ndarray, words: str) -> SvgPicture:
 
 
 def _label_cells(axes: Axes, texts: Sequence[str], *, dark_text: np.ndarray) -> None:
-    """Set integer ticks, and write [rows, columns] texts into the cells if they have room."""
+    """Write [rows, columns] texts into the cells if these are large enough."""
     rows, columns = dark_text.shape
-    axes.grid(False)
-    _integer_ticks(axes.xaxis, axes.yaxis)
     if rows > _MAX_NUMBERED_ROWS or columns > _MAX_NUMBERED_COLUMNS:
         return
     axes.set_xticks(range(columns))

@@ -1,4 +1,4 @@
-"""Reads and validates work directories; every error names the file."""
+"""Reads and validates work directories; each error names the file."""
 
 import base64
 import contextlib
@@ -14,20 +14,20 @@ from jaxfed.config import SEEDS, Config
 from jaxfed.metrics import rounds_to_target
 from jaxfed.recording import run_files
 
-# Settings that every config.json has and the report reads.
+# Settings that the report needs in config.json.
 _STRINGS = ('method', 'dataset', 'partition')
 _INTEGERS = {'rounds': 1, 'seed': 0, 'num_clients': 1}  # setting -> smallest value
 
-# Fields of metrics.jsonl: lists with a number for each class, shares, and other numbers.
+# Fields of metrics.jsonl: lists with one number for each class, shares, and other numbers.
 _BY_CLASS = ('class_accuracy', 'class_forgetting')
 _SHARES = ('test_accuracy', 'local_accuracy', 'personal_accuracy', 'personal_global_accuracy')
 _NUMBERS = ('test_loss', 'train_loss', 'seconds')
 
-_MAX_BYTES = 512 * 2**20  # of a file, far above those of any run
+_MAX_BYTES = 512 * 2**20  # of a file; files of real runs are far smaller
 _MAX_PNG_BYTES = 16 * 2**20
 _MAX_CLASSES = 10_000
 _MAX_INTEGER = 2**64
-_MAX_NUMBER = 1e200  # sums and squares of it are still finite
+_MAX_NUMBER = 1e200  # so that sums and squares are finite
 
 
 class RecordedRun(NamedTuple):
@@ -38,19 +38,19 @@ class RecordedRun(NamedTuple):
     metrics: list[dict[str, Any]]  # one entry a round, ascending
     summary: dict[str, Any] | None  # None if the run has not ended
     label_counts: np.ndarray | None  # [N, C] integers
-    partition_png: str | None  # as a data: URI, where there are no label_counts
-    warning: str | None  # about a line that was skipped
-    forgetting: dict[int, float]  # round -> see `forgetting`
+    partition_png: str | None  # a data: URI, if there are no label_counts
+    warning: str | None  # about a skipped line
+    forgetting: dict[int, float]  # round -> forgetting
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The effective seeds, in the order of `SEEDS`."""
+        """The seeds in use, in the order of `SEEDS`."""
         seeds = [self.config.get(name) for name in SEEDS]
         return tuple(self.config['seed'] if seed is None else seed for seed in seeds)
 
     @property
     def seed(self) -> str:
-        """The seeds that are set, as '3' or '3, batch_seed 4'."""
+        """The seeds in config.json, as '3' or '3, batch_seed 4'."""
         parts = [name for name in SEEDS[1:] if self.config.get(name) is not None]
         return ', '.join([str(self.config['seed']), *(f'{n} {self.config[n]}' for n in parts)])
 
@@ -61,7 +61,7 @@ class RecordedRun(NamedTuple):
 
     @property
     def diverged(self) -> bool:
-        """Whether training ended because a number was not finite."""
+        """Whether training stopped because a number was not finite."""
         return any(entry.get('failed') for entry in self.metrics)
 
     @property
@@ -71,13 +71,13 @@ class RecordedRun(NamedTuple):
 
     @property
     def state(self) -> str:
-        """Whether and how the run has ended, in a few words."""
+        """The state of the run in a few words."""
         if self.diverged:
             return f'diverged in round {self.rounds}'
         if self.complete:
             return 'finished' if self.summary else 'all rounds, no summary'
         if (self.summary or {}).get('stopped_early'):
-            return f'given up after {self.rounds} of {self.config["rounds"]} rounds'
+            return f'stopped early, {self.rounds} of {self.config["rounds"]} rounds'
         return f'unfinished, {self.rounds} of {self.config["rounds"]} rounds'
 
     def values(self, field: str) -> dict[int, float]:
@@ -86,8 +86,8 @@ class RecordedRun(NamedTuple):
 
     def class_accuracy(self) -> dict[int, list[float]]:
         """Return round -> accuracy of each class."""
-        found = {entry['round']: entry.get('class_accuracy') for entry in self.metrics}
-        return {round_: values for round_, values in found.items() if values is not None}
+        name = 'class_accuracy'
+        return {e['round']: e[name] for e in self.metrics if e.get(name) is not None}
 
     def confusion(self) -> np.ndarray | None:
         """Return the last confusion matrix, [C, C] integers."""
@@ -100,7 +100,7 @@ class RecordedRun(NamedTuple):
         return value if is_number(value) else None
 
     def seconds(self) -> float | None:
-        """Return the time of the run; if it has not ended, the sum of its rounds'."""
+        """Return the time of the run; for an unfinished run, the sum over its rounds."""
         seconds = self.values('seconds').values()
         total = self.total('seconds_total')
         return total if total is not None else (sum(seconds) if seconds else None)
@@ -123,7 +123,7 @@ class RecordedRun(NamedTuple):
         return next(reversed(self.forgetting.values()), None)
 
     def rounds_to(self, target: float | None) -> int | None:
-        """Return the first round with the target accuracy, by default that of --target_accuracy."""
+        """Return the first round with an accuracy, by default the run's --target_accuracy."""
         target = self.config.get('target_accuracy') if target is None else target
         accuracy = self.values('test_accuracy')
         curve = list(accuracy), list(accuracy.values())
@@ -133,13 +133,13 @@ class RecordedRun(NamedTuple):
 def read_run(path: Path) -> RecordedRun:
     """Read a work directory.
 
-    A last line of metrics.jsonl that is incomplete, as in a run that is being trained or was
-    killed, is skipped with a warning.
+    An incomplete last line of metrics.jsonl, as in a running or killed run, is skipped with a
+    warning.
 
     Raises:
-      ValueError: if it is no work directory, or a file is not what jaxfed writes.
+      ValueError: if it is no work directory, or a file is damaged.
     """
-    if not str(path).isprintable():  # nor is a path in another encoding than the page's
+    if not str(path).isprintable():  # a path in another encoding is not printable either
         raise ValueError(f'{str(path)!r} cannot be shown on a page; rename it.')
     if not path.is_dir():
         raise ValueError(f'{path} is no directory; name work directories of runs.')
@@ -155,7 +155,7 @@ def read_run(path: Path) -> RecordedRun:
 
 
 def forgetting(run: RecordedRun) -> dict[int, float]:
-    """Return round -> forgetting, as recorded or else computed from the class accuracies.
+    """Return round -> forgetting, recorded or computed from the class accuracies.
 
     F^T = mean_c (max_{t < T} A_c^t - A_c^T), and 0 in the first round
 
@@ -175,7 +175,7 @@ def forgetting(run: RecordedRun) -> dict[int, float]:
 
 
 def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """Add the defaults of settings that an older version did not record."""
+    """Add defaults for settings that an older version did not record."""
     defaults = json.loads(json.dumps(dataclasses.asdict(Config())))
     return {**defaults, 'method_parts': [], **config}
 
@@ -222,7 +222,7 @@ def _read_bytes(path: Path, largest: int = _MAX_BYTES) -> bytes:
 
 
 def _read_object(path: Path, check: Callable[[dict[str, Any]], Any]) -> Any:
-    """Read and check a JSON object; None if there is no such file."""
+    """Read and check a JSON object; None if there is no file."""
     if not path.exists():
         return None
     with _naming(path):
@@ -290,7 +290,7 @@ def _label_counts(value: dict[str, Any]) -> np.ndarray:
 
 
 def _read_metrics(path: Path, *, ended: bool) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the entries, and a warning if the last line of a run that goes on is incomplete."""
+    """Return the entries, and a warning if the last line of an unfinished run is incomplete."""
     if not path.exists():
         return [], None
     with _naming(path):
@@ -303,7 +303,7 @@ def _read_metrics(path: Path, *, ended: bool) -> tuple[list[dict[str, Any]], str
                 _check_entry(entry, metrics)
         except ValueError:
             if number > len(lines) and not ended:
-                return metrics, f'{path}: line {number} is not whole and is left out.'
+                return metrics, f'{path}: line {number} is incomplete; the report skips it.'
             raise
         metrics.append(entry)
     return metrics, None
@@ -320,15 +320,14 @@ def _check_entry(entry: dict[str, Any], before: list[dict[str, Any]]) -> None:
         share = name not in _SHARES or value is None or 0 <= value <= 1
         _need(share, f'"{name}" is {value}, not from 0 to 1')
     for name in _BY_CLASS:
-        _check_by_class(name, entry.get(name), before)
+        if entry.get(name) is not None:
+            _check_by_class(name, entry[name], before)
     confusion = entry.get('confusion')
     square = confusion is None or (_is_matrix(confusion) and len(confusion) == len(confusion[0]))
     _need(square, '"confusion" is no square matrix of counts')
 
 
 def _check_by_class(name: str, values: Any, before: list[dict[str, Any]]) -> None:
-    if values is None:
-        return
     numbers = isinstance(values, list) and bool(values) and all(map(is_number, values))
     _need(numbers, f'"{name}" is no list of numbers')
     _need(len(values) <= _MAX_CLASSES, f'"{name}" has more than {_MAX_CLASSES} classes')
@@ -339,7 +338,7 @@ def _check_by_class(name: str, values: Any, before: list[dict[str, Any]]) -> Non
 
 
 def _read_png(path: Path) -> str | None:
-    """Read a PNG file as a data: URI; None if there is no such file."""
+    """Read a PNG file as a data: URI; None if there is no file."""
     if not path.exists():
         return None
     with _naming(path):

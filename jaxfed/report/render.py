@@ -17,7 +17,7 @@ def render(groups: Sequence[RunGroup], *, target: float | None = None) -> str:
 
     Args:
       groups: the groups of runs.
-      target: the accuracy in 0..1 for 'rounds to target'; None for that of each run.
+      target: the accuracy in 0..1 for 'rounds to target'; None for the target of each run.
     """
     loader = PackageLoader('jaxfed.report', 'page')
     pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
@@ -61,7 +61,7 @@ def render(groups: Sequence[RunGroup], *, target: float | None = None) -> str:
 
 
 def _policy(script: str) -> str:
-    """The content security policy: nothing is loaded, and only this script runs."""
+    """Return the content security policy, which loads nothing and runs only this script."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "

@@ -21,14 +21,14 @@ class Cell(NamedTuple):
 
 
 class GroupTable(NamedTuple):
-    """A table with a row for each group; the page adds the group's label in front."""
+    """A table with a row for each group; the page adds a first column with the labels."""
 
     columns: list[str]
     rows: list[list[Cell]]
 
 
 def mean_cell(values: Sequence[float | None], form: Format, suffix: str = '') -> Cell:
-    """Show mean and sample deviation of the values that are not None."""
+    """Format mean and sample deviation of the values that are not None."""
     mean, deviation = mean_and_deviation(values)
     if mean is None:
         return Cell(MISSING)
@@ -67,7 +67,7 @@ def results(groups: Sequence[RunGroup], target: float | None) -> GroupTable:
 
     Args:
       groups: the groups of runs.
-      target: the accuracy in 0..1 for 'rounds to target'; None for that of each run.
+      target: the accuracy in 0..1 for 'rounds to target'; None for the target of each run.
     """
     has_target = target is not None or any(
         run.config.get('target_accuracy') is not None for group in groups for run in group.runs
@@ -95,7 +95,7 @@ def results(groups: Sequence[RunGroup], target: float | None) -> GroupTable:
 
 
 def _rounds_to_target(group: RunGroup, target: float | None, mark: str) -> Cell:
-    """Show the mean over the seeds that reached the target, and their number if not all did."""
+    """Format the mean over the seeds that reached the target, with their number if some did not."""
     rounds = [run.rounds_to(target) for run in group.counted]
     reached = len(rounds) - rounds.count(None)
     if not reached:
@@ -107,7 +107,8 @@ def _rounds_to_target(group: RunGroup, target: float | None, mark: str) -> Cell:
 
 def differing(groups: Sequence[RunGroup]) -> GroupTable:
     """Tabulate the settings that differ; the hyper-parameters of all methods share a column."""
-    values = grouping.differing(groups)
+    by_group = grouping.settings_by_group(groups)
+    values = {name: texts for name, texts in by_group.items() if len(set(texts)) > 1}
     parts = {
         p['name'] for g in groups for run in g.runs for p in run.config.get('method_parts', [])
     }
@@ -124,7 +125,7 @@ def differing(groups: Sequence[RunGroup]) -> GroupTable:
 
 
 def costs(groups: Sequence[RunGroup]) -> GroupTable:
-    """Tabulate costs from summary.json: those of the first counted run, and mean times."""
+    """Tabulate the costs of the first counted run of each group, and mean times."""
     columns = ['beyond FedAvg', 'parameters', 'upload', 'download', 'auxiliary examples']
     columns += ['memory a device', 'time', 'of it compiling', 'a round', 'device']
     rows = []
@@ -151,7 +152,7 @@ def costs(groups: Sequence[RunGroup]) -> GroupTable:
 
 
 def _memory(run: RecordedRun) -> Cell:
-    """Show the memory of the program, and how many runs it trained if more than one."""
+    """Format the memory of the program, with the number of runs that shared it."""
     cell, count = _bytes(run.total('memory_bytes')), run.total('experiments')
     if cell.key is None or not count or count <= 1:
         return cell

@@ -1,4 +1,4 @@
-"""Successive halving: after some rounds the worse half of the settings is given up."""
+"""Successive halving: the worse half of the settings stops early."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -10,18 +10,7 @@ from jaxfed.runs.rounds import Stop
 
 
 def parse_halving(text: str | None, config: Config) -> list[int]:
-    """Reads after which rounds settings are given up.
-
-    Args:
-      text: as '10,20'; None or '' for none.
-      config: the settings.
-
-    Returns:
-      The rounds.
-
-    Raises:
-      ValueError: if they are no rounds of training, or nothing is held out to judge by.
-    """
+    """Return the rounds of --halving, as [10, 20] for '10,20'; [] for None and ''."""
     if not text:
         return []
     words = text.split(',')
@@ -32,30 +21,31 @@ def parse_halving(text: str | None, config: Config) -> list[int]:
         )
     if not config.validation:
         raise ValueError(
-            f'--halving={text} judges by training data held out, never by test data, but '
-            '--validation=0; give it, as in --validation=0.1.'
+            f'--halving={text} compares settings on held-out training data, but --validation=0; '
+            'set it, as in --validation=0.1.'
         )
     rounds = sorted({int(word) for word in words})
     if rounds[0] < config.eval_every:
         raise ValueError(
-            f'--halving={text}: nothing is evaluated by round {rounds[0]} with '
+            f'--halving={text}: no round up to {rounds[0]} is evaluated with '
             f'--eval_every={config.eval_every}; halve later, or evaluate more often.'
         )
     return rounds
 
 
 def halving(rounds: Sequence[int], settings: Sequence[Hashable]) -> Stop:
-    """Successive halving: after each of some rounds the better half of the settings goes on.
+    """Successive halving: after each of these rounds the worse half of the settings stops.
 
-    A setting is as good as the mean over its seeds of the last accuracy on the held-out training
-    examples; one that diverged is worst. Of an odd number the larger half goes on.
+    The score of a setting is the mean over its seeds of the last accuracy on held-out training
+    examples; a seed that diverged counts as minus infinity. Of an odd number the larger half
+    continues.
 
     Args:
-      rounds: after which settings are given up.
-      settings: X, of each experiment; the same for the seeds of one.
+      rounds: the rounds after which settings stop.
+      settings: X, one for each experiment, equal for the seeds of a setting.
 
     Returns:
-      What `simulate.train_experiments` takes as `stop`.
+      The `stop` of `simulate.train_experiments`.
 
     Reference:
       Jamieson and Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter
@@ -67,21 +57,18 @@ def halving(rounds: Sequence[int], settings: Sequence[Hashable]) -> Stop:
     ) -> list[int]:
         if round_ not in rounds:
             return []
-        score: dict[Hashable, float] = {}
-        for setting in dict.fromkeys(settings[x] for x in running):
-            last = [
-                _last(metrics[x]) if x in running else -np.inf
-                for x, own in enumerate(settings)
-                if own == setting
-            ]
-            score[setting] = float(np.mean(last))
-        ranked = sorted(score, key=lambda setting: -score[setting])
-        stays = set(ranked[: (len(ranked) + 1) // 2])
-        return [x for x in running if settings[x] not in stays]
+        last = [_last_accuracy(m) if x in running else -np.inf for x, m in enumerate(metrics)]
+
+        def score(setting: Hashable) -> float:
+            return float(np.mean([a for a, s in zip(last, settings, strict=True) if s == setting]))
+
+        ranked = sorted(dict.fromkeys(settings[x] for x in running), key=score, reverse=True)
+        worse = ranked[(len(ranked) + 1) // 2 :]
+        return [x for x in running if settings[x] in worse]
 
     return stop
 
 
-def _last(metrics: Sequence[dict[str, Any]]) -> float:
-    found = [e['test_accuracy'] for e in metrics if e['test_accuracy'] is not None]
-    return found[-1] if found else -np.inf
+def _last_accuracy(metrics: Sequence[dict[str, Any]]) -> float:
+    accuracy = (entry['test_accuracy'] for entry in reversed(metrics))
+    return next((value for value in accuracy if value is not None), -np.inf)

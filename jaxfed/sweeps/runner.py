@@ -1,4 +1,4 @@
-"""Runs a list of experiments on disk: skips those that are done, trains the others."""
+"""Runs a list of experiments on disk: skips finished ones, trains the others."""
 
 import contextlib
 import dataclasses
@@ -19,22 +19,19 @@ from jaxfed.runs.experiment import Experiment, make_experiment
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.load import load
 from jaxfed.runs.seeds import seed_of
-from jaxfed.runs.simulate import Diverged, Result, Stop, never
-from jaxfed.sweeps.halving import halving
+from jaxfed.runs.simulate import Diverged, Result
 from jaxfed.sweeps.training import group, train_group
-
-Describe = Callable[[Sequence[int]], str]  # places in a list of experiments -> what they are
 
 
 def is_done(config: Config, *, measures: Literal['included', 'any'] = 'included') -> bool:
-    """Whether the experiment with these settings and work directory has been trained to its end.
+    """Whether the run of these settings in its work directory is finished.
 
     Args:
-      config: the settings.
-      measures: whether the run there has to have these measures.
+      config: the settings, with the work directory.
+      measures: whether the recorded run must include the measures of `config`.
 
     Raises:
-      ValueError: if its work directory holds a run with other settings.
+      ValueError: if the work directory holds a run with other settings.
     """
     folder = Path(str(config.workdir))
     if not (folder / run_files.CONFIG).exists():
@@ -43,14 +40,18 @@ def is_done(config: Config, *, measures: Literal['included', 'any'] = 'included'
     if other := run_files.differing(folder, config, parts, measures=measures):
         words = ', '.join(f'--{name}={there}, not {now}' for name, (there, now) in other.items())
         raise ValueError(
-            f'{folder} holds a run with other settings ({words}): give another folder, the same '
-            'settings, or move that folder away.'
+            f'{folder} holds a run with other settings ({words}): name another folder, use the '
+            'same settings, or move that folder away.'
         )
-    return (folder / run_files.SUMMARY).exists()
+    return _is_finished(folder)
+
+
+def _is_finished(workdir: Path) -> bool:
+    return (workdir / run_files.SUMMARY).exists()
 
 
 def set_up_all(configs: Iterable[Config]) -> list[Experiment]:
-    """Does what `set_up` does for experiments; nothing is written before all have passed."""
+    """Do the work of `set_up` for many experiments; nothing is written unless all are valid."""
     experiments = share_images(make_experiment(config) for config in configs)
     for experiment in experiments:
         run_files.make_workdir(experiment.config, experiment.parts)
@@ -58,19 +59,17 @@ def set_up_all(configs: Iterable[Config]) -> list[Experiment]:
 
 
 def share_images(experiments: Iterable[Experiment]) -> list[Experiment]:
-    """Lets experiments hold one copy of the images that they have in common."""
-    trained: dict[Any, Any] = {}
-    tested: dict[Any, Any] = {}
+    """Replace equal images of experiments by one copy."""
+    copies: dict[Any, Any] = {}
     shared = []
     for experiment in experiments:
         config, dataset = experiment.config, experiment.dealt.dataset
         source = config.dataset, config.data_dir, config.npz, config.path
-        # A seed draws the examples that are held out.
+        # A seed selects the held-out examples.
         seed = seed_of(config, 'validation') if config.validation else None
-        held_out = source, config.validation, seed
         dataset = dataset._replace(
-            x_train=trained.setdefault(source, dataset.x_train),
-            x_test=tested.setdefault(held_out, dataset.x_test),
+            x_train=copies.setdefault(source, dataset.x_train),
+            x_test=copies.setdefault((source, config.validation, seed), dataset.x_test),
         )
         shared.append(experiment._replace(dealt=experiment.dealt._replace(dataset=dataset)))
     return shared
@@ -81,41 +80,49 @@ def run_groups(
     folder: Path,
     groups: Sequence[Sequence[int]],
     set_up: Callable[[int], Experiment],
-    describe: Describe,
+    describe: Callable[[Sequence[int]], str],
     *,
     points: Sequence[Hashable] = (),
     rungs: Sequence[int] = (),
     show_failures: bool = True,
     quiet: bool = False,
 ) -> list[Result | Exception]:
-    """Trains groups of experiments one after another; a failure ends no other group.
+    """Train groups of experiments one after another; a failure does not stop other groups.
 
-    Several processes may work on one folder: each experiment is trained by one of them.
+    Several processes may share a folder: only one of them trains each experiment.
 
     Args:
-      configs: settings of experiments that are not done, each with its work directory.
-      folder: that holds the work directories.
-      groups: of places in `configs`, from `training.group`.
-      set_up: place -> experiment; called when its group begins.
-      describe: what experiments are, in one line.
-      points: what is compared by halving, of each experiment; the same for the seeds of one.
-      rungs: rounds after which the worse half of the points in a program is given up.
+      configs: the settings of unfinished experiments, each with its work directory.
+      folder: the parent of the work directories.
+      groups: indices into `configs`, from `training.group`.
+      set_up: index -> experiment; called when its group starts.
+      describe: indices -> one line about these experiments.
+      points: what halving compares, one for each experiment; equal for the seeds of a setting.
+      rungs: the rounds after which the worse half of the points of a program stops.
       show_failures: print each error when it occurs.
       quiet: show no progress.
 
     Returns:
-      Of each experiment the result, or the error that ended it.
+      The result of each experiment, or the error that stopped it.
     """
     results: dict[int, Result | Exception] = {}
     rounds = [config.rounds for config in configs]
-
-    def stop_of(numbers: Sequence[int]) -> Stop:
-        return halving(rungs, [points[i] for i in numbers]) if rungs else never
-
+    workdirs = [Path(str(config.workdir)) for config in configs]
     with grid_progress(len(configs), sum(rounds), quiet=quiet) as (begin, report):
-        for places in groups:
-            begin(describe(places), sum(rounds[i] for i in places), len(places))
-            found = _train_claimed(configs, folder, places, set_up, stop_of, report, quiet)
+
+        def train(experiments: Mapping[int, Experiment]) -> Sequence[Result | Exception]:
+            return train_group(
+                share_images(experiments.values()),
+                folder,
+                points=[points[i] for i in experiments] if rungs else (),
+                rungs=rungs,
+                watch=report,
+                quiet=quiet,
+            )
+
+        for numbers in groups:
+            begin(describe(numbers), sum(rounds[i] for i in numbers), len(numbers))
+            found = _train_claimed({i: workdirs[i] for i in numbers}, folder, set_up, train)
             errors = {i: str(r) for i, r in found.items() if isinstance(r, Exception)}
             for text in dict.fromkeys(errors.values()) if show_failures else ():
                 alike = [i for i, other in errors.items() if other == text]
@@ -125,76 +132,57 @@ def run_groups(
 
 
 def _train_claimed(
-    configs: Sequence[Config],
+    workdirs: Mapping[int, Path],
     folder: Path,
-    places: Sequence[int],
     set_up: Callable[[int], Experiment],
-    stop_of: Callable[[Sequence[int]], Stop],
-    report: Callable[[dict[str, Any]], None],
-    quiet: bool,
+    train: Callable[[Mapping[int, Experiment]], Sequence[Result | Exception]],
 ) -> dict[int, Result | Exception]:
-    """Trains the experiments of a group that no other process trains."""
-    workdirs = {i: Path(str(configs[i].workdir)) for i in places}
-    with _claim(workdirs, folder) as (claimed, failed):
+    """Train the experiments of a group that no other process trains."""
+    with _claim(workdirs, folder) as failed:
         results: dict[int, Result | Exception] = {**failed}
-        begun: dict[int, Experiment] = {}
-        for i in claimed:
+        experiments: dict[int, Experiment] = {}
+        for i in [i for i in workdirs if i not in failed]:
             try:
-                if (workdirs[i] / run_files.SUMMARY).exists():  # by another process, meanwhile
+                if _is_finished(workdirs[i]):  # by another process in the meantime
                     results[i] = read_result(workdirs[i])
                 else:
-                    begun[i] = set_up(i)
+                    experiments[i] = set_up(i)
             except (ValueError, OSError) as error:
                 results[i] = error
-        if not begun:
-            return results
-        numbers = list(begun)
         try:
-            trained = train_group(
-                share_images(begun.values()),
-                folder,
-                watch=lambda _, entry: report(entry),
-                stop_of=lambda chosen: stop_of([numbers[x] for x in chosen]),
-                quiet=quiet,
-            )
+            if experiments:
+                results |= zip(experiments, train(experiments), strict=True)
         except (ValueError, OSError) as error:
-            # Of a group that was split some experiments may have been trained to their end.
-            for i in numbers:
-                done = (workdirs[i] / run_files.SUMMARY).exists()
-                results[i] = read_result(workdirs[i]) if done else error
-        else:
-            results |= dict(zip(numbers, trained, strict=True))
+            # A part of a group that was split may be finished.
+            for i in experiments:
+                results[i] = read_result(workdirs[i]) if _is_finished(workdirs[i]) else error
     return results
 
 
 @contextlib.contextmanager
-def _claim(
-    workdirs: Mapping[int, Path], folder: Path
-) -> Iterator[tuple[list[int], dict[int, Exception]]]:
-    """Locks work directories; yields the places that are locked, and errors of the others."""
-    claimed: list[int] = []
+def _claim(workdirs: Mapping[int, Path], folder: Path) -> Iterator[dict[int, Exception]]:
+    """Lock work directories; yield the errors of those that cannot be locked."""
     failed: dict[int, Exception] = {}
     with contextlib.ExitStack() as locks:
-        # One process at a time takes locks, so that two with the same group do not get half each.
+        # Only one process at a time takes locks; else two processes could share out a group.
         with contextlib.ExitStack() as turn:
-            with contextlib.suppress(OSError):  # each work directory then has the same error
+            with contextlib.suppress(OSError):  # every work directory raises it again
                 folder.mkdir(parents=True, exist_ok=True)
                 turn.enter_context(FileLock(folder / '.claim.lock'))
             for i, workdir in workdirs.items():
                 try:
                     workdir.parent.mkdir(parents=True, exist_ok=True)
-                    lock = workdir.with_name(f'.{workdir.name}.lock')
-                    locks.enter_context(FileLock(lock, timeout=0))
-                    claimed.append(i)
+                    lock = FileLock(workdir.with_name(f'.{workdir.name}.lock'), timeout=0)
+                    locks.enter_context(lock)
                 except Timeout:
                     failed[i] = ValueError('another process is running it.')
                 except OSError as error:
                     failed[i] = error
-        yield claimed, failed
+        yield failed
 
 
 def read_result(workdir: Path) -> Result:
-    """What a finished experiment has recorded."""
+    """Read the result of a finished experiment."""
     model = load(workdir)
     lines = (workdir / run_files.METRICS).read_text().splitlines()
     return Result(model.summary, list(map(json.loads, lines)), model.params, model.stats, workdir)
@@ -205,11 +193,11 @@ def simulate_all(
 ) -> dict[str, Result | Diverged | TooLarge]:
     """Run experiments, as many at once as can share a program, each recorded as if alone.
 
-    Called again, it goes on with those that were interrupted and reads those that are done.
+    A second call continues interrupted experiments and reads finished ones.
 
     Args:
-      configs: name -> settings; the name is that of the work directory in `folder`.
-      folder: of all of them; it is made if there is none.
+      configs: name -> settings; the experiment's work directory is `folder/name`.
+      folder: the parent of the work directories; created if it does not exist.
       quiet: show no progress.
 
     Returns:
@@ -217,29 +205,28 @@ def simulate_all(
 
     Raises:
       ValueError: for invalid settings, data or names, before training; or for a work directory
-        that is damaged or that another process works in.
+        that is damaged or used by another process.
       OSError: if data cannot be read, or records cannot be written.
     """
     place = Path(folder)
     for name in configs:
         if not name or Path(name).name != name or name.startswith('.'):
             raise ValueError(f'configs: {name!r} must be the name of a folder, without a slash.')
-    runs = {
+    placed = {
         name: dataclasses.replace(config, workdir=str(place / name))
         for name, config in configs.items()
     }
-    left = {name: config for name, config in runs.items() if not is_done(config)}
-    names, unfinished = list(left), list(left.values())
+    names = [name for name, config in placed.items() if not is_done(config)]
+    unfinished = [placed[name] for name in names]
     place.mkdir(parents=True, exist_ok=True)
     with files.exclusive_lock(place):
         groups = group(unfinished, place)
-        experiments = set_up_all(unfinished)
         results = run_groups(
             unfinished,
             place,
             groups,
-            experiments.__getitem__,
-            lambda places: ', '.join(names[i] for i in places),
+            set_up_all(unfinished).__getitem__,
+            lambda numbers: ', '.join(names[i] for i in numbers),
             show_failures=False,
             quiet=quiet,
         )

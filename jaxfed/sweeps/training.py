@@ -1,11 +1,11 @@
-"""Trains experiments in as few programs as possible, each recorded as if it were trained alone."""
+"""Trains experiments in as few programs as possible; each records what it records alone."""
 
 import contextlib
 import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,83 +19,89 @@ from jaxfed.recording.checkpoints import FOLDER
 from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.shared_program import program_key
-from jaxfed.runs.simulate import Diverged, Result, Stop, never, train_experiments
+from jaxfed.runs.simulate import Diverged, Result, never, train_experiments
+from jaxfed.sweeps.halving import halving
 
-# Beside the work directories: a folder of checkpoints for each set of experiments in one program.
+# Next to the work directories: one folder of checkpoints for each program.
 SHARED = '.together'
 MEMBERS = 'members.json'
 
-# Experiments in a program by default. All of them end at the same time, so with more of them the
-# first result is later. On a CPU, whose cores one experiment keeps nearly busy, a few are enough to
-# compile once and to even out clients of unequal sizes over the cores. An accelerator wants many
-# clients side by side; 32 experiments of 10 clients each fill it.
+# Default number of experiments in a program. All of them end at the same time, so a larger number
+# delays the first result. One experiment nearly fills the cores of a CPU; a few more share the
+# compilation and balance clients of unequal sizes. An accelerator needs many clients at once: 32
+# experiments of 10 clients each fill it.
 MOST, MOST_ON_CPU = 32, 8
 
-# What JAX raises where Python or NumPy computes with a traced value.
+# What JAX raises if Python or NumPy computes with a traced value.
 TRACER_ERRORS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
 
-Watch = Callable[[int, dict[str, Any]], None]
+Outcome = Result | Diverged | TooLarge
 
 
 def group(configs: Sequence[Config], folder: Path, *, most: int = 0) -> list[list[int]]:
-    """Groups experiments that are not done by the program that trains them.
+    """Group unfinished experiments by the program that trains them.
 
-    Experiments that were interrupted in one program go on in one program. One that was interrupted
-    alone goes on alone, and so does one whose images are streamed.
+    Experiments that were interrupted in one program continue in one program. An experiment that was
+    interrupted alone, or whose images are streamed, is a group by itself.
 
     Args:
-      configs: settings of the experiments, each with its work directory.
-      folder: that holds the work directories.
-      most: experiments in a group that begins; 0 for the default of the device.
+      configs: the settings of the experiments, each with its work directory.
+      folder: the parent of the work directories.
+      most: the largest size of a new group; 0 for the default of the device.
 
     Returns:
-      Groups of places in `configs`, every place in one group; the groups of a program have nearly
-      one size, so that a compiled program serves the next group of that size.
+      Groups of indices into `configs`. The groups of a program have nearly equal sizes, because
+      groups of equal size share the compiled program.
 
     Raises:
-      ValueError: if experiments were interrupted in one program and only some of them are among
-        these.
+      ValueError: if `configs` has only some of the experiments that were interrupted in one
+        program.
     """
     groups = _interrupted_groups(configs, folder)
-    left = set(range(len(configs))) - set(itertools.chain(*groups))
-    by_program: dict[str, list[int]] = {}
-    for i in sorted(left):
-        config = configs[i]
-        parts = methods.resolve(config.method, config.hyperparameters)
-        single = config.stream == 'on' or (Path(str(config.workdir)) / FOLDER).exists()
-        by_program.setdefault(program_key(config, parts) + f'{i}' * single, []).append(i)
+    fresh = sorted(set(range(len(configs))) - set(itertools.chain(*groups)))
     most = most or (MOST_ON_CPU if jax.default_backend() == 'cpu' else MOST)
-    for places in by_program.values():
-        count = -(-len(places) // most)
-        cuts = [len(places) * k // count for k in range(count + 1)]
-        groups += [places[a:b] for a, b in itertools.pairwise(cuts)]
+
+    def key(i: int) -> tuple[str, int]:
+        config = configs[i]
+        alone = config.stream == 'on' or (Path(str(config.workdir)) / FOLDER).exists()
+        parts = methods.resolve(config.method, config.hyperparameters)
+        return program_key(config, parts), i if alone else -1
+
+    for numbers in _group_by(fresh, key):
+        count = -(-len(numbers) // most)
+        cuts = [len(numbers) * k // count for k in range(count + 1)]
+        groups += [numbers[a:b] for a, b in itertools.pairwise(cuts)]
     return sorted(groups, key=min)
+
+
+def _group_by(numbers: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:
+    groups: dict[Hashable, list[int]] = {}
+    for i in numbers:
+        groups.setdefault(key(i), []).append(i)
+    return list(groups.values())
 
 
 def _interrupted_groups(configs: Sequence[Config], folder: Path) -> list[list[int]]:
     place = {Path(str(config.workdir)).absolute(): i for i, config in enumerate(configs)}
-    left = set(range(len(configs)))
     groups: list[list[int]] = []
     for path in sorted((folder / SHARED).glob(f'*/{MEMBERS}')):
-        members = _members(path, folder)
-        # A member that was moved away or begun anew cannot go on, nor can the others without it.
+        members = _read_members(path, folder)
+        # The others cannot continue without a member that was moved away or restarted.
         if not members or not all(map(_has_shared_checkpoints, members)):
             continue
-        asked = [place[member] for member in members if place.get(member) in left]
-        if len(asked) == len(members):
-            groups.append(asked)
-            left -= set(asked)
-        elif asked and any((path.parent / FOLDER).glob('[0-9]*')):
-            others = [member.name for member in members if place.get(member) not in left]
-            shown = ', '.join(others[:4] + ['...'] * (len(others) > 4))
+        missing = [member.name for member in members if member not in place]
+        if not missing:
+            groups.append([place.pop(member) for member in members])
+        elif len(missing) < len(members) and any((path.parent / FOLDER).glob('[0-9]*')):
+            names = ', '.join(missing[:4] + ['...'] * (len(missing) > 4))
             raise ValueError(
-                f'{members[0].parent}: {len(members)} experiments were interrupted together, of '
-                f'which {len(others)} are not asked for now ({shown}): ask for all of them, so '
-                f'that they go on, or remove {path.parent} to begin them anew.'
+                f'{members[0].parent}: {len(members)} experiments were interrupted together, but '
+                f'{len(missing)} of them are missing now ({names}): include all of them to '
+                f'continue, or remove {path.parent} to restart them.'
             )
     return groups
 
@@ -108,18 +114,19 @@ def train_group(
     experiments: Sequence[Experiment],
     folder: Path,
     *,
-    watch: Watch = lambda x, entry: None,
-    stop_of: Callable[[Sequence[int]], Stop] = lambda numbers: never,
+    points: Sequence[Hashable] = (),
+    rungs: Sequence[int] = (),
+    watch: Callable[[dict[str, Any]], None] = lambda entry: None,
     quiet: bool = True,
-) -> list[Result | Diverged | TooLarge]:
-    """Trains experiments that can share a program; in smaller groups where they do not fit.
+) -> list[Outcome]:
+    """Train experiments that can share a program, in smaller groups if they do not fit.
 
     Args:
-      experiments: X that are set up.
-      folder: that holds their work directories.
-      watch: called with an experiment's number and the metrics of each of its rounds.
-      stop_of: numbers of the experiments in a program -> the function that ends training of some of
-        them early.
+      experiments: X, set up.
+      folder: the parent of their work directories.
+      points: X, what halving compares; equal for the seeds of a setting.
+      rungs: the rounds after which the worse half of the points of a program stops.
+      watch: called with the metrics of each round of each experiment.
       quiet: print nothing.
 
     Returns:
@@ -128,68 +135,61 @@ def train_group(
     Raises:
       ValueError: as `simulate.train_experiments`, like all other errors.
     """
-    results: dict[int, Result | Diverged | TooLarge] = {}
+    results: dict[int, Outcome] = {}
     pending = [list(range(len(experiments)))]
     while pending:
         numbers = pending.pop(0)
         part = [experiments[x] for x in numbers]
         checkpoints = part[0].workdir if len(part) == 1 else _shared_folder(part, folder)
-
-        def watch_part(i: int, entry: dict[str, Any], numbers: list[int] = numbers) -> None:
-            watch(numbers[i], entry)
-
         try:
-            trained: Sequence[Result | Diverged | TooLarge] = train_experiments(
-                part, checkpoints, quiet=True, watch=watch_part, stop=stop_of(numbers)
+            trained = train_experiments(
+                part,
+                checkpoints,
+                quiet=True,
+                watch=lambda _, entry: watch(entry),
+                stop=halving(rungs, [points[x] for x in numbers]) if rungs else never,
             )
         except TooLarge as error:
-            if len(part) > 1:
-                half = (len(part) + 1) // 2
-                pending = [numbers[:half], numbers[half:], *pending]
-                _remove(checkpoints)
-                console.say(
-                    f'{len(part)} experiments in one program do not fit into memory: in two parts',
-                    quiet=quiet,
-                )
+            if len(part) == 1:
+                results[numbers[0]] = error
                 continue
-            trained = [error]
+            half = (len(part) + 1) // 2
+            smaller = [numbers[:half], numbers[half:]]
+            reason = f'{len(part)} experiments do not fit into memory: training them in two parts'
         except TRACER_ERRORS:
-            kinds = _by_exact_program(part)
-            if len(kinds) == 1:
+            smaller = _group_by(numbers, lambda x: _exact_key(experiments[x]))
+            if len(smaller) == 1:
                 raise
-            pending = [[numbers[i] for i in kind] for kind in kinds] + pending
-            _remove(checkpoints)
-            console.say(
-                f'--method={part[0].config.method} takes Python numbers only: a program for each '
-                'of its hyper-parameters',
-                quiet=quiet,
+            reason = (
+                f'--method={part[0].config.method} takes Python numbers only: one program for each '
+                'of its hyper-parameters'
             )
+        else:
+            results |= zip(numbers, trained, strict=True)
+            if len(part) > 1:
+                _remove(checkpoints)
             continue
-        if len(part) > 1:
-            _remove(checkpoints)
-        results |= dict(zip(numbers, trained, strict=True))
+        pending = smaller + pending
+        _remove(checkpoints)
+        console.say(reason, quiet=quiet)
     return [results[x] for x in range(len(experiments))]
 
 
-def _by_exact_program(experiments: Sequence[Experiment]) -> list[list[int]]:
-    kinds: dict[str, list[int]] = {}
-    for x, experiment in enumerate(experiments):
-        key = program_key(experiment.config, experiment.parts, exact=True)
-        kinds.setdefault(key, []).append(x)
-    return list(kinds.values())
+def _exact_key(experiment: Experiment) -> str:
+    return program_key(experiment.config, experiment.parts, exact=True)
 
 
 def _shared_folder(experiments: Sequence[Experiment], folder: Path) -> Path:
-    """The folder of the checkpoints of these experiments; no other holds any of them."""
-    members = [str(_relative(experiment.workdir, folder)) for experiment in experiments]
+    """Return the folder of the checkpoints of these experiments, and remove stale ones."""
+    workdirs = [experiment.workdir.absolute() for experiment in experiments]
+    members = [str(workdir.relative_to(folder.absolute())) for workdir in workdirs]
     name = hashlib.blake2b('\n'.join(sorted(members)).encode(), digest_size=8).hexdigest()
-    workdirs = {experiment.workdir.absolute() for experiment in experiments}
-    # Checkpoints whose records were moved away are of no use any more.
+    # The records of these checkpoints were moved away.
     for path in (folder / SHARED).glob(f'*/{MEMBERS}'):
-        if path.parent.name != name and workdirs & set(_members(path, folder)):
+        if path.parent.name != name and {*workdirs} & {*_read_members(path, folder)}:
             _remove(path.parent)
     place = folder / SHARED / name
-    if not all(_has_shared_checkpoints(experiment.workdir) for experiment in experiments):
+    if not all(map(_has_shared_checkpoints, workdirs)):
         _remove(place)
     place.mkdir(parents=True, exist_ok=True)
     if not (place / MEMBERS).exists():
@@ -197,12 +197,8 @@ def _shared_folder(experiments: Sequence[Experiment], folder: Path) -> Path:
     return place
 
 
-def _relative(workdir: Path, folder: Path) -> Path:
-    return workdir.absolute().relative_to(folder.absolute())
-
-
-def _members(path: Path, folder: Path) -> list[Path]:
-    """Work directories of the experiments in one program; none if the file cannot be read."""
+def _read_members(path: Path, folder: Path) -> list[Path]:
+    """Return the work directories of the experiments in one program; [] if the file is damaged."""
     try:
         names = json.loads(path.read_text())['members']
         return [folder.absolute() / name for name in names]
@@ -211,7 +207,7 @@ def _members(path: Path, folder: Path) -> list[Path]:
 
 
 def _remove(place: Path) -> None:
-    """Removes a folder of checkpoints, and the folder of all such folders if it was the last."""
+    """Remove a folder of checkpoints, and its parent if that is empty then."""
     shutil.rmtree(place, ignore_errors=True)
     with contextlib.suppress(OSError):
         place.parent.rmdir()

@@ -278,7 +278,7 @@ def test_a_run_that_was_evaluated_on_test_data_is_refused(tmp_path, monkeypatch)
         (['--method=kd', '--grid=beta:1', '--', '--halving=2'], '--halving=2 is a flag of a'),
         (
             ['--method=kd', '--grid=beta:1', '--halving=2', '--', '--eval_every=5'],
-            'nothing is evaluated by round 2 with --eval_every=5',
+            'no round up to 2 is evaluated with --eval_every=5',
         ),
         (['--method=kd', '--grid=beta:1', 'stray'], 'unexpected arguments stray'),
     ],

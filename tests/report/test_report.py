@@ -1,4 +1,4 @@
-"""The page that compares runs: what it tells, what it refuses, that it loads nothing."""
+"""The report page: its content, invalid input, and that it loads nothing."""
 
 import base64
 import csv
@@ -167,11 +167,11 @@ def test_seeds_are_mean_and_deviation(page, runs):
     np.testing.assert_allclose(curve.deviation, [0, np.std([0.5, 0.7], ddof=1)])
 
 
-def test_what_differs_is_told(tmp_path):
+def test_differing_settings_are_tabulated(tmp_path):
     make_run(tmp_path / 'a', method='fedlmd', alpha=0.1)
     make_run(tmp_path / 'b', method='fedlmd', alpha=0.5)
     make_run(tmp_path / 'c', method='fedprox', alpha=0.5)
-    # The same again is no second sample, wherever it was recorded.
+    # The same run again is no second sample, whatever it recorded.
     make_run(tmp_path / 'd', method='fedprox', alpha=0.5, csv=True, checkpoint_every=3, keep=1)
     runs_ = [read_run(path) for path in sorted(tmp_path.iterdir())]
     groups = grouping.group(runs_)
@@ -224,7 +224,7 @@ def test_forgetting_of_every_round_is_that_of_the_history_so_far(rounds, classes
 
 @pytest.fixture(scope='module')
 def partial(tmp_path_factory):
-    """Four seeds: two finished, one diverged in round 2, one on its way; and none finished."""
+    """A group with two finished seeds, a diverged and a running one; and one with none finished."""
     folder = tmp_path_factory.mktemp('partial')
     failed = dict.fromkeys(('test_accuracy', 'test_loss', 'class_accuracy', 'train_loss'))
     diverged = [entry(1, 0.1), {**entry(2, 0.1), **failed, 'failed': True}]
@@ -245,9 +245,9 @@ def test_means_are_of_finished_seeds(partial):
     assert some['last accuracy (%)'] == '70.00 ± 14.14'
     assert some['rounds to target'] == '3 (1 of 2)'
     assert some['seeds'] == '2 of 4'
-    left_out = 'seed 2: diverged in round 2; seed 3: unfinished, 2 of 3 rounds'
-    assert some['state'] == f'mean of 2 of 4 seeds; {left_out}'
-    # Without a finished one there is what there is, and it is marked.
+    others = 'seed 2: diverged in round 2; seed 3: unfinished, 2 of 3 rounds'
+    assert some['state'] == f'mean of 2 of 4 seeds; {others}'
+    # Without a finished run the unfinished ones count, with a mark.
     assert none['last accuracy (%)'] == '20.00 ± 14.14 *'
     assert none['rounds to target'] == 'not reached *'
     assert none['seeds'] == '2'
@@ -271,18 +271,18 @@ def test_curves_are_of_the_seeds_that_have_the_round(partial):
     assert drawn.mean[-1] == 0.6 and np.isnan(drawn.deviation).tolist() == [False, False, True]
     words = Page(render(partial)).words
     assert '(4 seeds, 3 after round 1, 2 after round 2)' in words and '(2 of 4 seeds)' in words
-    assert 'left out of the means' in words and '* No seed is finished' in words
+    assert 'excluded from the means' in words and '* No seed is finished' in words
 
 
-def test_looks_that_repeat_are_told(page, partial, monkeypatch):
+def test_a_note_says_when_looks_repeat(page, partial, monkeypatch):
     lines = [tuple(pictures.line(i).values()) for i in range(pictures.LINES + 1)]
     assert len(set(lines)) == pictures.LINES and lines[-1] == lines[0]
     dots = [pictures.marker(i) for i in range(pictures.DOTS + 1)]
     assert len(set(dots)) == pictures.DOTS and dots[-1] == dots[0]
-    assert 'the looks repeat' not in page.read_text()
+    assert 'and shapes repeat' not in page.read_text()
     monkeypatch.setattr(pictures, 'LINES', 1)
     words = Page(render(partial)).words
-    assert words.count('the looks repeat') == words.count('After 1 runs the looks repeat') == 1
+    assert words.count('After 1 curves the colours and shapes repeat') == 1
 
 
 def test_unfinished_and_failed_runs_are_shown(tmp_path):
@@ -297,15 +297,15 @@ def test_unfinished_and_failed_runs_are_shown(tmp_path):
     names = ('failed', 'stopped', 'begun', 'old')
     assert main([*(str(tmp_path / name) for name in names), f'--output={output}']) == 0
     words = Page(output.read_text()).words
-    for told in ('diverged in round 2', 'unfinished, 1 of 3 rounds', 'unfinished, 0 of 3 rounds'):
-        assert words.count(told) == 2
+    for state in ('diverged in round 2', 'unfinished, 1 of 3 rounds', 'unfinished, 0 of 3 rounds'):
+        assert words.count(state) == 2
     assert 'all rounds, no summary' in words
-    # A run alone, and one without a round, have a page, too.
+    # A single run, and a run without a round, have a page.
     assert main([str(tmp_path / 'begun'), f'--output={output}']) == 0
     assert 'Curves' not in Page(output.read_text()).words
 
 
-def test_a_run_that_was_given_up_is_no_finished_one(tmp_path):
+def test_a_run_that_stopped_early_is_unfinished(tmp_path):
     make_run(tmp_path / 'whole', method='fedlmd')
     for seed, last in ((0, 0.9), (1, 0.7)):
         folder = make_run(tmp_path / f'early{seed}', [entry(1, last)], seed=seed, alpha=2.0)
@@ -316,16 +316,16 @@ def test_a_run_that_was_given_up_is_no_finished_one(tmp_path):
     table = tmp_path / 'table.csv'
     assert main([*names, f'--output={tmp_path}/page.html', f'--csv={table}']) == 0
     words = Page((tmp_path / 'page.html').read_text()).words
-    assert words.count('given up after 1 of 3 rounds') == 3  # in results, and each directory
+    assert words.count('stopped early, 1 of 3 rounds') == 3  # in results, and each directory
     assert '80.00 ± 14.14 *' in words and 'No seed is finished' in words
     assert '1 MiB for 8 runs at once' in words
     states = {row['label']: row['state'] for row in csv.DictReader(table.read_text().splitlines())}
-    assert states == {'fedavg': 'given up after 1 of 3 rounds', 'fedlmd': 'finished'}
-    # Beside a seed with all rounds it is in no mean.
+    assert states == {'fedavg': 'stopped early, 1 of 3 rounds', 'fedlmd': 'finished'}
+    # Next to a seed with all rounds it is in no mean.
     make_run(tmp_path / 'other', seed=2, alpha=2.0)
     groups = grouping.group([read_run(tmp_path / n) for n in ('early0', 'early1', 'other')])
     assert [run.config['seed'] for run in groups[0].counted] == [2]
-    assert 'seed 0: given up after 1 of 3 rounds' in grouping.state(groups[0])
+    assert 'seed 0: stopped early, 1 of 3 rounds' in grouping.state(groups[0])
     summary['stopped_early'] = 1
     files.write_json(tmp_path / 'early1' / 'summary.json', summary)
     with pytest.raises(ValueError, match='"stopped_early" is neither true nor false'):
@@ -353,7 +353,7 @@ def test_every_string_is_escaped(tmp_path):
     assert bad in parsed.words and image in parsed.words and '{{ 7 * 7 }}' in parsed.words
 
 
-def test_picture_of_a_partition_is_embedded_where_there_are_no_counts(tmp_path):
+def test_the_picture_of_a_partition_is_embedded_without_counts(tmp_path):
     from PIL import Image
 
     make_run(tmp_path / 'a', counts=False)
@@ -376,17 +376,17 @@ def test_results_as_csv(runs, tmp_path):
     assert {row['rounds_to_target'] for row in rows} == {''}
 
 
-def test_a_line_that_is_cut_off_is_left_out_with_a_warning(tmp_path, capsys):
+def test_an_incomplete_line_is_skipped_with_a_warning(tmp_path, capsys):
     folder = make_run(tmp_path / 'a', ended=False)
     metrics = folder / 'metrics.jsonl'
     metrics.write_text(metrics.read_text()[:-20])
     output = tmp_path / 'page.html'
     assert main([str(folder), f'--output={output}']) == 0
-    told = f'{metrics}: line 3 is not whole and is left out'
-    assert f'warning: {told}' in capsys.readouterr().err
+    warning = f'{metrics}: line 3 is incomplete; the report skips it'
+    assert f'warning: {warning}' in capsys.readouterr().err
     words = Page(output.read_text()).words
-    assert told in words and 'unfinished, 2 of 3 rounds' in words
-    # Only the end of the line is missing, so nothing is.
+    assert warning in words and 'unfinished, 2 of 3 rounds' in words
+    # Only the end of the line is missing, so no data is.
     metrics.write_text(''.join(json.dumps(entry(r, 0.5)) + '\n' for r in (1, 2))[:-1])
     assert read_run(folder).rounds == 2
 
@@ -406,7 +406,7 @@ def rewrite(name, text):
 
 
 @pytest.mark.parametrize(
-    'change, name, told',
+    'change, name, message',
     [
         (lambda folder: (folder / 'config.json').unlink(), '', 'holds no run'),
         (rewrite('config.json', b'{"method": "fe'), 'config.json', 'line 1'),
@@ -432,7 +432,7 @@ def rewrite(name, text):
         (replace_line(3, '{"round": 3'), 'metrics.jsonl', 'line 3'),
     ],
 )  # fmt: skip
-def test_damaged_records_are_refused(change, name, told, tmp_path, capsys):
+def test_damaged_records_are_refused(change, name, message, tmp_path, capsys):
     folder = make_run(tmp_path / 'a')
     change(folder)
     output = tmp_path / 'page.html'
@@ -440,16 +440,16 @@ def test_damaged_records_are_refused(change, name, told, tmp_path, capsys):
     assert main([str(folder), f'--output={output}']) == 2
     shown = capsys.readouterr().err
     assert shown.startswith('error: ') and shown.count('\n') == 1
-    assert str(folder / name) in shown and told in shown
+    assert str(folder / name) in shown and message in shown
     assert output.read_text() == 'kept'
     assert {path.name for path in tmp_path.iterdir()} == {'a', 'page.html'}
 
 
-def test_bad_arguments_are_refused(runs, tmp_path, capsys, monkeypatch):
+def test_invalid_arguments_are_refused(runs, tmp_path, capsys, monkeypatch):
     run, page = str(runs[0]), str(tmp_path / 'page.html')
     (tmp_path / 'folder.html').mkdir()
     (tmp_path / 'file').write_text('')
-    for arguments, told in [
+    for arguments, message in [
         ([run], '--output'),
         ([f'--output={page}'], 'WORKDIR'),
         ([run, f'--output={page}', '--colour=red'], '--colour=red'),
@@ -466,7 +466,7 @@ def test_bad_arguments_are_refused(runs, tmp_path, capsys, monkeypatch):
         assert main(arguments) == 2
         shown = capsys.readouterr().err
         assert shown.startswith('error: ') and shown.count('\n') == 1
-        assert told in shown
+        assert message in shown
 
     def full(*_):
         raise OSError('no space left')
@@ -503,7 +503,7 @@ def test_a_browser_renders_it_without_the_network(page, tmp_path):
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     shown = done.stdout
-    # The script ran, so the policy let it: it puts a button into each head of a sortable table.
+    # The policy let the script run: it adds a button to each head of a sortable table.
     assert '<th scope="col"><button>' in shown
     assert shown.count('<svg') == page.read_text().count('<svg')
     assert 'role="button"' in shown and '60.00 ± 14.14' in shown

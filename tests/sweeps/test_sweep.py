@@ -1,4 +1,4 @@
-"""Many experiments in one program: each is what it would be alone."""
+"""Many experiments in one program: each gives the results that it gives alone."""
 
 import csv
 import dataclasses
@@ -42,7 +42,7 @@ def lines(folder):
 
 
 def assert_same(ours, alone, rtol=1e-4):
-    """Lines of metrics.jsonl are the same but for times and rounding."""
+    """Lines of metrics.jsonl are equal except for times and rounding."""
     assert len(ours) == len(alone)
     for one, other in zip(ours, alone):
         assert one.keys() == other.keys()
@@ -59,11 +59,11 @@ def run(config, text, seeds, folder, **keywords):
 
 
 EQUAL = {
-    # a stateless method, and all that the host alone looks at
+    # a stateless method, and settings that only the host reads
     'fedlmd': ('beta=0.3,2 learning_rate=0.02,0.1', {'dropout': 0.3, 'label_noise': 0.1}),
     # a state of the clients, and the optimizer's own numbers
     'scaffold': ('momentum=0,0.9 weight_decay=0,0.01', {}),
-    # an optimizer on the server, the server's own examples, everything measured
+    # an optimizer and examples on the server, every measure
     'fedcad+fedadam': (
         'server_lr=0.01,0.1 fedcad.tau=0.5,3',
         {
@@ -80,7 +80,7 @@ EQUAL = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize('method', EQUAL)
-def test_each_experiment_is_what_it_would_be_alone(method, cheap_runs, programs, tmp_path):
+def test_each_experiment_gives_the_results_it_gives_alone(method, cheap_runs, programs, tmp_path):
     text, changes = EQUAL[method]
     config = small(method=method, **changes)
     members, outcomes = run(config, text, 2, tmp_path / 'sweep')
@@ -92,23 +92,20 @@ def test_each_experiment_is_what_it_would_be_alone(method, cheap_runs, programs,
         )
         ours = tmp_path / 'sweep' / os.path.basename(member.config.workdir)
         assert_same(lines(ours), alone.metrics)
-        of_alone, of_ours = (jaxfed.load(path) for path in (folder, ours))
+        model_alone, model = (jaxfed.load(path) for path in (folder, ours))
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-5),
-            of_alone.params,
-            of_ours.params,
+            model_alone.params,
+            model.params,
         )
-        there, here = (
-            {path.name for path in each.iterdir() if path.name != '.lock'}
-            for each in (folder, ours)
-        )
-        assert there == here
+        names = [{p.name for p in path.iterdir() if p.name != '.lock'} for path in (folder, ours)]
+        assert names[0] == names[1]
         one, other = (json.loads((path / 'summary.json').read_text()) for path in (folder, ours))
         assert one.keys() == other.keys() and other['experiments'] == 8
         for name in ('final_accuracy', 'best_round', 'rounds', 'cost', 'evaluated_on', 'failed'):
             assert one[name] == other[name]
     assert not (tmp_path / 'sweep' / training.SHARED).exists()
-    # The settings make a difference.
+    # The settings have an effect.
     accuracies = {
         json.dumps([e['test_loss'] for e in lines(p)]) for p in folders(tmp_path / 'sweep')
     }
@@ -121,7 +118,7 @@ def folders(path):
 
 @pytest.mark.parametrize('name', methods.METHODS)
 def test_every_number_of_every_method_can_be_an_argument(name):
-    """Hyper-parameters may be traced, as they are where experiments share a program."""
+    """Hyper-parameters may be traced, as in a program that experiments share."""
     free = {
         key: parameter.default
         for key, parameter in methods.hyperparameters(name).items()
@@ -138,9 +135,9 @@ def test_every_number_of_every_method_can_be_an_argument(name):
     server({key: jnp.float32(value) for key, value in free.items()})
 
 
-def test_partition_settings_and_epochs_and_what_shares_a_program(cheap_runs, programs, tmp_path):
+def test_partition_settings_share_a_program_and_epochs_do_not(cheap_runs, programs, tmp_path):
     members, outcomes = run(small(rounds=1), 'alpha=0.5,50 local_epochs=1,2', 1, tmp_path, rungs=())
-    assert sorted(programs) == [2, 2]  # epochs shape the program, who holds what does not
+    assert sorted(programs) == [2, 2]  # epochs shape the program, the partition does not
     assert [dict(o.point) for o in outcomes] == [
         {'alpha': a, 'local_epochs': e} for a in (0.5, 50) for e in (1, 2)
     ]
@@ -152,7 +149,7 @@ def test_partition_settings_and_epochs_and_what_shares_a_program(cheap_runs, pro
         assert (tmp_path / member.config.workdir / 'config.json').exists()
 
 
-def test_only_what_is_not_done_is_trained(cheap_runs, programs, tmp_path):
+def test_only_unfinished_experiments_are_trained(cheap_runs, programs, tmp_path):
     config = small(method='fedprox', rounds=1)
     run(config, 'mu=0.1,1', 1, tmp_path)
     before = {p: (p / 'metrics.jsonl').read_bytes() for p in folders(tmp_path)}
@@ -168,7 +165,7 @@ class Stopped(BaseException):
 
 
 @pytest.mark.slow
-def test_an_interrupted_sweep_goes_on(cheap_runs, programs, tmp_path, monkeypatch):
+def test_an_interrupted_sweep_continues(cheap_runs, programs, tmp_path, monkeypatch):
     config = small(method='scaffold', rounds=5, checkpoint_every=2)
     run(config, 'learning_rate=0.02,0.1', 2, tmp_path / 'whole')
     inner, calls = rounds.train_and_evaluate, []
@@ -195,7 +192,7 @@ def test_an_interrupted_sweep_goes_on(cheap_runs, programs, tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-def test_what_was_begun_alone_goes_on_alone(cheap_runs, programs, tmp_path, monkeypatch):
+def test_experiments_interrupted_alone_continue_alone(cheap_runs, programs, tmp_path, monkeypatch):
     config = small(rounds=4, checkpoint_every=1)
     members = sweep.expand(config, sweep.parse_grid('learning_rate=0.02,0.1', config), 1, tmp_path)
     inner = rounds.train_and_evaluate
@@ -211,7 +208,7 @@ def test_what_was_begun_alone_goes_on_alone(cheap_runs, programs, tmp_path, monk
     run(config, 'learning_rate=0.02,0.1,0.2', 1, tmp_path)
     assert sorted(programs) == [1, 2]
     monkeypatch.setattr(rounds, 'train_and_evaluate', inner)
-    # Interrupted together, and then one of them begun anew and interrupted alone.
+    # Interrupted together, and then one of them restarted and interrupted alone.
     config = small(rounds=3, checkpoint_every=1)
     other = sweep.expand(config, sweep.parse_grid('momentum=0,0.5', config), 1, tmp_path / 'other')
     with monkeypatch.context() as patch, pytest.raises(Stopped):
@@ -227,7 +224,7 @@ def test_what_was_begun_alone_goes_on_alone(cheap_runs, programs, tmp_path, monk
     assert summary['resumed_after'] == 2 and summary['experiments'] == 1
 
 
-def test_one_that_diverges_ends_no_other(cheap_runs, programs, tmp_path, capsys):
+def test_divergence_stops_no_other_experiment(cheap_runs, programs, tmp_path, capsys):
     config = small(rounds=4)
     members, outcomes = run(config, 'learning_rate=0.02,1e30', 1, tmp_path, quiet=True)
     assert programs == [2]
@@ -241,7 +238,7 @@ def test_one_that_diverges_ends_no_other(cheap_runs, programs, tmp_path, capsys)
         jaxfed.config.dataclasses.replace(members[0].config, workdir=str(tmp_path / 'a'))
     )
     assert_same(lines(good), alone.metrics)
-    # As a record it is finished.
+    # With --on_divergence=record it is finished.
     again = small(rounds=4, on_divergence='record')
     _, outcomes = run(again, 'learning_rate=0.02,1e30', 1, tmp_path / 'record')
     summary = json.loads(
@@ -264,7 +261,7 @@ def test_halving_keeps_the_better_half(cheap_runs, programs, tmp_path):
         assert summary['rounds'] == rounds and summary['stopped_early'] is (rounds < 4)
         assert summary['evaluated_on'] == 'validation'
         state = read_run(tmp_path / member.config.workdir).state
-        assert state == (f'given up after {rounds} of 4 rounds' if rounds < 4 else 'finished')
+        assert state == (f'stopped early, {rounds} of 4 rounds' if rounds < 4 else 'finished')
     rows = list(csv.DictReader((tmp_path / sweep.TABLE).open()))
     assert [(int(row['given_up']), int(row['rounds'])) for row in rows] == [
         (2 * (o.rounds[0] < 4), o.rounds[0]) for o in outcomes
@@ -287,7 +284,7 @@ def test_halving_by_hand():
     assert stop(2, metrics, [2, 3]) == []
 
 
-def test_no_more_than_asked_for_are_trained_at_once(cheap_runs, programs, tmp_path):
+def test_together_limits_the_experiments_in_a_program(cheap_runs, programs, tmp_path):
     config = small(rounds=1)
     run(config, 'learning_rate=0.1,0.2,0.3,0.4,0.5', 1, tmp_path, most=2)
     assert programs == [1, 2, 2]
@@ -295,12 +292,12 @@ def test_no_more_than_asked_for_are_trained_at_once(cheap_runs, programs, tmp_pa
     members = sweep.expand(config, [((k.split('=')[0], float(k.split('=')[1])),) for k in places],
                            1, tmp_path / 'more')  # fmt: skip
     groups = training.group([m.config for m in members], tmp_path / 'more')
-    assert sorted(map(len, groups)) == [4, 5]  # 8 on a CPU, and of nearly one size
+    assert sorted(map(len, groups)) == [4, 5]  # at most 8 on a CPU, and nearly equal sizes
     waves = [jaxfed.config.dataclasses.replace(m.config, stream='on') for m in members]
     assert training.group(waves, tmp_path / 'more') == [[i] for i in range(9)]
 
 
-def test_folders_tell_every_value_apart(tmp_path):
+def test_every_value_has_another_folder(tmp_path):
     config = small(method='fedprox')
     text = 'mu=0,1e+30,0.12345678,0.12345679,1e-12,3'
     members = sweep.expand(config, sweep.parse_grid(text, config), 1, tmp_path)
@@ -312,13 +309,13 @@ def test_folders_tell_every_value_apart(tmp_path):
     assert sweep.shortest(-1.0) == '-1' and sweep.shortest(-2.5e-9) == '-2.5e-09'
 
 
-def test_folders_that_do_not_do_are_refused(cheap_runs, tmp_path):
+def test_invalid_folders_are_refused(cheap_runs, tmp_path):
     config = small(rounds=1)
     (tmp_path / 'run').mkdir()
     (tmp_path / 'run' / 'config.json').write_text('{}')
     with pytest.raises(ValueError, match='holds a run; name another directory for a sweep'):
         sweep.expand(config, [()], 1, tmp_path / 'run')
-    with pytest.raises(ValueError, match='--resume=False: a sweep goes on with what is not done'):
+    with pytest.raises(ValueError, match='--resume=False: a sweep always continues unfinished'):
         sweep.expand(small(resume=False), [()], 1, tmp_path)
     (tmp_path / 'file').write_text('')
     with pytest.raises(ValueError, match='is a file'):
@@ -332,13 +329,13 @@ def test_folders_that_do_not_do_are_refused(cheap_runs, tmp_path):
         sweep.run(members, tmp_path / 'busy')
 
 
-def test_a_plan_trains_nothing(cheap_runs, tmp_path, capsys, monkeypatch):
+def test_a_dry_run_trains_nothing(cheap_runs, tmp_path, capsys, monkeypatch):
     config = small(method='fedprox', rounds=1)
     members = sweep.expand(config, sweep.parse_grid('mu=0,1 local_epochs=1,2', config), 2, tmp_path)
     sweep.show_dry_run(members, tmp_path)
     shown = capsys.readouterr().out
-    assert shown.count('4 experiment(s) at once, 4 rounds in all, about') == 2
-    assert '0 of 8 experiments are done, 8 would be trained in 2 group(s)' in shown
+    assert shown.count('4 experiments at once, 4 rounds in all, about') == 2
+    assert '0 of 8 experiments done, 8 would train in 2 groups' in shown
     assert not list(tmp_path.iterdir())
 
     def prepare(experiments):
@@ -346,10 +343,10 @@ def test_a_plan_trains_nothing(cheap_runs, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(sweep, 'prepare', prepare)
     sweep.show_dry_run(members, tmp_path)
-    assert 'it would be trained in smaller groups' in capsys.readouterr().out
+    assert 'they would train in smaller groups' in capsys.readouterr().out
 
 
-def test_all_from_python(cheap_runs, programs, tmp_path):
+def test_simulate_all(cheap_runs, programs, tmp_path):
     configs = {
         'low': small(rounds=1, learning_rate=0.02), 'high': small(rounds=1, learning_rate=0.2),
         'wild': small(rounds=1, learning_rate=1e30),
@@ -358,7 +355,7 @@ def test_all_from_python(cheap_runs, programs, tmp_path):
     assert programs == [3] and list(first) == list(configs)
     assert isinstance(first['wild'], jaxfed.Diverged)
     again = jaxfed.simulate_all({**configs, 'more': small(rounds=1)}, tmp_path)
-    assert programs == [3, 2]  # the one that diverged has not ended
+    assert programs == [3, 2]  # the one that diverged is not finished
     for name in ('low', 'high'):
         one, other = first[name], again[name]
         assert (one.summary, one.metrics, one.workdir) == (
@@ -372,7 +369,7 @@ def test_all_from_python(cheap_runs, programs, tmp_path):
             jaxfed.simulate_all({name: small()}, tmp_path)
 
 
-def test_a_group_that_cannot_be_recorded_ends_no_other(
+def test_a_group_that_cannot_be_recorded_stops_no_other(
     cheap_runs, programs, tmp_path, monkeypatch, capsys
 ):
     inner = training.train_experiments
@@ -403,7 +400,7 @@ def test_groups_that_do_not_fit_are_split(cheap_runs, programs, tmp_path, monkey
     assert all((p / 'summary.json').exists() for p in folders(tmp_path))
 
 
-def test_a_method_that_takes_python_numbers_has_a_program_for_each(
+def test_a_method_that_takes_python_numbers_has_one_program_for_each(
     cheap_runs, programs, tmp_path, monkeypatch
 ):
     def pinned(*, strength: float = 0.1) -> Method:
@@ -456,7 +453,7 @@ def test_a_type_error_in_a_hook_has_its_own_traceback(cheap_runs, tmp_path, monk
         ('shards_per_client=2', 'belongs to --partition=sharding, but --partition=dirichlet'),
     ],
 )
-def test_bad_grids_are_told(text, message, tmp_path):
+def test_invalid_grids_are_refused(text, message, tmp_path):
     config = small(method='fedlmd')
     with pytest.raises(ValueError, match=message):
         sweep.expand(config, sweep.parse_grid(text, config), 1, tmp_path)
@@ -464,14 +461,14 @@ def test_bad_grids_are_told(text, message, tmp_path):
 
 
 def test_halving_needs_held_out_data():
-    with pytest.raises(ValueError, match=r'--halving=2 judges by training data held out'):
+    with pytest.raises(ValueError, match=r'--halving=2 compares settings on held-out'):
         parse_halving('2', small())
     for text in ('0', '3', 'x', '1,,2'):
         with pytest.raises(ValueError, match=r'must be rounds below --rounds=3'):
             parse_halving(text, small(validation=0.1))
     assert parse_halving('2,1,2', small(validation=0.1)) == [1, 2]
     assert parse_halving(None, small()) == []
-    with pytest.raises(ValueError, match='nothing is evaluated by round 1 with --eval_every=2'):
+    with pytest.raises(ValueError, match='no round up to 1 is evaluated with --eval_every=2'):
         parse_halving('1', small(validation=0.1, eval_every=2))
 
 
@@ -487,19 +484,20 @@ def test_two_parts_name_the_same_parameter():
     assert [m.config.hyperparameters for m in members] == [{'fedlmd.tau': 1.0}, {'fedlmd.tau': 3.0}]
 
 
-def test_each_is_evaluated_on_what_its_own_seed_holds_out(cheap_runs, programs, tmp_path):
+def test_each_seed_evaluates_on_its_held_out_examples(cheap_runs, programs, tmp_path):
     config = small(validation=0.1, measure='forgetting', rounds=2)
     members, _ = run(config, 'partition_seed=0,1', 1, tmp_path / 'sweep')
     assert programs == [2]
     for member in members:
-        own = dataclasses.replace(member.config, workdir=str(tmp_path / member.config.workdir[-9:]))
+        workdir = str(tmp_path / member.config.workdir[-9:])
+        alone = dataclasses.replace(member.config, workdir=workdir)
         ours = Path(member.config.workdir)
-        assert_same(lines(ours), jaxfed.simulate(own).metrics)
+        assert_same(lines(ours), jaxfed.simulate(alone).metrics)
     first, second = (lines(Path(m.config.workdir))[0]['test_loss'] for m in members)
     assert first != second
 
 
-def test_halving_where_a_program_was_split_in_two(cheap_runs, programs, tmp_path, monkeypatch):
+def test_halving_of_a_split_program(cheap_runs, programs, tmp_path, monkeypatch):
     inner = simulate.prepare
 
     def prepare(experiments):
@@ -517,7 +515,7 @@ def test_halving_where_a_program_was_split_in_two(cheap_runs, programs, tmp_path
 
 
 @pytest.mark.slow
-def test_what_was_begun_together_is_not_begun_anew_in_part(
+def test_experiments_interrupted_together_are_not_restarted_in_part(
     cheap_runs, programs, tmp_path, monkeypatch
 ):
     config = small(rounds=4, checkpoint_every=1)
@@ -531,10 +529,10 @@ def test_what_was_begun_together_is_not_begun_anew_in_part(
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         patch.setattr(rounds, 'train_and_evaluate', run_round)
         run(config, '', 3, tmp_path)
-    with pytest.raises(ValueError, match=r'3 experiments were interrupted together, of which 1'):
+    with pytest.raises(ValueError, match=r'3 experiments were interrupted together, but 1 of'):
         run(config, '', 2, tmp_path)
     assert all(len(lines(p)) == 2 for p in folders(tmp_path))
-    _, outcomes = run(config, '', 4, tmp_path)  # more is no harm
+    _, outcomes = run(config, '', 4, tmp_path)  # more experiments may be added
     assert programs == [3, 1] and outcomes[0].rounds == [4] * 4
     resumed = json.loads((tmp_path / 'seed0' / 'summary.json').read_text())['resumed_after']
     assert resumed == 2
@@ -560,7 +558,7 @@ def test_summaries_are_written_all_or_none(cheap_runs, tmp_path, monkeypatch, ca
     assert [s['resumed_after'] for s in summaries] == [2] * 3
 
 
-def test_a_method_that_calls_numpy_has_a_program_for_each(
+def test_a_method_that_calls_numpy_has_one_program_for_each(
     cheap_runs, programs, tmp_path, monkeypatch
 ):
     def logarithmic(*, strength: float = 0.1) -> Method:
@@ -573,7 +571,7 @@ def test_a_method_that_calls_numpy_has_a_program_for_each(
     assert programs == [1, 1] and len({tuple(o.final) for o in outcomes}) == 2
 
 
-def test_one_alone_that_diverges_goes_on_before_it(cheap_runs, tmp_path, monkeypatch):
+def test_a_diverged_experiment_continues_before_the_failed_round(cheap_runs, tmp_path, monkeypatch):
     config = small(rounds=4, checkpoint_every=1, workdir=str(tmp_path / 'run'))
     calls, inner = [], rounds.train_and_evaluate
 

@@ -1,5 +1,5 @@
 'use strict';
-// The page reads well without this: it sorts tables, shows one curve alone and unfolds for print.
+// Sorts tables, shows one curve alone and opens closed sections for print; the page works without.
 for (const table of document.querySelectorAll('table.sortable')) {
   const body = table.tBodies[0];
   const key = (row, i) => row.cells[i].dataset.key ?? row.cells[i].textContent;
@@ -24,18 +24,18 @@ for (const table of document.querySelectorAll('table.sortable')) {
 }
 for (const section of document.querySelectorAll('.looks')) {
   const curves = [...section.querySelectorAll('[id*="-curve-"]')];
-  const of = (curve) => curve.id.match(/-curve-(\d+)/)[1];
+  const group = (curve) => curve.id.match(/-curve-(\d+)/)[1];
   let chosen = null;
   const show = (wanted) => {
-    for (const curve of curves) curve.classList.toggle('faded', wanted !== null && of(curve) !== wanted);
+    for (const curve of curves) curve.classList.toggle('faded', wanted !== null && group(curve) !== wanted);
   };
   for (const item of document.querySelectorAll('.legend li')) {
-    const own = item.dataset.curve;
+    const curve = item.dataset.curve;
     item.tabIndex = 0;
     item.setAttribute('role', 'button');
     item.setAttribute('aria-pressed', 'false');
     const choose = () => {
-      chosen = chosen === own ? null : own;
+      chosen = chosen === curve ? null : curve;
       for (const other of document.querySelectorAll('.legend li')) {
         other.setAttribute('aria-pressed', String(other.dataset.curve === chosen));
       }
@@ -47,7 +47,7 @@ for (const section of document.querySelectorAll('.looks')) {
       event.preventDefault();
       choose();
     });
-    item.addEventListener('mouseenter', () => show(own));
+    item.addEventListener('mouseenter', () => show(curve));
     item.addEventListener('mouseleave', () => show(chosen));
   }
 }
