@@ -62,9 +62,10 @@ def _summary_rows(summary: dict[str, Any]) -> dict[str, str]:
     return rows
 
 
-def show_sweep(title: str, names: list[str], rows: list[list[str]]) -> None:
+def show_sweep(title: str, names: list[str], rows: list[list[str]], caption: str) -> None:
     """Print the results of a sweep: named columns, a row for each setting."""
-    _print(Table(*(Column(name, justify='right') for name in names), title=title), rows)
+    columns = (Column(name, justify='right', overflow='fold') for name in names)
+    _print(Table(*columns, title=title, caption=caption), rows)
 
 
 def cost_in_words(cost: dict[str, Any]) -> str:

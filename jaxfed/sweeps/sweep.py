@@ -335,25 +335,43 @@ def write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
     files.write_atomic(path, text.getvalue())
 
 
+def best_point(outcomes: Sequence[Outcome]) -> Point | None:
+    """Return the point with the highest mean final accuracy; None if there is no choice.
+
+    Points with a failed or stopped seed do not count: their means are over fewer seeds or rounds.
+    """
+    complete = [outcome for outcome in outcomes if not outcome.failed and not outcome.stopped]
+    means = {outcome.point: mean_and_deviation(outcome.final)[0] for outcome in complete}
+    known = {point: mean for point, mean in means.items() if mean is not None}
+    return max(known, key=known.__getitem__) if len(known) > 1 else None
+
+
 def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> None:
-    """Print a table with a line for each point."""
+    """Print a table with a line for each point, and a mark on the best."""
 
     def percent(values: Sequence[float | None]) -> str:
         mean, deviation = mean_and_deviation(values)
         spread = '' if deviation is None else f' ± {100 * deviation:.2f}'
         return '-' if mean is None else f'{100 * mean:.2f}{spread}'
 
+    best_of_all = best_point(outcomes)
     rows = []
     for point, final, best, rounds, stopped, failed in outcomes:
-        notes = ['stopped early'] * bool(stopped) + [f'{failed} failed'] * bool(failed)
+        notes = ['best'] * (point == best_of_all)
+        notes += ['stopped early'] * bool(stopped) + [f'{failed} failed'] * bool(failed)
         values = [shortest(value) for _, value in point]
         trained = str(max(rounds, default='-'))
         rows.append([*values, percent(final), percent(best), trained, ', '.join(notes)])
+    names = [*(name for name, _ in outcomes[0].point), 'final %', 'best round %', 'rounds', 'note']
+    if not any(row[-1] for row in rows):
+        names, rows = names[:-1], [row[:-1] for row in rows]
     where = 'held-out training examples' if config.validation else 'test examples'
+    seeds = max(len(outcome.final) for outcome in outcomes)
+    caption = f'mean ± standard deviation of {seeds} seeds' if seeds > 1 else ''
+    if best_of_all:
+        caption += '; ' * bool(caption) + 'best: the highest final accuracy'
     display.show_sweep(
-        f'{config.method} on {config.dataset}, accuracy in % on {where}',
-        [*(name for name, _ in outcomes[0].point), 'final', 'best', 'rounds', ''],
-        rows,
+        f'{config.method} on {config.dataset}: accuracy on {where}', names, rows, caption
     )
     if not config.validation and len(outcomes) > 1:
         console.say(

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 
 import jaxfed
 from jaxfed import methods
 from jaxfed.config import Config
-from jaxfed.internal import files
+from jaxfed.internal import console, files
 from jaxfed.methods.method import Method
 from jaxfed.recording import run_files
 from jaxfed.report.reading import read_run
@@ -231,7 +232,8 @@ def test_divergence_stops_no_other_experiment(cheap_runs, programs, tmp_path, ca
     assert [o.failed for o in outcomes] == [0, 1]
     assert 'is not finite; training diverged' in capsys.readouterr().err
     sweep.show_outcomes(outcomes, tmp_path, config)
-    assert ' 1e+30 │     - │     - │      - │ 1 failed │' in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert ' 1e+30 │       - │            - │      - │ 1 failed │' in shown and 'best:' not in shown
     good, bad = (tmp_path / m.config.workdir for m in members)
     assert len(lines(good)) == 4 and not (bad / 'summary.json').exists()
     alone = jaxfed.simulate(
@@ -245,6 +247,43 @@ def test_divergence_stops_no_other_experiment(cheap_runs, programs, tmp_path, ca
         (tmp_path / 'record' / 'learning_rate1e+30_seed0' / 'summary.json').read_text()
     )
     assert summary['failed'] and not summary['stopped_early'] and outcomes[1].failed == 1
+
+
+def outcome(point, final, **counts):
+    return sweep.Outcome(
+        point, final, final, [3] * len(final), **{'stopped': 0, 'failed': 0, **counts}
+    )
+
+
+def test_the_best_point_has_the_highest_mean_of_all_its_seeds():
+    low, high, partial = ((('beta', b),) for b in (1.0, 2.0, 3.0))
+    outcomes = [outcome(low, [0.1, 0.9]), outcome(high, [0.6, 0.6])]  # means .5 and .6
+    assert sweep.best_point(outcomes) == high
+    for counts in ({'stopped': 1}, {'failed': 1}):
+        assert sweep.best_point([*outcomes, outcome(partial, [0.8], **counts)]) == high
+    assert sweep.best_point(outcomes[:1]) is None
+    assert sweep.best_point([outcomes[0], outcome(high, [None])]) is None
+
+
+def test_the_table_names_its_columns_and_the_best_point_in_80_columns(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(console, 'TERMINAL', Console(width=80, highlight=False, markup=False))
+    points = [(('beta', b), ('learning_rate', 0.01), ('alpha', 0.05)) for b in (0.3, 1.0)]
+    outcomes = [outcome(points[0], [0.5, 0.7]), outcome(points[1], [0.1, 0.2])]
+    sweep.show_outcomes(outcomes, tmp_path, small())
+    lines_ = capsys.readouterr().out.splitlines()
+    table = [line for line in lines_ if line.startswith(('┃', '│'))]
+    assert max(map(len, table)) <= 80
+    head = [cell.strip() for cell in table[0].strip('┃').split('┃')]
+    assert [head[0], *head[2:]] == ['beta', 'alpha', 'final %', 'best round %', 'rounds', 'note']
+    rows = [[c.strip() for c in line.strip('│').split('│')] for line in table if '│' in line]
+    assert [row[-1] for row in rows if row[0]] == ['best', '']
+    assert 'of 2 seeds; best: the highest final accuracy' in ' '.join(lines_)
+    # A table without notes has no column for them.
+    sweep.show_outcomes([outcome((), [0.5])], tmp_path, small())
+    shown = capsys.readouterr().out
+    assert 'rounds ┃\n' in shown and 'note' not in shown and 'seeds' not in shown
 
 
 def test_halving_keeps_the_better_half(cheap_runs, programs, tmp_path):
