@@ -29,7 +29,13 @@ def make_parser() -> argparse.ArgumentParser:
         'only in their seeds are one curve with a band of a standard deviation.',
         allow_abbrev=False,
     )
-    parser.add_argument('workdirs', nargs='+', type=Path, metavar='WORKDIR')
+    parser.add_argument(
+        'workdirs',
+        nargs='+',
+        type=Path,
+        metavar='WORKDIR',
+        help='a run, a sweep, or a folder of runs and sweeps',
+    )
     parser.add_argument('--output', required=True, metavar='FILE.html', help='the page')
     parser.add_argument('--csv', metavar='FILE.csv', help='a table of the results, a row a run')
     parser.add_argument(
@@ -56,8 +62,17 @@ def check_file(flag: str, name: str, suffix: str) -> Path:
     return path
 
 
-def read_runs(workdirs: Sequence[Path]) -> list[RecordedRun]:
-    """Read work directories; raise a ValueError if one is repeated or invalid."""
+def find_workdirs(folder: Path) -> list[Path]:
+    """Return the work directory itself, or the work directories in a sweep or a folder of runs."""
+    if (folder / run_files.CONFIG).exists():
+        return [folder]
+    found = (p.parent for depth in ('*', '*/*') for p in folder.glob(f'{depth}/{run_files.CONFIG}'))
+    return sorted(found) or [folder]
+
+
+def read_runs(folders: Sequence[Path]) -> list[RecordedRun]:
+    """Read runs and sweeps; raise a ValueError if a run is repeated or invalid."""
+    workdirs = [path for folder in folders for path in find_workdirs(folder)]
     seen: dict[Path, Path] = {}
     for path in workdirs:
         if (other := seen.setdefault(path.resolve(), path)) is not path:

@@ -9,7 +9,7 @@ from jaxfed.report import grouping, pictures
 from jaxfed.report.grouping import MISSING, RunGroup
 from jaxfed.report.pictures import SvgPicture
 from jaxfed.report.reading import RecordedRun, is_number
-from jaxfed.report.tables import Cell, GroupTable, mean_cell
+from jaxfed.report.tables import Cell, GroupTable, format_number, mean_cell
 
 # Titles of fields of metrics.jsonl, and whether a field is a share. Others keep their names.
 _TITLES = {
@@ -38,6 +38,7 @@ _TITLES = {
     'teacher_kl': ('Divergence from the global model before the round', False),
 }
 _FOLDED = {  # in a closed section
+    'clients': ('Clients whose update arrived', False),
     'learning_rate': ('Learning rate', False),
     'seconds': ('Seconds a round', False),
     'evaluation_seconds': ('Seconds of evaluation', False),
@@ -53,33 +54,67 @@ class CaptionedPicture(NamedTuple):
     embedded: str | None = None  # a data: URI
 
 
-def curves(
-    groups: Sequence[RunGroup],
-) -> tuple[list[CaptionedPicture], list[CaptionedPicture]]:
-    """Draw every number recorded by round; return the pictures of the open and closed sections."""
+class Curves(NamedTuple):
+    """The pictures of numbers by round."""
+
+    main: list[CaptionedPicture]
+    further: list[CaptionedPicture]  # in a closed section
+    constant: dict[str, str]  # title -> value, of numbers that never change
+
+
+def curves(groups: Sequence[RunGroup]) -> Curves:
+    """Draw every number recorded by round, except those that are constant."""
     runs = [run for group in groups for run in group.runs]
     entries = (entry for run in runs for entry in run.metrics)
     recorded = {name for entry in entries for name, value in entry.items() if is_number(value)}
     if any(run.forgetting for run in runs):
         recorded.add('forgetting')
     others = sorted(recorded - {'round'} - _TITLES.keys() - _FOLDED.keys())
+    drawn: dict[str, CaptionedPicture] = {}
+    constant = {}
+    for name in [name for name in (*_TITLES, *others, *_FOLDED) if name in recorded]:
+        values = [_by_round(run, name) for run in runs]
+        rounds, different = (
+            set().union(*values),
+            {v for by_round in values for v in by_round.values()},
+        )
+        if len(different) == 1 < len(rounds):
+            title, percent = _title(name)
+            value = different.pop()
+            constant[title] = f'{100 * value:g} %' if percent else format_number(value)
+        elif picture := _draw(name, groups):
+            drawn[name] = picture
+    return Curves(
+        [picture for name, picture in drawn.items() if name not in _FOLDED],
+        [picture for name, picture in drawn.items() if name in _FOLDED],
+        constant,
+    )
 
-    def drawn(names: Sequence[str]) -> list[CaptionedPicture]:
-        return [f for name in names if name in recorded and (f := _curves(name, groups))]
 
-    return drawn([*_TITLES, *others]), drawn([*_FOLDED])
+def _title(name: str) -> tuple[str, bool]:
+    return (_TITLES | _FOLDED).get(name, (name, False))
 
 
-def _curves(name: str, groups: Sequence[RunGroup]) -> CaptionedPicture | None:
-    def values(run: RecordedRun) -> dict[int, float]:
-        return run.forgetting if name == 'forgetting' else run.values(name)
+def _by_round(run: RecordedRun, name: str) -> dict[int, float]:
+    return run.forgetting if name == 'forgetting' else run.values(name)
 
-    title, percent = (_TITLES | _FOLDED).get(name, (name, False))
-    means = [(i, c) for i, g in enumerate(groups) if (c := grouping.mean_curve(g, values))]
+
+def _draw(name: str, groups: Sequence[RunGroup]) -> CaptionedPicture | None:
+    title, percent = _title(name)
+    means = []
+    for i, group in enumerate(groups):
+        curve = grouping.mean_curve(group, lambda run: _by_round(run, name))
+        if curve and name.endswith('seconds') and any(run.shared for run in group.runs):
+            curve = curve._replace(deviation=None)  # shares of one program's time
+        if curve:
+            means.append((i, curve))
     if not means:
         return None
     words = f'{title} by round' + (f', {len(means)} curves' if len(means) > 1 else '')
-    return CaptionedPicture(title, pictures.draw_curves(means, words, percent=percent))
+    # Forgetting may be negative; other shares are in 0..1.
+    bounded = percent and name != 'forgetting'
+    picture = pictures.draw_curves(means, words, percent=percent, bounded=bounded)
+    return CaptionedPicture(title, picture)
 
 
 def classes(

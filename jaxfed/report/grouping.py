@@ -3,16 +3,31 @@
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxfed.config import SEEDS, settings_that_affect
+from jaxfed.partition import PARTITIONS, partition_settings
 from jaxfed.report.reading import RecordedRun, with_defaults
 
 MISSING = '–'  # None in a table
 _MAX_LABEL_SETTINGS = 3
+_MAX_HEADER_VALUES = 6
+
+# Settings in the header of the page, with their names there; those of the partition follow it.
+_HEADER = {
+    'method': 'method',
+    'dataset': 'dataset',
+    'partition': 'partition',
+    'num_clients': 'clients',
+    'clients_per_round': 'clients a round',
+    'rounds': 'rounds',
+    'local_epochs': 'local epochs',
+    'batch_size': 'batch size',
+    'learning_rate': 'learning rate',
+}
 
 
 class RunGroup(NamedTuple):
@@ -57,6 +72,37 @@ def settings(run: RecordedRun) -> dict[str, str]:
     return {name: shown(value) for name, value in config.items()}
 
 
+def settings_of_partition(run: RecordedRun) -> dict[str, str]:
+    """Return the settings that determine the run's partition, without its name."""
+    name = run.config['partition']
+    used = partition_settings(name) if name in PARTITIONS else ()
+    every = settings(run).items()
+    return {key: value for key, value in every if key in used or key.startswith('partition.')}
+
+
+def header(groups: Sequence[RunGroup]) -> dict[str, tuple[str, str]]:
+    """Return the most important settings: setting -> (its name in the header, its values)."""
+    runs = [run for group in groups for run in group.runs]
+    every = [settings(run) for run in runs]
+    facts = {}
+    for name, title in _HEADER.items():
+        facts[name] = title, _join(values[name] for values in every)
+        if name == 'partition':
+            of_partition = [settings_of_partition(run) for run in runs]
+            for key in dict.fromkeys(itertools.chain(*of_partition)):
+                title = key.removeprefix('partition.').replace('_', ' ')
+                facts[key] = title, _join(v[key] for v in of_partition if key in v)
+    facts['seed'] = 'seeds', _join(run.seed for run in sorted(runs, key=lambda run: run.seeds))
+    return facts
+
+
+def _join(texts: Iterable[str]) -> str:
+    values = list(dict.fromkeys(texts))
+    if len(values) > _MAX_HEADER_VALUES:
+        return f'{", ".join(values[:3])}, … {values[-1]} ({len(values)} values)'
+    return ', '.join(values)
+
+
 def shown(value: Any) -> str:
     """Format a JSON value: strings without quotes, None as a dash."""
     if value is None:
@@ -89,7 +135,8 @@ def _labels(runs: Sequence[RecordedRun]) -> list[str]:
         same_method = [other for other in every if other['method'] == method]
         names = [n for n in run_settings if len({other.get(n) for other in same_method}) > 1]
         if 1 <= len(names) <= _MAX_LABEL_SETTINGS:
-            method += ', ' + ', '.join(f'{name} {run_settings[name]}' for name in names)
+            short = {name: name.removeprefix(f'{method}.') for name in names}
+            method += ', ' + ', '.join(f'{short[name]} {run_settings[name]}' for name in names)
         labels.append(method)
     return [
         label if labels.count(label) == 1 else f'{label} ({run.path})'

@@ -16,7 +16,7 @@ import numpy as np
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.colors import PowerNorm
+from matplotlib.colors import ListedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
@@ -42,6 +42,7 @@ _DASHES = {'-': '', '--': '7 3', ':': '2 3', '-.': '9 3 2 3'}
 LINES = len(COLOURS) * len(DASHES)  # number of different curves
 DOTS = math.lcm(len(COLOURS), len(_MARKERS))  # number of different dots
 _MAX_NUMBERED_COLUMNS, _MAX_NUMBERED_ROWS = 12, 20  # larger heat maps have no numbers in cells
+_COUNTS = ListedColormap(matplotlib.colormaps['Blues'](np.linspace(0.2, 1, 256)))  # light to dark
 _WIDTH = 4.4  # inches: on a phone the letters are as large as the small ones of the page
 
 _SETTINGS: Any = {
@@ -127,7 +128,7 @@ def _heat_map(axes: Axes, values: np.ndarray, **settings: Any) -> AxesImage:
 
 @_page_style()
 def draw_curves(
-    curves: Sequence[tuple[int, MeanCurve]], words: str, *, percent: bool
+    curves: Sequence[tuple[int, MeanCurve]], words: str, *, percent: bool, bounded: bool = False
 ) -> SvgPicture:
     """Draw a field by round, with a band of one deviation to both sides.
 
@@ -135,6 +136,7 @@ def draw_curves(
       curves: the number of the group, which determines colour and dashes, and its curve.
       words: a description of the picture.
       percent: whether the field is a share.
+      bounded: whether it is in 0..1, where the bands end.
     """
     figure, axes = _axes(2.9, xlabel='round')
     for i, (rounds, mean, deviation) in curves:
@@ -143,6 +145,8 @@ def draw_curves(
         if deviation is not None:
             band: Any = {'color': line(i)['color'], 'alpha': 0.15, 'lw': 0}
             low, high = mean - deviation, mean + deviation
+            if bounded:
+                low, high = np.clip((low, high), 0, 1)
             axes.fill_between(rounds, low, high, gid=f'curve-{i}-band', **band)
     _integer_ticks(axes.xaxis)
     if percent:
@@ -165,7 +169,7 @@ def draw_by_round(rounds: np.ndarray, accuracy: np.ndarray, words: str) -> SvgPi
 def draw_classes(
     accuracy: Sequence[tuple[int, np.ndarray, np.ndarray | None]], words: str
 ) -> SvgPicture:
-    """Draw the last accuracy of each class, a dot for each group.
+    """Draw the last accuracy of each class, a dot for each group, with bars that end at 0 and 1.
 
     Args:
       accuracy: the number of the group, [C] accuracies, and [C] deviations or None.
@@ -176,7 +180,9 @@ def draw_classes(
     figure, axes = _axes(3.2, width, xlabel='class')
     for place, (i, mean, deviation) in enumerate(accuracy):
         x = np.arange(len(mean)) + 0.8 * ((place + 0.5) / len(accuracy) - 0.5)
-        bars = axes.errorbar(x, mean, deviation, fmt=_marker(i), color=line(i)['color'], ms=4, lw=1)
+        # [2, C] below and above the mean
+        ends = None if deviation is None else np.minimum(deviation, (mean, 1 - mean))
+        bars = axes.errorbar(x, mean, ends, fmt=_marker(i), color=line(i)['color'], ms=4, lw=1)
         for k, artist in enumerate(bars.get_children()):
             artist.set_gid(f'curve-{i}-{k}')
     for c in range(0, classes, 2):
@@ -207,7 +213,7 @@ def draw_partition(counts: np.ndarray, words: str) -> SvgPicture:
     figure, axes = _axes(height, xlabel='class', ylabel='client')
     norm = PowerNorm(0.5, vmin=1, vmax=max(counts.max(), 2))
     positive = np.ma.masked_equal(counts, 0)
-    image = _heat_map(axes, positive, cmap=f'{SEQUENTIAL}_r', norm=norm, aspect='auto')
+    image = _heat_map(axes, positive, cmap=_COUNTS, norm=norm, aspect='auto')
     texts = [str(count) if count else '' for count in counts.flat]
     _label_cells(axes, texts, dark_text=norm(counts) < 0.5)
     figure.colorbar(image, label='examples')

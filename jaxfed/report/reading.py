@@ -65,6 +65,11 @@ class RecordedRun(NamedTuple):
         return any(entry.get('failed') for entry in self.metrics)
 
     @property
+    def shared(self) -> bool:
+        """Whether other runs shared its program, so that its times are shares of theirs."""
+        return (self.total('experiments') or 1) > 1
+
+    @property
     def complete(self) -> bool:
         """Whether all rounds were trained."""
         return not self.diverged and self.rounds >= self.config['rounds']
@@ -142,9 +147,11 @@ def read_run(path: Path) -> RecordedRun:
     if not str(path).isprintable():  # a path in another encoding is not printable either
         raise ValueError(f'{str(path)!r} cannot be shown on a page; rename it.')
     if not path.is_dir():
-        raise ValueError(f'{path} is no directory; name work directories of runs.')
+        raise ValueError(f'{path} is no directory; name runs, sweeps or folders of them.')
     if not (path / run_files.CONFIG).exists():
-        raise ValueError(f'{path} holds no run: it has no {run_files.CONFIG}.')
+        raise ValueError(
+            f'{path} holds no run: neither it nor a folder in it has a {run_files.CONFIG}.'
+        )
     config = _read_object(path / run_files.CONFIG, _check_config)
     summary = _read_object(path / run_files.SUMMARY, _check_summary)
     metrics, warning = _read_metrics(path / run_files.METRICS, ended=summary is not None)

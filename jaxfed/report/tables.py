@@ -9,6 +9,14 @@ from jaxfed.report import grouping
 from jaxfed.report.grouping import MISSING, RunGroup, shown
 from jaxfed.report.reading import RecordedRun, is_number
 
+# Columns of the results that mark their best mean.
+_BETTER: dict[str, Callable[[list[float]], float]] = {
+    'last accuracy (%)': max,
+    'best accuracy (%)': max,
+    'rounds to target': min,
+    'forgetting (%)': min,
+}
+
 RunNumber = Callable[[RecordedRun], float | None]
 Format = Callable[[float], str]
 
@@ -18,6 +26,7 @@ class Cell(NamedTuple):
 
     text: str
     key: float | str | None = None  # to sort by
+    best: bool = False  # whether it is the best of its column
 
 
 class GroupTable(NamedTuple):
@@ -40,11 +49,20 @@ def _group_cell(group: RunGroup, number: RunNumber, form: Format, suffix: str = 
     return mean_cell([number(run) for run in group.counted], form, suffix)
 
 
+def _time_cell(group: RunGroup, number: RunNumber, form: Format, suffix: str = '') -> Cell:
+    """Format a time; runs that shared a program have equal shares of it, so no deviation."""
+    values = [number(run) for run in group.counted]
+    if any(run.shared for run in group.counted):
+        values, suffix = [mean_and_deviation(values)[0]], f' †{suffix}'
+    return mean_cell(values, form, suffix)
+
+
 def _percent(value: float) -> str:
     return f'{100 * value:.2f}'
 
 
-def _number(value: float) -> str:
+def format_number(value: float) -> str:
+    """Format a number with three significant digits, or as an integer with separators."""
     return f'{value:,.0f}' if abs(value) >= 100 else f'{value:.3g}'
 
 
@@ -64,6 +82,8 @@ def _total(field: str) -> RunNumber:
 
 def results(groups: Sequence[RunGroup], target: float | None) -> GroupTable:
     """Tabulate accuracies and times; an asterisk marks groups without a completed run.
+
+    The best mean of a column is marked among groups of completed runs on equal data.
 
     Args:
       groups: the groups of runs.
@@ -85,13 +105,43 @@ def results(groups: Sequence[RunGroup], target: float | None) -> GroupTable:
             _group_cell(group, RecordedRun.best_round, _round, mark),
             *([_rounds_to_target(group, target, mark)] if has_target else []),
             _group_cell(group, RecordedRun.final_forgetting, _percent, mark),
-            _group_cell(group, RecordedRun.seconds, _duration, mark),
-            _group_cell(group, _total('client_steps_per_second'), _number),
+            _time_cell(group, RecordedRun.seconds, _duration, mark),
+            _time_cell(group, _total('client_steps_per_second'), format_number),
             Cell(seeds or '1', len(group.counted)),
             Cell(state, state),
         ]
         rows.append(row)
+    _mark_best(groups, columns, rows, target)
     return GroupTable(columns, rows)
+
+
+def _mark_best(
+    groups: Sequence[RunGroup], columns: list[str], rows: list[list[Cell]], target: float | None
+) -> None:
+    """Mark the best mean of each column among groups of completed runs on equal data."""
+    comparable: dict[Any, list[int]] = {}
+    for i, group in enumerate(groups):
+        run, values = group.runs[0], grouping.settings(group.runs[0])
+        data = [values[name] for name in ('dataset', 'npz', 'path', 'validation')]
+        clients = values['num_clients'], values['partition']
+        key = (*data, *clients, *grouping.settings_of_partition(run).items())
+        if group.counted[0].complete:
+            comparable.setdefault(key, []).append(i)
+    for column in (name for name in _BETTER if name in columns):
+        j = columns.index(column)
+        for numbers in comparable.values():
+            keys = {i: rows[i][j].key for i in numbers}
+            means = {i: key for i, key in keys.items() if isinstance(key, int | float)}
+            if column == 'rounds to target':  # a mean over some of the seeds does not compare
+                means = {i: m for i, m in means.items() if _all_reach(groups[i], target)}
+            if len(set(means.values())) > 1:
+                best = _BETTER[column](list(means.values()))
+                for i in (i for i, mean in means.items() if mean == best):
+                    rows[i][j] = rows[i][j]._replace(best=True)
+
+
+def _all_reach(group: RunGroup, target: float | None) -> bool:
+    return all(run.rounds_to(target) is not None for run in group.counted)
 
 
 def _rounds_to_target(group: RunGroup, target: float | None, mark: str) -> Cell:
@@ -140,11 +190,11 @@ def costs(groups: Sequence[RunGroup]) -> GroupTable:
         row = [
             Cell(words, words),
             *(_bytes(cost.get(f'{name}_bytes')) for name in ('parameter', 'upload', 'download')),
-            Cell(MISSING) if auxiliary is None else Cell(_number(auxiliary), auxiliary),
+            Cell(MISSING) if auxiliary is None else Cell(format_number(auxiliary), auxiliary),
             _memory(run),
-            _group_cell(group, RecordedRun.seconds, _duration),
-            _group_cell(group, _total('compile_seconds'), _duration),
-            _group_cell(group, _total('seconds_per_round'), _duration),
+            _time_cell(group, RecordedRun.seconds, _duration),
+            _time_cell(group, _total('compile_seconds'), _duration),
+            _time_cell(group, _total('seconds_per_round'), _duration),
             Cell('; '.join(dict.fromkeys(map(_device, group.runs)))),
         ]
         rows.append(row)

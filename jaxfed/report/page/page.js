@@ -51,6 +51,17 @@ for (const section of document.querySelectorAll('.looks')) {
     item.addEventListener('mouseleave', () => show(chosen));
   }
 }
+// Says where a table or picture is wider than the page, and fades its edge until it is scrolled.
+for (const box of document.querySelectorAll('.scroll')) {
+  const hint = box.parentElement.previousElementSibling;
+  const update = () => {
+    hint.hidden = box.scrollWidth <= box.clientWidth + 1;
+    const end = box.scrollLeft + box.clientWidth >= box.scrollWidth - 1;
+    box.parentElement.classList.toggle('more', !end);
+  };
+  box.addEventListener('scroll', update, {passive: true});
+  new ResizeObserver(update).observe(box);
+}
 addEventListener('beforeprint', () => {
   for (const details of document.querySelectorAll('details')) details.open = true;
 });
