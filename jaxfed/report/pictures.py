@@ -24,7 +24,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 from jaxfed.recording.style import COLOURS, DASHES, SEQUENTIAL, line, style
 from jaxfed.report.grouping import MeanCurve
 
-# The page shows these two in the colour of its text: what is drawn in ink, and the black curve.
+# The page replaces these two by the colour of its text: axes and texts, and the black curve.
 _INK = '#0a0b0c'
 _BLACK = '#000000'
 _ON_DARK, _ON_LIGHT = '#ffffff', '#010101'  # numbers in cells, the same in a dark page
@@ -136,7 +136,7 @@ def draw_curves(
       curves: the number of the group, which determines colour and dashes, and its curve.
       words: a description of the picture.
       percent: whether the field is a share.
-      bounded: whether it is in 0..1, where the bands end.
+      bounded: whether it is in 0..1; bands then end at 0 and 1.
     """
     figure, axes = _axes(2.9, xlabel='round')
     for i, (rounds, mean, deviation) in curves:

@@ -125,8 +125,8 @@ def run_groups(
             found = _train_claimed({i: workdirs[i] for i in numbers}, folder, set_up, train)
             errors = {i: str(r) for i, r in found.items() if isinstance(r, Exception)}
             for text in dict.fromkeys(errors.values()) if show_failures else ():
-                alike = [i for i, other in errors.items() if other == text]
-                console.show_error(f'{describe(alike)}: {text}')
+                same = [i for i, other in errors.items() if other == text]
+                console.show_error(f'{describe(same)}: {text}')
             results |= found
     return [results[i] for i in range(len(configs))]
 

@@ -338,12 +338,14 @@ def write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
 def best_point(outcomes: Sequence[Outcome]) -> Point | None:
     """Return the point with the highest mean final accuracy; None if there is no choice.
 
-    Points with a failed or stopped seed do not count: their means are over fewer seeds or rounds.
+    The mean of a point with a failed seed covers fewer seeds, and that of a point that halving
+    stopped fewer rounds: neither can be the best.
     """
-    complete = [outcome for outcome in outcomes if not outcome.failed and not outcome.stopped]
-    means = {outcome.point: mean_and_deviation(outcome.final)[0] for outcome in complete}
+    whole = [outcome for outcome in outcomes if not outcome.failed]
+    means = {outcome.point: mean_and_deviation(outcome.final)[0] for outcome in whole}
     known = {point: mean for point, mean in means.items() if mean is not None}
-    return max(known, key=known.__getitem__) if len(known) > 1 else None
+    finished = [o.point for o in whole if o.point in known and not o.stopped]
+    return max(finished, key=known.__getitem__) if finished and len(known) > 1 else None
 
 
 def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> None:

@@ -1,4 +1,4 @@
-"""Trains experiments in as few programs as possible; each records what it records alone."""
+"""Trains experiments in as few programs as possible, each recorded as if alone."""
 
 import contextlib
 import hashlib

@@ -290,18 +290,18 @@ def test_unfinished_and_failed_runs_are_shown(tmp_path):
     lines = [entry(1, 0.3), {**entry(2, 0.1), **failed, 'failed': True}]
     make_run(tmp_path / 'failed', lines, alpha=0.2)
     make_run(tmp_path / 'stopped', lines[:1], ended=False, alpha=0.3)
-    make_run(tmp_path / 'begun', [], ended=False, counts=False, alpha=0.4)
-    (tmp_path / 'begun' / 'metrics.jsonl').unlink()
+    make_run(tmp_path / 'new', [], ended=False, counts=False, alpha=0.4)
+    (tmp_path / 'new' / 'metrics.jsonl').unlink()
     make_run(tmp_path / 'old', ended=False, alpha=0.5)
     output = tmp_path / 'page.html'
-    names = ('failed', 'stopped', 'begun', 'old')
+    names = ('failed', 'stopped', 'new', 'old')
     assert main([*(str(tmp_path / name) for name in names), f'--output={output}']) == 0
     words = Page(output.read_text()).words
     for state in ('diverged in round 2', 'unfinished, 1 of 3 rounds', 'unfinished, 0 of 3 rounds'):
         assert words.count(state) == 2
     assert 'all rounds, no summary' in words
     # A single run, and a run without a round, have a page.
-    assert main([str(tmp_path / 'begun'), f'--output={output}']) == 0
+    assert main([str(tmp_path / 'new'), f'--output={output}']) == 0
     assert 'Curves' not in Page(output.read_text()).words
 
 

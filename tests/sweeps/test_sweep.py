@@ -62,7 +62,7 @@ def run(config, text, seeds, folder, **keywords):
 EQUAL = {
     # a stateless method, and settings that only the host reads
     'fedlmd': ('beta=0.3,2 learning_rate=0.02,0.1', {'dropout': 0.3, 'label_noise': 0.1}),
-    # a state of the clients, and the optimizer's own numbers
+    # client state, and settings of the optimizer
     'scaffold': ('momentum=0,0.9 weight_decay=0,0.01', {}),
     # an optimizer and examples on the server, every measure
     'fedcad+fedadam': (
@@ -262,7 +262,10 @@ def test_the_best_point_has_the_highest_mean_of_all_its_seeds():
     for counts in ({'stopped': 1}, {'failed': 1}):
         assert sweep.best_point([*outcomes, outcome(partial, [0.8], **counts)]) == high
     assert sweep.best_point(outcomes[:1]) is None
-    assert sweep.best_point([outcomes[0], outcome(high, [None])]) is None
+    # Halving has stopped all points but one.
+    assert sweep.best_point([outcomes[0], outcome(high, [0.9], stopped=1)]) == low
+    assert sweep.best_point([outcomes[0], outcome(high, [0.9], failed=1)]) is None
+    assert sweep.best_point([outcome(low, [None]), outcome(high, [None])]) is None
 
 
 def test_the_table_names_its_columns_and_the_best_point_in_80_columns(

@@ -51,7 +51,7 @@ for (const section of document.querySelectorAll('.looks')) {
     item.addEventListener('mouseleave', () => show(chosen));
   }
 }
-// Says where a table or picture is wider than the page, and fades its edge until it is scrolled.
+// Shows a hint above a table or picture that is wider than the page, and fades its right edge.
 for (const box of document.querySelectorAll('.scroll')) {
   const hint = box.parentElement.previousElementSibling;
   const update = () => {
