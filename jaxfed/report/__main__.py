@@ -40,6 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument('--csv', metavar='FILE.csv', help='a table of the results, a row a run')
     parser.add_argument(
         '--target_accuracy',
+        type=float,
         metavar='A',
         help="test accuracy in 0..1 for the rounds to target [each run's --target_accuracy]",
     )
@@ -97,18 +98,6 @@ def table_of_runs(groups: Sequence[RunGroup], target: float | None) -> str:
     return file.getvalue()
 
 
-def _parse_target(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        target = float(text)
-    except ValueError:
-        target = 0.0
-    if not 0 < target <= 1:
-        raise ValueError(f'--target_accuracy={text} must be a number above 0 and at most 1.')
-    return target
-
-
 def main(arguments: Sequence[str]) -> int:
     """Write the page, and the table of --csv.
 
@@ -122,7 +111,9 @@ def main(arguments: Sequence[str]) -> int:
         flags = make_parser().parse_args(arguments)
         page = check_file('output', flags.output, '.html')
         table = None if flags.csv is None else check_file('csv', flags.csv, '.csv')
-        target = _parse_target(flags.target_accuracy)
+        target = flags.target_accuracy
+        if target is not None and not 0 < target <= 1:
+            raise ValueError(f'--target_accuracy={target:g} must be above 0 and at most 1.')
         groups = group(read_runs(flags.workdirs))
         for warning in (run.warning for _, runs in groups for run in runs if run.warning):
             console.show_warning(warning)
