@@ -122,9 +122,9 @@ def test_a_sweep_from_the_command_line(command, tmp_path, capsys):
     page = (tmp_path / 'page.html').read_text()
     assert 'stopped early, 1 of 3 rounds' in page and 'mu' in page
     for flags_, told in (
-        (('--together=-1',), '--together=-1 must be at least 1, or 0 to choose'),
+        (('--together=-1',), '--together must be at least 1, or 0 to choose, got -1'),
         (('--resume',), '--resume=True: a sweep always continues'),
-        (('--halving=3',), '--halving=3 must be rounds below --rounds=3'),
+        (('--halving=3',), '--halving must be rounds below --rounds=3'),
     ):
         assert command(*given, *flags_) == 2
         assert told in capsys.readouterr().err
@@ -486,5 +486,5 @@ def test_halving_looks_at_every_experiment(command, tmp_path, capsys):
     assert command('--sweep=validation=0,0.1', '--halving=1', *given) == 2
     assert 'compares settings on held-out training data' in capsys.readouterr().err
     assert command('--sweep=rounds=1,3', '--halving=1', *given) == 2
-    assert '--halving=1 must be rounds below --rounds=1' in capsys.readouterr().err
+    assert '--halving must be rounds below --rounds=1' in capsys.readouterr().err
     assert not (tmp_path / 's').exists()

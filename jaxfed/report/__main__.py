@@ -51,7 +51,7 @@ def check_file(flag: str, name: str, suffix: str) -> Path:
     """Raise a ValueError if a file cannot be written or is a record of a run; return its path."""
     path, setting = Path(name), f'--{flag}={name}'
     if path.suffix != suffix:
-        raise ValueError(f'{setting} must end in {suffix}.')
+        raise ValueError(f'--{flag} must end in {suffix}, got {name}.')
     if path.is_dir():
         raise ValueError(f'{setting} is a directory; name a file.')
     if not path.parent.is_dir():
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str]) -> int:
         table = None if flags.csv is None else check_file('csv', flags.csv, '.csv')
         target = flags.target_accuracy
         if target is not None and not 0 < target <= 1:
-            raise ValueError(f'--target_accuracy={target:g} must be above 0 and at most 1.')
+            raise ValueError(f'--target_accuracy must be above 0 and at most 1, got {target:g}.')
         groups = group(read_runs(flags.workdirs))
         for warning in (run.warning for _, runs in groups for run in runs if run.warning):
             console.show_warning(warning)

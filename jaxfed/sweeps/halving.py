@@ -16,8 +16,8 @@ def parse_halving(text: str | None, config: Config) -> list[int]:
     words = text.split(',')
     if not all(word.isdecimal() and 0 < int(word) < config.rounds for word in words):
         raise ValueError(
-            f'--halving={text} must be rounds below --rounds={config.rounds}, joined by commas, as '
-            'in --halving=10,20.'
+            f'--halving must be rounds below --rounds={config.rounds}, joined by commas as in '
+            f'--halving=10,20, got {text}.'
         )
     if not config.validation:
         raise ValueError(

@@ -149,7 +149,7 @@ def expand(config: Config, points: Sequence[Point], seeds: int, folder: Path) ->
       ValueError: for invalid settings.
     """
     if seeds < 1:
-        raise ValueError(f'--seeds={seeds} must be at least 1.')
+        raise ValueError(f'--seeds must be at least 1, got {seeds}.')
     if config.resume is not None:
         raise ValueError(
             f'--resume={config.resume}: a sweep always continues unfinished experiments; remove '
@@ -249,7 +249,7 @@ def _plan(
 ) -> tuple[list[Member], list[list[int]]]:
     """Return the unfinished experiments, and groups of their indices, one for each program."""
     if most < 0:
-        raise ValueError(f'--together={most} must be at least 1, or 0 to choose.')
+        raise ValueError(f'--together must be at least 1, or 0 to choose, got {most}.')
     unfinished = [member for member in members if not is_done(member.config)]
     most = most or len(unfinished) * bool(rungs)
     return unfinished, group([member.config for member in unfinished], folder, most=most)

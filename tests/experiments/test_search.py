@@ -272,9 +272,9 @@ def test_a_run_that_was_evaluated_on_test_data_is_refused(tmp_path, monkeypatch)
         (['--method=kd', '--grid=beta:1', '--', '--flagfile=x'], '--flagfile must stand before'),
         (['--method=kd', '--grid=beta:1', '--', '--seed=3'], '--seed=3 is set for each run'),
         (['--method=kd', '--grid=beta:1', '--', '--dataset=no_such'], 'no_such'),
-        (['--method=kd', '--grid=beta:1', '--halving=0'], '--halving=0 must be rounds below'),
-        (['--method=kd', '--grid=beta:1', '--halving=x'], '--halving=x must be rounds below'),
-        (['--method=kd', '--grid=beta:1', '--together=-1'], '--together=-1'),
+        (['--method=kd', '--grid=beta:1', '--halving=0'], '--halving must be rounds below'),
+        (['--method=kd', '--grid=beta:1', '--halving=x'], '--halving must be rounds below'),
+        (['--method=kd', '--grid=beta:1', '--together=-1'], '--together'),
         (['--method=kd', '--grid=beta:1', '--', '--halving=2'], '--halving=2 is a flag of a'),
         (
             ['--method=kd', '--grid=beta:1', '--halving=2', '--', '--eval_every=5'],

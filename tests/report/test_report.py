@@ -590,9 +590,9 @@ def test_invalid_arguments_are_refused(runs, tmp_path, capsys, monkeypatch):
         ([run, f'--output={tmp_path}/absent/page.html'], 'no directory'),
         ([run, '--output=/proc/page.html'], '--output=/proc/page.html'),
         ([run, f'--output={page}', f'--csv={run}/metrics.csv'], '--csv='),
-        ([run, f'--output={page}', '--target_accuracy=60'], '--target_accuracy=60 must be above 0'),
+        ([run, f'--output={page}', '--target_accuracy=60'], 'at most 1, got 60.'),
         ([run, f'--output={page}', '--target_accuracy=x'], '--target_accuracy: invalid float'),
-        ([run, f'--output={page}', '--target_accuracy=nan'], '--target_accuracy=nan must be'),
+        ([run, f'--output={page}', '--target_accuracy=nan'], 'at most 1, got nan.'),
     ]:
         assert main(arguments) == 2
         shown = capsys.readouterr().err
