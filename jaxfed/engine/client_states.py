@@ -1,7 +1,7 @@
 """States of all clients, in host memory: each process keeps the rows of its own clients.
 
-Row r, of N, is row r // P of process r % P, of P; a single process has all rows in order. The rows
-of a round move from the process that keeps them to the one that trains their client, and back.
+Row r of N is row r // P of process r % P of P; a single process has all rows in order. The rows of
+a round move from the process that keeps them to the one that trains their client, and back.
 """
 
 from collections.abc import Sequence
@@ -19,18 +19,16 @@ from jaxfed.types import PyTree
 
 
 def create(first: Sequence[PyTree], num_clients: int) -> PyTree:
-    """This process's rows of the states [X N, ...], where every client has its experiment's state.
+    """Writable rows of this process of the states [X N, ...] before the first round.
+
+    Zeros take memory only when they are written.
 
     Args:
       first: X states, of one client of each experiment.
       num_clients: N, of each experiment.
-
-    Returns:
-      NumPy arrays, to be changed in place; zeros take memory only when they are written.
     """
-    rows = np.arange(
-        distributed.process_index(), len(first) * num_clients, distributed.process_count()
-    )
+    process, processes = distributed.process_index(), distributed.process_count()
+    rows = np.arange(process, len(first) * num_clients, processes)
 
     def repeat(*leaves: Any) -> np.ndarray:
         arrays = [np.asarray(leaf) for leaf in leaves]
@@ -44,16 +42,13 @@ def create(first: Sequence[PyTree], num_clients: int) -> PyTree:
 
 
 def load_rows(states: PyTree, rows: np.ndarray, used: np.ndarray, mesh: Mesh) -> PyTree:
-    """Rows on the devices that train their clients.
+    """Moves rows to the devices that train their clients; returns [D, M, ...].
 
     Args:
       states: rows of this process.
       rows: [D, M] integers, the row for each position of each device.
       used: [D, M] bool, positions that train; the rows of the others are arbitrary.
       mesh: of D devices.
-
-    Returns:
-      [D, M, ...], split over the devices.
     """
     processes = distributed.process_count()
     if processes == 1:
@@ -80,21 +75,18 @@ def store_rows(states: PyTree, rows: np.ndarray, used: np.ndarray, new: PyTree, 
       new: [D, M, ...], split over the devices.
       mesh: of D devices.
     """
-    needed, processes = rows[used], distributed.process_count()
-
-    def store(leaf: np.ndarray, some: np.ndarray, at: np.ndarray) -> None:
-        leaf[at] = some
-
+    index, processes = rows[used], distributed.process_count()
     if processes == 1:
-        jax.tree.map(lambda leaf, some: store(leaf, np.asarray(some)[used], needed), states, new)
-        return
-    trained, local = _trainers(used, mesh), used[_is_local(mesh)]
-    held = jax.tree.map(lambda leaf: transfer.local(leaf)[local], new)
-    # Places among the rows that the same process trained.
-    place = np.arange(len(trained)) - np.searchsorted(trained, trained)
-    received = _exchange(held, place, trained, needed % processes)
-    kept = needed[needed % processes == distributed.process_index()] // processes
-    jax.tree.map(lambda leaf, some: store(leaf, some, kept), states, received)
+        new = jax.tree.map(lambda leaf: np.asarray(leaf)[used], new)
+    else:
+        trained, local = _trainers(used, mesh), used[_is_local(mesh)]
+        held = jax.tree.map(lambda leaf: transfer.local(leaf)[local], new)
+        # Places among the rows that the same process trained.
+        place = np.arange(len(trained)) - np.searchsorted(trained, trained)
+        new = _exchange(held, place, trained, index % processes)
+        index = index[index % processes == distributed.process_index()] // processes
+    for leaf, value in zip(jax.tree.leaves(states), jax.tree.leaves(new), strict=True):
+        leaf[index] = value
 
 
 def _processes(mesh: Mesh) -> np.ndarray:
@@ -115,54 +107,36 @@ def _trainers(used: np.ndarray, mesh: Mesh) -> np.ndarray:
 def _exchange(held: PyTree, index: np.ndarray, source: np.ndarray, target: np.ndarray) -> PyTree:
     """Rows [k, ...] whose target is this process, in their order.
 
-    Row j, of all, is row index[j] of those that process source[j] holds. In step i of P every
-    process sends to the one i places after it, a piece of bounded size at a time.
+    Row j of all rows is row index[j] of those that process source[j] holds. In step i of P every
+    process sends to the process i places after it, in pieces of bounded size.
     """
     process, processes = distributed.process_index(), distributed.process_count()
     leaves, structure = jax.tree.flatten(held)
     sources = source[target == process]
     result = [np.empty((len(sources), *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
-    size = sum(int(np.prod(leaf.shape[1:])) * leaf.dtype.itemsize for leaf in leaves)
-    for step in range(processes if size else 0):
+    record = np.dtype([(f'{i}', leaf.dtype, leaf.shape[1:]) for i, leaf in enumerate(leaves)])
+    for step in range(processes if record.itemsize else 0):
         routes = [(sender, (sender + step) % processes) for sender in range(processes)]
         counts = [int(((source == a) & (target == b)).sum()) for a, b in routes]
-        most, at_once = max(counts), max(transfer.PIECE // size, 1)
-        if np.count_nonzero(counts) == 1:  # else all of them, so few programs
+        most, at_once = max(counts), max(transfer.PIECE // record.itemsize, 1)
+        if np.count_nonzero(counts) == 1:  # else all routes, so that there are few programs
             routes = [routes[np.argmax(counts)]]
         sent = index[(source == process) & (target == (process + step) % processes)]
         places = np.flatnonzero(sources == (process - step) % processes)
         for begin in range(0, most, at_once):
             piece = slice(begin, begin + at_once)
-            data = pack([leaf[sent[piece]] for leaf in leaves])
+            rows = np.zeros(min(at_once, most - begin) if step else len(sent[piece]), record)
+            for i, leaf in enumerate(leaves):
+                rows[f'{i}'][: len(sent[piece])] = leaf[sent[piece]]
             if step:
-                padding = min(at_once, most - begin) * size - len(data)
-                data = transfer.move(np.pad(data, (0, padding)), routes)
-            shapes = [(len(places[piece]), *leaf.shape[1:]) for leaf in leaves]
-            for whole, rows in zip(result, unpack(data, shapes, leaves), strict=True):
-                whole[places[piece]] = rows
+                rows = transfer.move(rows.view(np.uint8), routes).view(record)
+            for i, whole in enumerate(result):
+                whole[places[piece]] = rows[f'{i}'][: len(places[piece])]
     return jax.tree.unflatten(structure, result)
 
 
-def pack(leaves: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays as bytes [n] uint8, one after another."""
-    parts = [np.ascontiguousarray(leaf).reshape(-1).view(np.uint8) for leaf in leaves]
-    return np.concatenate([np.zeros(0, np.uint8), *parts])
-
-
-def unpack(
-    data: np.ndarray, shapes: Sequence[tuple[int, ...]], like: Sequence[np.ndarray]
-) -> list[np.ndarray]:
-    """Arrays of these shapes and of the types of `like`, from the first bytes of `data`."""
-    arrays, begin = [], 0
-    for shape, leaf in zip(shapes, like, strict=True):
-        end = begin + int(np.prod(shape)) * leaf.dtype.itemsize
-        arrays.append(data[begin:end].copy().view(leaf.dtype).reshape(shape))
-        begin = end
-    return arrays
-
-
 def gather(states: PyTree, rows: int) -> PyTree:
-    """All `rows` rows in order, on the first process, for a checkpoint; on others their own."""
+    """All `rows` rows in order on the first process, for a checkpoint; on others their own rows."""
     processes = distributed.process_count()
     if processes == 1:
         return states
@@ -177,15 +151,12 @@ def allocate(states: PyTree, rows: int) -> PyTree:
 
 
 def scatter(whole: PyTree, like: PyTree, rows: int) -> PyTree:
-    """The rows of this process, to be changed in place, of all that the first process has.
+    """Distributes the rows of the first process; returns writable rows of this process.
 
     Args:
       whole: [N, ...] on the first process; not read elsewhere.
       like: rows of this process, of any values.
       rows: N, of all processes.
-
-    Returns:
-      The rows of this process.
     """
     if distributed.process_count() == 1:
         return jax.tree.map(np.array, whole)
@@ -197,22 +168,23 @@ def scatter(whole: PyTree, like: PyTree, rows: int) -> PyTree:
 def broadcast(tree: PyTree) -> PyTree:
     """The arrays and random keys of the first process, on all; shapes and types are the same.
 
-    Arrays become NumPy arrays, unless there is only one process.
+    Several processes receive NumPy arrays.
     """
     processes = distributed.process_count()
     if processes == 1:
         return tree
-    leaves, structure = jax.tree.flatten(tree)
-    is_key = [jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
-    arrays = [
-        np.asarray(jax.random.key_data(leaf) if key else leaf)
-        for leaf, key in zip(leaves, is_key, strict=True)
-    ]
+
+    def is_key(leaf: Any) -> bool:
+        return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+    def as_row(leaf: Any) -> np.ndarray:
+        return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)[None]
+
+    def from_row(leaf: Any, rows: np.ndarray) -> Any:
+        if is_key(leaf):
+            return jax.random.wrap_key_data(jnp.asarray(rows[0]), impl=jax.random.key_impl(leaf))
+        return rows[0, ...]  # an array, also without axes
+
     first = np.zeros(processes, int)
-    (data,) = _exchange([pack(arrays)[None]], first, first, np.arange(processes))
-    received = unpack(data[0], [array.shape for array in arrays], arrays)
-    result = [
-        jax.random.wrap_key_data(jnp.asarray(new), impl=jax.random.key_impl(old)) if key else new
-        for new, old, key in zip(received, leaves, is_key, strict=True)
-    ]
-    return jax.tree.unflatten(structure, result)
+    received = _exchange(jax.tree.map(as_row, tree), first, first, np.arange(processes))
+    return jax.tree.map(from_row, tree, received)

@@ -42,14 +42,14 @@ def sample(name: str, round_: int, size: np.ndarray, *, number: int, seed: int) 
     """The clients of a round by the name of a sampling, [number] int64 ids, ascending.
 
     Raises:
-      ValueError: if the sampling returns anything but that many distinct clients.
+      ValueError: if the sampling does not return `number` distinct clients.
     """
     chosen = np.sort(np.atleast_1d(SAMPLINGS[name](round_, size, number=number, seed=seed)))
-    whole = chosen.shape == (number,) and np.issubdtype(chosen.dtype, np.integer)
-    if not (whole and (np.diff(chosen) > 0).all() and chosen[0] >= 0 and chosen[-1] < len(size)):
+    valid = chosen.shape == (number,) and np.issubdtype(chosen.dtype, np.integer)
+    if not (valid and (np.diff(chosen) > 0).all() and chosen[0] >= 0 and chosen[-1] < len(size)):
         raise ValueError(
-            f'--sampling={name} gave {np.array2string(chosen, threshold=20)} in round {round_}; '
-            f'it must give {number} distinct clients from 0 to {len(size) - 1}.'
+            f'--sampling={name} must return {number} distinct clients from 0 to {len(size) - 1}, '
+            f'got {np.array2string(chosen, threshold=20)} in round {round_}.'
         )
     return chosen.astype(np.int64)
 
@@ -67,12 +67,12 @@ def draw_cohort(
     cohort_seed: int,
     availability_seed: int,
 ) -> Cohort:
-    """Draws the clients of a round and how many local epochs each of them completes.
+    """Draws the clients of a round and the number of local epochs that each completes.
 
     `ceil((1 + over_selection) S)` clients are sampled. Each fails with probability `dropout`. Each
-    of the others is a straggler with probability `stragglers`, and completes 1 to E local epochs,
-    uniformly, instead of E. The server waits for the S clients that report first, those with the
-    fewest examples to process; the work of the others is lost.
+    of the others is a straggler with probability `stragglers`: it completes 1 to E local epochs,
+    uniformly, instead of E. The server waits for the S clients that report first, which are those
+    with the fewest examples to process. The work of the others is lost.
 
     Args:
       round_: number of the round, from 1.
@@ -81,13 +81,13 @@ def draw_cohort(
       local_epochs: E.
       sampling: a key of SAMPLINGS.
       dropout: probability that a sampled client fails.
-      stragglers: probability that a client does not finish in time.
+      stragglers: probability that a client is a straggler.
       over_selection: clients sampled beyond S, as a share of S.
-      cohort_seed: of sampling.
-      availability_seed: of failures and stragglers.
+      cohort_seed: seed of sampling.
+      availability_seed: seed of failures and stragglers.
 
     Returns:
-      The cohort, sorted by client; clients that failed fill it up to S.
+      The cohort, sorted by client; failed clients fill it up to S.
 
     Raises:
       ValueError: if a user's sampling does not return distinct clients.
@@ -111,11 +111,11 @@ def draw_cohort(
 
 def candidates(clients_per_round: int, over_selection: float) -> int:
     """Clients sampled in a round, ceil((1 + over_selection) S)."""
-    # Rounded first: 1.1 * 10 is a little more than 11.
+    # Rounding precedes ceil because 1.1 * 10 > 11 in floating point.
     return math.ceil(round((1 + over_selection) * clients_per_round, 9))
 
 
 def everyone(clients: np.ndarray | list[int], local_epochs: int) -> Cohort:
-    """A cohort of clients [S] that all complete their local epochs."""
+    """A cohort of clients [S] that all complete `local_epochs`."""
     ids = np.asarray(clients, np.int32)
     return Cohort(ids, np.full(ids.shape, local_epochs, np.int32))

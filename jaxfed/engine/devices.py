@@ -2,10 +2,11 @@
 
 import collections
 import importlib.util
+import itertools
 import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -18,13 +19,15 @@ from jaxfed.internal.files import cache_folder
 from jaxfed.types import PyTree
 
 AXIS = 'devices'
+SPLIT, REPLICATED = PartitionSpec(AXIS), PartitionSpec()
 
 
 def use_every_core() -> None:
     """Make each core of the CPU a device, so that clients train on different cores.
 
-    XLA splits every single operation over the cores, which small networks leave half idle; clients
-    on different devices never wait for each other. Call it before JAX is used for anything else.
+    XLA splits each operation over the cores, and the operations of small networks are too short to
+    fill them. Clients on different devices never wait for each other. Call this function before any
+    other use of JAX.
 
     Raises:
       RuntimeError: if JAX has been used already.
@@ -39,28 +42,25 @@ def cores() -> int:
 
 
 def describe_devices(devices: Sequence[Any]) -> str:
-    """Devices of one kind in words, as '4 cpu cores, each one a device' or '2 x NVIDIA H100'."""
+    """Devices of one kind in words: '4 cpu cores, each one a device' or '2 x NVIDIA H100'."""
     first, processes = devices[0], ''
-    if distributed.process_count() > 1:
+    if (count := distributed.process_count()) > 1:
         index = distributed.process_index()
         first = next(device for device in devices if device.process_index == index)
-        processes = f', of {distributed.process_count()} processes'
+        processes = f', of {count} processes'
+    if first.platform == 'cpu' and len(devices) > 1:
+        return f'{len(devices)} cpu cores, each one a device{processes}'
     if first.platform == 'cpu':
-        count = cores()
-        return (
-            f'{len(devices)} cpu cores, each one a device{processes}'
-            if len(devices) > 1
-            else f'1 cpu device of {count} core{"s" * (count > 1)}'
-        )
+        return f'1 cpu device of {cores()} core{"s" * (cores() > 1)}'
     limit = _memory_limit(first)
     memory = f', {limit / 2**30:.0f} GiB each for JAX' if limit else ''
     return f'{len(devices)} x {first.device_kind}{memory}{processes}'
 
 
 def idle_accelerator() -> str | None:
-    """How to use a GPU or TPU of this machine that JAX does not use.
+    """How to enable a GPU or TPU of this machine that JAX does not use.
 
-    None if JAX uses an accelerator, there is none, or the user asked for the CPU.
+    None if JAX uses an accelerator, if there is none, or if the user selected the CPU.
     """
     if jax.default_backend() != 'cpu' or 'cpu' in (asked_platforms() or '').split(','):
         return None
@@ -82,12 +82,12 @@ def idle_accelerator() -> str | None:
 
 
 def asked_platforms() -> str | None:
-    """The platforms that JAX_PLATFORMS, or the program in its place, asks for."""
+    """The platforms that JAX_PLATFORMS or the program selects."""
     return jax.config.jax_platforms  # type: ignore[attr-defined]
 
 
 def has_nvidia_driver() -> bool:
-    """Whether this machine has an NVIDIA GPU with a driver, which in WSL belongs to Windows."""
+    """Whether this machine has an NVIDIA GPU with a driver; in WSL the driver is Windows'."""
     paths = ('/proc/driver/nvidia/version', '/dev/nvidia0')
     return any(map(os.path.exists, paths)) or shutil.which('nvidia-smi') is not None
 
@@ -98,10 +98,10 @@ def has_tpu() -> bool:
 
 
 def check_devices(wanted: str) -> None:
-    """Checks --devices, 'all' or a number, against the devices of JAX.
+    """Checks --devices against the devices of JAX.
 
     Raises:
-      ValueError: if it is neither, or there are fewer.
+      ValueError: if `wanted` is neither 'all' nor a number of devices that JAX has.
     """
     if wanted == 'all':
         return
@@ -123,29 +123,33 @@ def make_mesh(wanted: str | int = 'all', *, most: int | None = None) -> Mesh:
     """The mesh of the devices that train, with one axis `AXIS`.
 
     Args:
-      wanted: 'all' or how many, of all processes; each process has the same number, as far as
+      wanted: 'all' or a number of devices of all processes; each process has the same number if
         possible.
-      most: the largest number that has work to do; None for no limit.
+      most: the largest number of devices that have work; None for no limit.
 
     Returns:
       The mesh; the devices of a process are adjacent.
     """
-    places: collections.Counter[int] = collections.Counter()  # process -> devices so far
+    places: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)  # of each process
+    # Stable: the first device of each process, then the second of each, ...
+    devices = sorted(jax.devices(), key=lambda device: next(places[device.process_index]))
+    devices = devices[: None if wanted == 'all' else int(wanted)][:most]
+    return Mesh(np.array(sorted(devices, key=lambda device: device.process_index)), (AXIS,))
 
-    def place(device: Any) -> int:
-        places[device.process_index] += 1
-        return places[device.process_index]
 
-    devices = sorted(jax.devices(), key=place)  # stable: the first of each process, the second, ...
-    devices = devices if wanted == 'all' else devices[: int(wanted)]
-    devices = sorted(devices[:most], key=lambda device: device.process_index)
-    return Mesh(np.array(devices), (AXIS,))
+def map_devices(
+    function: Callable[..., PyTree], mesh: Mesh, in_specs: Any, out_specs: Any = SPLIT
+) -> Callable[..., PyTree]:
+    """A function that each device of a mesh runs on its parts of the arguments."""
+    return jax.shard_map(
+        function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )
 
 
 def memory(mesh: Mesh) -> float:
-    """Bytes of memory that each device of a mesh can use, the least of all processes.
+    """Bytes of memory that each device of a mesh can use: the minimum over all processes.
 
-    A CPU device's memory is its share of this machine's; it is infinite where it is unknown.
+    The memory of a CPU device is its share of the machine's. Unknown memory counts as infinite.
     """
     devices, processes = mesh.local_devices, distributed.processes_on_host()
     limit = _memory_limit(devices[0])
@@ -156,7 +160,7 @@ def memory(mesh: Mesh) -> float:
 
 
 def _memory_limit(device: Any) -> float:
-    """Bytes that JAX may use of an accelerator, 0 where it is unknown."""
+    """Bytes that JAX may use of an accelerator, 0 if unknown."""
     return float((device.memory_stats() or {}).get('bytes_limit', 0))
 
 
@@ -166,30 +170,28 @@ def replicate(tree: PyTree, mesh: Mesh, *, copy: bool = True) -> PyTree:
     Args:
       tree: NumPy or JAX arrays.
       mesh: from `make_mesh`.
-      copy: False if a CPU's devices may read the arrays themselves, which `aligned` made and which
-        do not change any more.
+      copy: False if a CPU's devices may share the memory of the arrays, which are from `aligned`
+        and do not change any more.
 
     Returns:
       The same arrays, replicated.
     """
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    devices = mesh.local_devices
+    sharding, devices = NamedSharding(mesh, REPLICATED), mesh.local_devices
 
     def put(leaf: np.ndarray | jax.Array) -> jax.Array:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             return leaf  # the result of a program, already replicated
-        if devices[0].platform != 'cpu' or isinstance(leaf, jax.Array):
-            if len(devices) == mesh.size:
-                return jax.device_put(leaf, everywhere)
+        if devices[0].platform == 'cpu' and not isinstance(leaf, jax.Array):
+            if copy:
+                original = np.asarray(leaf)
+                leaf = aligned(original.shape, original.dtype)
+                leaf[...] = original
+            copies = [jax.device_put(leaf, device, may_alias=True) for device in devices]
+        elif len(devices) == mesh.size:
+            return jax.device_put(leaf, sharding)
+        else:
             copies = [jax.device_put(leaf, device) for device in devices]
-            return jax.make_array_from_single_device_arrays(leaf.shape, everywhere, copies)
-        shared = leaf
-        if copy:
-            leaf = np.asarray(leaf)
-            shared = aligned(leaf.shape, leaf.dtype)
-            shared[...] = leaf
-        views = [jax.device_put(shared, device, may_alias=True) for device in devices]
-        return jax.make_array_from_single_device_arrays(shared.shape, everywhere, views)
+        return jax.make_array_from_single_device_arrays(leaf.shape, sharding, copies)
 
     return jax.tree.map(put, tree)
 
@@ -197,14 +199,13 @@ def replicate(tree: PyTree, mesh: Mesh, *, copy: bool = True) -> PyTree:
 def split(tree: PyTree, mesh: Mesh) -> PyTree:
     """Puts arrays [D n, ...] on a mesh of D devices, n rows on each.
 
-    A process that has only some of the devices passes the rows of all of them, and its devices read
-    theirs.
+    Each process passes the rows of all devices; its own devices read their rows.
     """
-    over_devices = NamedSharding(mesh, PartitionSpec(AXIS))
+    sharding = NamedSharding(mesh, SPLIT)
     if len(mesh.local_devices) == mesh.size:
-        return jax.device_put(tree, over_devices)
+        return jax.device_put(tree, sharding)
     return jax.tree.map(
-        lambda leaf: jax.make_array_from_callback(leaf.shape, over_devices, leaf.__getitem__), tree
+        lambda leaf: jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__), tree
     )
 
 
@@ -212,23 +213,22 @@ def fetch(tree: PyTree) -> PyTree:
     """Arrays of JAX, split or replicated, as NumPy arrays; all processes have to call it."""
 
     def get(leaf: jax.Array) -> np.ndarray:
-        partial = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
-        return (
-            transfer.gather(leaf) if partial and not leaf.is_fully_replicated else np.asarray(leaf)
-        )
+        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
+            return np.asarray(leaf)
+        return transfer.gather(leaf)
 
     return jax.tree.map(get, tree)
 
 
-def aligned(shape: tuple[int, ...], dtype: Any, *, boundary: int = 64) -> np.ndarray:
-    """Zeros at an address, a multiple of `boundary` bytes, where JAX uses them without a copy."""
+def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Zeros at an address that is a multiple of 64 bytes, which JAX uses without a copy."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = np.zeros(size + boundary, np.uint8)
-    offset = -memory.ctypes.data % boundary
+    memory = np.zeros(size + 64, np.uint8)
+    offset = -memory.ctypes.data % 64
     return memory[offset : offset + size].view(dtype).reshape(shape)
 
 
 def keep_compiled_programs() -> None:
-    """Makes JAX keep compiled programs on disk, so that the next start does not compile again."""
+    """Makes JAX keep compiled programs on disk for later processes."""
     jax.config.update('jax_compilation_cache_dir', str(cache_folder() / 'compiled'))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)

@@ -1,13 +1,13 @@
 """Assignment of the clients of a round to devices and lanes.
 
-A lane is one entry of the stacked axis; every device has L of them. A lane that has finished a
-client takes the next one, so a few long clients do not leave the others idle, and memory grows with
-lanes, not with clients. The lanes of a device step together; devices wait for each other only at
-the end of the round.
+A lane is one entry of the stacked axis; every device has L lanes. A lane that has finished a client
+takes the next one, so long clients do not idle the other lanes, and memory grows with lanes, not
+with clients. The lanes of a device step together; devices wait for each other only at the end of
+the round.
 
 The schedule of a device is a list of events in the order of time, one for each of its clients: "run
 all lanes for `steps` local steps; then lane `lane` has finished the client at this position, and
-starts the one at position `next`". It is computed on the host and passed to the compiled round as
+starts the one at position `next`". The host computes it and passes it to the compiled round as
 arrays of fixed shape, so that every cohort uses the same program.
 """
 
@@ -21,14 +21,14 @@ import numpy as np
 class Schedule(NamedTuple):
     """Which lane trains which client of the cohort, and when.
 
-    Letters: D devices, L lanes of each, M clients that a device has room for. Positions number a
-    device's clients in the order in which they finish.
+    Letters: D devices, L lanes of each, M the largest number of clients of a device. Positions
+    number a device's clients in the order in which they finish.
     """
 
     slot: np.ndarray  # [D, M] int32, the client at each position, as its place in the cohort
     steps: np.ndarray  # [D, M] int32, local steps of all lanes before the client is finished
     lane: np.ndarray  # [D, M] int32, the lane that trains it
-    next: np.ndarray  # [D, M] int32, position of the client that the lane takes next, -1 for none
+    next: np.ndarray  # [D, M] int32, position of the lane's next client, -1 for none
     first: np.ndarray  # [D, L] int32, position of the client each lane starts with
     clients: np.ndarray  # [D] int32, clients of the device; later positions are not used
 
@@ -39,12 +39,12 @@ class Schedule(NamedTuple):
 
     @property
     def executed(self) -> int:
-        """Steps the program executes, including those of idle lanes, not of waiting devices."""
+        """Steps that the program executes, including those of idle lanes."""
         return int(self.steps.sum()) * self.first.shape[1]
 
     @property
     def length(self) -> int:
-        """Steps of the device that runs most of them one after another."""
+        """Steps one after another, of the device with the most."""
         return int(self.steps.sum(axis=1).max())
 
 
@@ -60,8 +60,8 @@ def schedule(
     Args:
       steps: local steps of each client.
       lanes: L, of each device.
-      devices: D; L D must lie in 1..S.
-      cohort_size: S, which sets the shape of the schedule; None for the number of clients.
+      devices: D; L D must be in 1..S.
+      cohort_size: S, which determines the schedule's shape; None for the number of clients.
 
     Returns:
       The schedule.
@@ -73,10 +73,10 @@ def schedule(
     cohort_size = cohort_size or len(steps)
     if lanes < 1 or devices < 1 or lanes * devices > cohort_size:
         raise ValueError(
-            f'lanes={lanes} on devices={devices} must lie in 1..{cohort_size} together, the '
-            'clients of a round.'
+            f'lanes={lanes} times devices={devices} must be in 1..{cohort_size}, the clients of a '
+            'round.'
         )
-    # Many devices have room for twice their share, which balance never needs, and not for all.
+    # Several devices have room for twice their share; balanced schedules never need more.
     room = cohort_size if devices == 1 else min(cohort_size, 2 * -(-cohort_size // devices))
     assigned: list[list[tuple[int, int, int]]] = [[] for _ in range(devices)]  # (end, lane, slot)
     free = [(0, lane, device) for lane in range(lanes) for device in range(devices)]
@@ -110,25 +110,24 @@ def schedule(
 
 
 def choose_lanes(
-    steps: Sequence[np.ndarray], *, cohort_size: int, most: int, devices: int = 1, seed: int = 0
+    steps: Sequence[np.ndarray], *, cohort_size: int, most: int, devices: int = 1
 ) -> int:
-    """Chooses the number of lanes: the largest that keeps at least 90 % of their steps useful.
+    """The largest number of lanes with at least 90 % useful steps.
 
     The share of useful steps, sum_i K_i / (D L max_l sum_{i on l} K_i), is estimated on random
-    cohorts. If it is below 90 % for every L <= `most`, the L with the largest share is chosen.
+    cohorts. If it is below 90 % for every L <= `most`, the result is the L with the largest share.
 
     Args:
-      steps: of each of X experiments [N], the local steps K_i of every client.
+      steps: X arrays [N], the local steps K_i of every client of each experiment.
       cohort_size: S, clients a round of each experiment.
-      most: the largest number of lanes of a device that can be useful.
+      most: the largest useful number of lanes of a device.
       devices: D.
-      seed: of the random cohorts.
 
     Returns:
       L, in 1..min(X S // D, most).
     """
-    rng = np.random.default_rng(seed)
-    # Large cohorts are alike, and scheduling them takes the host's time.
+    rng = np.random.default_rng(0)
+    # Large cohorts differ little, and scheduling them is slow.
     rounds = max(1, min(20, 20_000 // (len(steps) * cohort_size)))
     cohorts = [
         np.concatenate([rng.choice(clients, cohort_size, replace=False) for clients in steps])
@@ -140,12 +139,8 @@ def choose_lanes(
         return sum(int(cohort.sum()) for cohort in cohorts) / max(length * lanes * devices, 1)
 
     limit = min(len(steps) * cohort_size // devices, most)
-    # Above 32 every fourth of a power of two: a finer choice gains nothing.
-    choices = [
-        n
-        for n in range(1, limit + 1)
-        if n <= 32 or n == limit or n % 2 ** (n.bit_length() - 3) == 0
-    ]
-    share = {lanes: useful(lanes) for lanes in choices}
-    good = [lanes for lanes, value in share.items() if value >= 0.9]
-    return max(good) if good else max(share, key=lambda lanes: share[lanes])
+    # Above 32 only every quarter of a power of two: a finer choice gains nothing.
+    choices = (n for n in range(1, limit) if n <= 32 or n % 2 ** (n.bit_length() - 3) == 0)
+    share = {lanes: useful(lanes) for lanes in (*choices, limit)}
+    best = max(share, key=lambda lanes: share[lanes])
+    return max((lanes for lanes, value in share.items() if value >= 0.9), default=best)

@@ -1,12 +1,12 @@
 """Local training: the lane of a client, its optimizer, its batches and one local step.
 
-Every function is traced as part of `Round.train`, for one client at a time. A `position` numbers
-the clients of the device (see `lanes.Schedule`), a `slot` those of all cohorts, and `x` is the
-experiment (see `types`).
+Every function is traced as part of `Round.train`, for one client. A `position` numbers the clients
+of the device (see `lanes.Schedule`), a `slot` the clients of all cohorts, and `x` is the experiment
+(see `types`).
 """
 
-import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -34,14 +34,14 @@ class LocalSettings(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What a round is compiled for: constants of its trace."""
+    """The constants of a round's trace."""
 
     model: Model
     method: Method
     settings: LocalSettings
     augment: Callable[[Array, Array], Array]  # (key, raw x [B, ...]) -> x, for training batches
-    normalise: Callable[[Array], Array]  # raw x [B, ...] -> x, for batches that are not augmented
-    tune: Callable[[PyTree], Method] | None  # hyper-parameters -> method; None: they are constant
+    normalise: Callable[[Array], Array]  # raw x [B, ...] -> x, for other batches
+    tune: Callable[[PyTree], Method] | None  # hyper-parameters -> method; None if constant
     stack: Stacking
 
     @property
@@ -77,7 +77,7 @@ class SampledClients(NamedTuple):
 
 
 class DeviceInputs(NamedTuple):
-    """What the clients of one device read while they train."""
+    """The inputs of the clients of one device."""
 
     round: RoundInputs  # [X, ...]
     shared: PyTree  # [X, ...] from the method's `share`
@@ -86,12 +86,12 @@ class DeviceInputs(NamedTuple):
     schedule: Schedule  # of this device: [M], [L]
 
     def experiment(self, slot: Array) -> Array | int:
-        """The experiment of a slot; constant where there is one, so that nothing is gathered."""
+        """The experiment of a slot; the constant 0 if there is only one, to gather nothing."""
         experiments, cohort_size = self.round.cohort.clients.shape
         return slot // cohort_size if experiments > 1 else 0
 
     def origin(self, slot: Array) -> tuple[ServerState, Tuned, PyTree]:
-        """The server's state, the numbers and the shared values that a client starts from."""
+        """The server's state, tuned numbers and shared values of a client's experiment."""
         return row((self.round.server, self.round.tuned, self.shared), self.experiment(slot))
 
 
@@ -104,7 +104,7 @@ class Lane(NamedTuple):
     slot: Array  # [] int32
     info: ClientInfo
     static: PyTree  # from `prepare`
-    state: PyTree  # the method's state of the client, as it was before the round
+    state: PyTree  # the method's state of the client before the round
     begun: PyTree  # from `begin`
     order: Array  # [E, longest] int32, the client's examples in the order of each epoch
     key: Array  # [] random key of augmentation
@@ -127,7 +127,7 @@ def local_optimizer(
 
 
 def steps_per_epoch(size: Any, batch_size: int) -> Any:
-    """Batches in one epoch of `size` examples, ceil(n / B), of numbers and arrays alike."""
+    """Batches in one epoch of `size` examples, ceil(n / B); a number or an array."""
     return -(-size // batch_size)
 
 
@@ -138,7 +138,7 @@ def epoch_order(key: Array, size: Array, longest: int) -> Array:
 
 
 def round_info(context: Context, inputs: RoundInputs, x: Array | int) -> RoundInfo:
-    """What the method sees of experiment x's round."""
+    """The settings of experiment x's round, for the method."""
     tuned = row(inputs.tuned, x)
     return RoundInfo(
         number=inputs.server.round[x] + 1,
@@ -165,9 +165,8 @@ def start_client(context: Context, device: DeviceInputs, position: Array) -> Lan
     order_key, augment_key = jax.random.split(device.clients.key[slot])
     epochs = jnp.arange(settings.local_epochs)
     epoch_keys = jax.vmap(jax.random.fold_in, (None, 0))(order_key, epochs)
-    order = jax.vmap(epoch_order, (0, None, None))(
-        epoch_keys, device.clients.info.size[slot], settings.longest
-    )
+    size = device.clients.info.size[slot]
+    order = jax.vmap(epoch_order, (0, None, None))(epoch_keys, size, settings.longest)
     view = _view_client(context, device, position, server.params, server.stats, ())
     return Lane(
         params=server.params,
@@ -233,7 +232,7 @@ def _view_client(
     context: Context, device: DeviceInputs, position: Array, params: PyTree, stats: PyTree,
     begun: PyTree,
 ) -> ClientView:  # fmt: skip
-    """A client as its method sees it before and after local training."""
+    """The method's view of a client before and after local training."""
     slot = device.schedule.slot[position]
     client, (server, _, shared) = row(device.clients, slot), device.origin(slot)
     size, batch_size = client.info.size, context.batch_size
@@ -263,7 +262,7 @@ def _view_client(
 
 
 def _examples(context: Context, device: DeviceInputs, slot: Array) -> Array:
-    """The numbers of a client's images, [longest] int32; what follows them belongs to others."""
+    """The indices of a client's images, then of other clients' up to `longest`; [longest] int32."""
     x, data = device.experiment(slot), device.round.data
     first, within = data.start[x, device.clients.id[slot]], jnp.arange(context.settings.longest)
     return data.order[x, jnp.minimum(first + within, data.order.shape[1] - 1)]
@@ -275,7 +274,7 @@ def _draw_batch(context: Context, device: DeviceInputs, lane: Lane) -> Batch:
     per_epoch = jnp.maximum(steps_per_epoch(size, batch_size), 1)
     epoch = jnp.minimum(lane.step // per_epoch, context.settings.local_epochs - 1)
     places = lane.step % per_epoch * batch_size + jnp.arange(batch_size)
-    augment = functools.partial(context.augment, jax.random.fold_in(lane.key, lane.step))
+    augment = partial(context.augment, jax.random.fold_in(lane.key, lane.step))
     x = device.experiment(lane.slot)
     return _batch(augment, device, x, lane.order[epoch], places, size)
 
@@ -284,7 +283,7 @@ def _batch(
     prepare: Callable[[Array], Array], device: DeviceInputs, x: Array | int, order: Array,
     places: Array, size: Array,
 ) -> Batch:  # fmt: skip
-    """The images at `places` [B] of `order` [longest]; those from `size` on are masked."""
+    """The images at `places` [B] of `order` [longest]; places >= size are masked."""
     images = order[jnp.minimum(places, len(order) - 1)]
     data = device.round.data
     return Batch(prepare(data.x[images]), data.y[x, images], places < size)

@@ -1,4 +1,4 @@
-"""Evaluation of each of a round's local models, on common or on each client's test data."""
+"""Evaluation of the local models of a round, on common test data or on the clients' own."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
-from jaxfed.engine.devices import AXIS
+from jaxfed.engine.devices import REPLICATED, SPLIT, map_devices
 from jaxfed.engine.evaluation import Apply, Prepare, evaluate, predict, without_stats
 from jaxfed.engine.stacking import row
 from jaxfed.metrics.accuracy import Evaluation, grade
@@ -17,7 +17,7 @@ from jaxfed.types import Array, PyTree
 
 
 class HeldOut(NamedTuple):
-    """Test examples that clients hold out of their data, M clients on each of D devices."""
+    """The clients' own test examples, M clients on each of D devices."""
 
     x: Any  # array [D, M, n, H, W, channels]
     y: Any  # [D, M, n] int32
@@ -36,22 +36,22 @@ def evaluate_locals(
     mesh: Mesh,
     lanes: int = 1,
 ) -> tuple[Evaluation, Agreement | None]:
-    """Evaluates each of a round's local models on the same examples, in one pass over them.
+    """Evaluates the local models of a round on the same examples, in one pass over them.
 
     Args:
       apply: the network.
       params: [D, M, ...] parameters of M models on each of D devices.
-      count: [D] int32, models of each device; those behind them are not evaluated.
+      count: [D] int32, models to evaluate on each device, the first of M.
       x: [m, H, W, channels].
       y: [m] int32 labels.
-      teacher: outputs of the global model on x, to compare the models with.
+      teacher: outputs of the global model on x, for comparison.
       prepare: as in `predict`.
       mesh: the devices.
       lanes: models that a device evaluates at once, by `vmap`.
 
     Returns:
-      Evaluations [D, M, ...], the mean of whose accuracies is the average local accuracy, and
-      agreements [D, M] with the teacher, None without one; 0 for models that are not evaluated.
+      Evaluations [D, M, ...], and agreements [D, M] with the teacher, None without one; 0 for
+      models that are not evaluated.
     """
 
     def of_device(
@@ -63,18 +63,10 @@ def evaluate_locals(
             outputs = predict(apply, model, x, prepare, take=without_stats)
             return grade(outputs.logits, y), agreement(teacher, outputs, y)
 
-        results = _map_first(of_model, row(params, 0), count[0], lanes)
-        return jax.tree.map(lambda leaf: leaf[None], results)
+        return _map_first(of_model, params, count, lanes)
 
-    same, split = PartitionSpec(), PartitionSpec(AXIS)
-    on_devices = jax.shard_map(
-        of_device,
-        mesh=mesh,
-        in_specs=(split, split, same, same, same),
-        out_specs=split,
-        check_vma=False,
-    )
-    return on_devices(params, count, x, y, teacher)
+    in_specs = (SPLIT, SPLIT, REPLICATED, REPLICATED, REPLICATED)
+    return map_devices(of_device, mesh, in_specs)(params, count, x, y, teacher)
 
 
 def personal_accuracy(
@@ -88,14 +80,14 @@ def personal_accuracy(
     mesh: Mesh,
     lanes: int = 1,
 ) -> tuple[Array, Array]:
-    """Accuracy of local models, and of the global one, on the examples that each client holds out.
+    """Accuracy of the local models and of the global one on each client's own test examples.
 
     Args:
       apply: the network.
       params: [D, M, ...] parameters of the local models.
       common: parameters of the global model.
-      count: [D] int32, models of each device; those behind them are not evaluated.
-      held_out: the examples of the clients.
+      count: [D] int32, models to evaluate on each device, the first of M.
+      held_out: the clients' test examples.
       prepare: as in `predict`.
       mesh: the devices.
       lanes: clients that a device evaluates at once, by `vmap`.
@@ -116,25 +108,18 @@ def personal_accuracy(
 
             return accuracy(model), accuracy(common)
 
-        local, shared = _map_first(accuracies, row((params, held_out), 0), count[0], lanes)
-        return local[None], shared[None]
+        return _map_first(accuracies, (params, held_out), count, lanes)
 
-    same, split = PartitionSpec(), PartitionSpec(AXIS)
-    on_devices = jax.shard_map(
-        of_device,
-        mesh=mesh,
-        in_specs=(split, same, split, split),
-        out_specs=(split, split),
-        check_vma=False,
-    )
-    return on_devices(params, common, count, held_out)
+    in_specs = (SPLIT, REPLICATED, SPLIT, SPLIT)
+    return map_devices(of_device, mesh, in_specs)(params, common, count, held_out)
 
 
 def _map_first(
     function: Callable[[PyTree], PyTree], stack: PyTree, count: Array, lanes: int
 ) -> PyTree:
-    """Results [M, ...] for the first `count` entries of a stack [M, ...], 0 for the others."""
-    room = jax.tree.leaves(stack)[0].shape[0]
+    """Results [1, M, ...] for the first `count` [1] entries of a stack [1, M, ...], else 0."""
+    stack, count = row((stack, count), 0)
+    room = len(jax.tree.leaves(stack)[0])
     shapes = jax.eval_shape(function, jax.eval_shape(lambda stack: row(stack, 0), stack))
 
     def add_group(group: Array, results: PyTree) -> PyTree:
@@ -147,4 +132,5 @@ def _map_first(
         return jnp.where(used, leaf, 0)
 
     zeros = jax.tree.map(lambda leaf: jnp.zeros((room, *leaf.shape), leaf.dtype), shapes)
-    return jax.tree.map(cut, lax.fori_loop(0, -(-count // lanes), add_group, zeros))
+    results = jax.tree.map(cut, lax.fori_loop(0, -(-count // lanes), add_group, zeros))
+    return jax.tree.map(lambda leaf: leaf[None], results)

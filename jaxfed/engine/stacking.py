@@ -1,8 +1,8 @@
 """The axis of lanes: one stacked array with `jax.vmap`, or lanes side by side in the program.
 
-An accelerator needs the stack: one operation for all lanes. On the CPU XLA runs independent
-operations on different cores, and lanes that are written out one after another are independent,
-while with a stack all cores wait for each other after every operation.
+An accelerator needs the stack: one operation computes all lanes. On the CPU, XLA runs independent
+operations on different cores. Unrolled lanes are independent; with a stack all cores wait for each
+other after every operation.
 """
 
 from collections.abc import Callable
@@ -35,8 +35,8 @@ def set_row(tree: PyTree, i: Array | int, value: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf, new: leaf.at[i].set(new), tree, value)
 
 
-def each(function: Callable[[Array | int], PyTree], count: int) -> PyTree:
-    """The results for 0..count-1, stacked; the number is traced unless there is only one."""
+def map_range(function: Callable[[Array | int], PyTree], count: int) -> PyTree:
+    """The results for 0..count-1, stacked; the number is traced unless count is 1."""
     if count == 1:
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], function(0))
     return jax.lax.map(function, jnp.arange(count))
@@ -46,9 +46,8 @@ def _unstack(stack: PyTree) -> list[PyTree]:
     return [row(stack, i) for i in range(len(jax.tree.leaves(stack)[0]))]
 
 
-def _map_each(function: Callable[..., PyTree], *lanes: list[PyTree]) -> list[PyTree]:
-    traced_once = jax.jit(function)
-    return [traced_once(*each) for each in zip(*lanes, strict=True)]
+def _map(function: Callable[..., PyTree], *lanes: list[PyTree]) -> list[PyTree]:
+    return list(map(jax.jit(function), *lanes))  # jit: traced once for all lanes
 
 
 def _switch(lanes: list[PyTree], i: Array) -> PyTree:
@@ -68,9 +67,9 @@ STACKED = Stacking(
     get=row,
     put=set_row,
 )
-UNROLLED = Stacking(from_stack=_unstack, map=_map_each, get=_switch, put=_select)
+UNROLLED = Stacking(from_stack=_unstack, map=_map, get=_switch, put=_select)
 
 
-def stacking(platform: str | None = None) -> Stacking:
-    """`UNROLLED` on the CPU, `STACKED` elsewhere; None for the default backend's platform."""
-    return UNROLLED if (platform or jax.default_backend()) == 'cpu' else STACKED
+def stacking() -> Stacking:
+    """`UNROLLED` on the CPU, `STACKED` elsewhere."""
+    return UNROLLED if jax.default_backend() == 'cpu' else STACKED

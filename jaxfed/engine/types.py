@@ -1,8 +1,9 @@
-"""What enters and leaves the compiled round, every field with its shape.
+"""The inputs and outputs of the compiled round, every field with its shape.
 
-Letters: `X` experiments that share the program, one in most cases; `S` clients in the cohort of
-each; `N` clients of each; `D` devices; `M` positions on each, as in `lanes.Schedule`; `n` images.
-A row of one experiment lacks the axis X. Slot x S + s is client s of the cohort of experiment x.
+Letters: `X` experiments that share the program, usually one; `S` clients in the cohort of each
+experiment; `N` clients of each experiment; `D` devices; `M` positions on each device, as in
+`lanes.Schedule`; `n` images. A row of one experiment lacks the axis X. Slot x S + s is client s of
+the cohort of experiment x.
 """
 
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from jaxfed.types import Array, Batch, Cohort, PyTree
 
 
 class TrainingData(NamedTuple):
-    """All clients' examples on the device; images are held once, and clients index them."""
+    """All clients' examples on the device; clients index one copy of the images."""
 
     x: Any  # [n, H, W, channels] uint8 or float32 in the file's units, shared by experiments
     y: Array  # [X, n] int32
@@ -23,12 +24,12 @@ class TrainingData(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """Numbers that differ between the experiments of a program, or from round to round."""
+    """Numbers that differ between the experiments of a program or between rounds."""
 
     learning_rate: Any  # [X] float32, of the clients' optimizer in this round
-    momentum: Any = None  # [X] float32, None for that of the settings
-    weight_decay: Any = None  # [X] float32, None for that of the settings
-    hyperparameters: PyTree = ()  # name -> [X] float32, for `tune`; () for those of the method
+    momentum: Any = None  # [X] float32; None for the value in `LocalSettings`
+    weight_decay: Any = None  # [X] float32; None for the value in `LocalSettings`
+    hyperparameters: PyTree = ()  # name -> [X] float32, for `tune`; () if the method is constant
 
 
 class ServerState(NamedTuple):
@@ -41,7 +42,7 @@ class ServerState(NamedTuple):
 
 
 class RoundInputs(NamedTuple):
-    """What every device reads in a round."""
+    """The inputs of a round that every device reads."""
 
     server: ServerState  # [X, ...]
     cohort: Cohort  # [X, S]
@@ -57,7 +58,7 @@ class RoundMetrics(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sums over the clients that have finished, [X, ...]; [D, X, ...] of all devices."""
+    """Sums over the finished clients of a device [X, ...], or of all devices [D, X, ...]."""
 
     update: PyTree  # weighted sum of their updates
     stats: PyTree  # weighted sum of the changes of their batch statistics
@@ -70,4 +71,4 @@ class Trained(NamedTuple):
 
     sums: Sums  # [D, X, ...]
     states: PyTree  # [D, M, ...] the clients' new states
-    models: PyTree  # [D, M, ...] their parameters and batch statistics, () unless they are kept
+    models: PyTree  # [D, M, ...] their parameters and batch statistics; () if not kept

@@ -118,7 +118,7 @@ def test_sampling_of_ones_own(own_sampling, cheap_runs, tmp_path):
 @pytest.mark.parametrize('told', [[0], [0, 0], [0, 8], [-1, 0], [0.0, 1.0], [[0, 1]], 3])
 def test_refused_sampling_of_ones_own(own_sampling, tmp_path, told):
     own_sampling(lambda round_, size, *, number, seed: told)
-    with pytest.raises(ValueError, match=r'--sampling=own gave .* in round 1; it must'):
+    with pytest.raises(ValueError, match=r'--sampling=own must return 2 distinct .* in round 1'):
         run(tmp_path / 'run', sampling='own')
     assert not (tmp_path / 'run').exists()
 

@@ -52,7 +52,7 @@ def test_every_client_gets_exactly_its_steps(steps, data):
             done[slot] = ran
             if following >= 0:
                 running[lane] = [following, 0]
-        # A lane that never had a client stands at a client that another lane trains.
+        # The first position of a lane without clients is a client that another lane trains.
         assert all(at < max(count, 1) for at, _ in running.values())
         assert not plan.steps[device, count:].any()
     assert done == dict(enumerate(steps))
@@ -60,7 +60,7 @@ def test_every_client_gets_exactly_its_steps(steps, data):
 
 @pytest.mark.parametrize('lanes', [0, 4])
 def test_lanes_out_of_range(lanes):
-    with pytest.raises(ValueError, match=rf'lanes={lanes} on devices=1 must lie in 1\.\.3'):
+    with pytest.raises(ValueError, match=rf'lanes={lanes} times devices=1 must be in 1\.\.3'):
         schedule([1, 2, 3], lanes=lanes)
 
 

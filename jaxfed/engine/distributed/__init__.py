@@ -1,8 +1,8 @@
 """Several processes that train one experiment, on one host or on many.
 
-Each runs the same program on its own devices; collectives of JAX join them. Texts are exchanged
-through the key-value store of JAX's coordinator, which runs in the first process, the leader. All
-functions also work in a single process, where they cost nothing.
+Each process runs the same program on its own devices; collectives of JAX exchange arrays. The
+key-value store of JAX's coordinator exchanges texts. The coordinator runs in the first process, the
+leader. All functions also work in a single process, where they cost nothing.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from jaxfed.engine.distributed import liveness
 from jaxfed.engine.distributed.private_api import private_attribute
 from jaxfed.internal import files
 
-_POLL = 1000  # milliseconds after which a wait lets Python handle Ctrl-C
+_POLL = 1000  # milliseconds between the moments at which a wait lets Python handle Ctrl-C
 
 _turns = itertools.count()
 
@@ -33,7 +33,7 @@ def key_value_store() -> Any:
 
 
 def process_count() -> int:
-    """How many processes train together."""
+    """The number of processes that train together."""
     return jax.process_count() if jax.distributed.is_initialized() else 1
 
 
@@ -43,12 +43,12 @@ def process_index() -> int:
 
 
 def is_leader() -> bool:
-    """Whether this process is the first one, which records."""
+    """Whether this process is the first one, which writes the records."""
     return process_index() == 0
 
 
 def all_gather(purpose: str, text: str = '') -> list[str]:
-    """The texts of all processes, by number; can be interrupted while it waits for them.
+    """The texts of all processes, by number; signals can interrupt the wait.
 
     Raises:
       ValueError: on all processes, if they do not call it for the same purpose.
@@ -56,18 +56,18 @@ def all_gather(purpose: str, text: str = '') -> list[str]:
     if process_count() == 1:
         return [text]
     store, turn = key_value_store(), next(_turns)
-    own_key, result_key = f'jaxfed/{turn}/{process_index()}', f'jaxfed/{turn}/all'
+    key, result_key = f'jaxfed/{turn}/{process_index()}', f'jaxfed/{turn}/all'
     if is_leader():  # the leader reads one text after another, the others read all at once
         others = range(1, process_count())
         entries = [[purpose, text]]
         entries += [json.loads(wait_for_key(f'jaxfed/{turn}/{other}')) for other in others]
         store.key_value_set(result_key, json.dumps(entries))
-        if turn:  # all have read the last result, or they would not have sent a text
+        if turn:  # a process that has sent this text has read the last result
             store.key_value_delete(f'jaxfed/{turn - 1}/all')
     else:
-        store.key_value_set(own_key, json.dumps([purpose, text]))
+        store.key_value_set(key, json.dumps([purpose, text]))
         entries = json.loads(wait_for_key(result_key))
-        store.key_value_delete(own_key)
+        store.key_value_delete(key)
     for process, (other_purpose, _) in enumerate(entries):
         if other_purpose != entries[0][0]:
             raise _common_error(
@@ -78,7 +78,7 @@ def all_gather(purpose: str, text: str = '') -> list[str]:
 
 
 def wait_for_key(key: str) -> str:
-    """The value of a key of the store, once it is set; the wait can be interrupted."""
+    """The value of a key of the store, once it is set; signals can interrupt the wait."""
     while True:
         try:
             return key_value_store().blocking_key_value_get(key, _POLL)
@@ -97,7 +97,7 @@ def run_collective(program: Callable[..., Any], *arguments: Any) -> Any:
     """The results of a program in which processes communicate, once they are computed.
 
     Raises:
-      JaxRuntimeError: if the communication fails, as when a process is lost.
+      JaxRuntimeError: if the communication fails, for instance because a process is lost.
     """
     if process_count() == 1:
         return program(*arguments)
@@ -108,7 +108,7 @@ def run_collective(program: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def broadcast_from_leader(purpose: str, make: Callable[[], str]) -> str:
-    """The result of `make`, which only the first process calls, on all processes.
+    """The result of `make` on all processes; only the first process calls it.
 
     Raises:
       ValueError: on all processes, if `make` raises one.
@@ -134,32 +134,31 @@ def minimum(purpose: str, value: float) -> float:
 
 
 def processes_on_host() -> int:
-    """How many of the processes run on this host, as far as host names show."""
+    """The number of processes on hosts with the name of this one."""
     name = socket.gethostname()
     return all_gather('names of hosts', name).count(name)
 
 
 def any_signal(received: int | None) -> int | None:
-    """A signal that any process received, None if none did: all stop after the same round."""
-    signals = [text for text in all_gather('signal', str(received or '')) if text]
-    return int(signals[0]) if signals else None
+    """The first signal that a process received, None if none did: all stop after the same round."""
+    return next((int(text) for text in all_gather('signal', str(received or '')) if text), None)
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Checks that all processes have the same settings and versions.
 
     Args:
-      settings: name of a flag, or of a package, -> value.
+      settings: name of a flag -> value.
 
     Raises:
       ValueError: on all processes, with the settings that differ and their values.
     """
     if process_count() == 1:
         return
+    versions = files.versions(('jaxfed', 'jax', 'jaxlib', 'flax', 'optax', 'numpy'))
+    versions['Python'] = platform.python_version()
     values = {name: repr(value) for name, value in settings.items()}
-    values['version of Python'] = platform.python_version()
-    packages = files.versions(('jaxfed', 'jax', 'jaxlib', 'flax', 'optax', 'numpy'))
-    values |= {f'version of {package}': version for package, version in packages.items()}
+    values |= {f'version of {package}': version for package, version in versions.items()}
     first, *others = [json.loads(text) for text in all_gather('settings', json.dumps(values))]
     for process, other in enumerate(others, 1):
         differ = [
@@ -173,11 +172,11 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def check_data(dataset: str, arrays: Sequence[np.ndarray]) -> None:
-    """Checks that all processes hold the same data, as far as samples of them show.
+    """Checks that samples of the data are the same in all processes.
 
     Args:
       dataset: its name.
-      arrays: all labels, indices and images; about a thousand rows of each are compared.
+      arrays: labels and indices, compared completely, and images, of which about a thousand are.
 
     Raises:
       ValueError: on all processes, with the processes that differ.
@@ -193,16 +192,16 @@ def check_data(dataset: str, arrays: Sequence[np.ndarray]) -> None:
     others = [str(process) for process, other in enumerate(digests) if other != digests[0]]
     if others:
         raise _common_error(
-            f'--dataset={dataset}: process {", ".join(others)} has other data than process 0; '
-            'prepare the same files on every host.'
+            f'--dataset={dataset}: the data of process {", ".join(others)} differ from those of '
+            'process 0; prepare the same files on every host.'
         )
 
 
 def check_work(clients_per_round: int, lanes: int) -> None:
-    """Checks that there is work for all processes.
+    """Checks that all processes have clients to train.
 
     Raises:
-      ValueError: on all processes, if there is not.
+      ValueError: on all processes, if a process has none.
     """
     devices = clients_per_round // max(lanes, 1)
     if devices < process_count():
@@ -226,7 +225,7 @@ def end_with_all() -> None:
 
 
 def abort(status: int) -> int:
-    """The exit status of a process that could not join the others, or join all of them."""
+    """Ends a process that could not join all others; returns the status if it joined none."""
     if jax.distributed.is_initialized():
         liveness.exit_now(status)  # JAX would wait for the others
     return status
@@ -234,7 +233,7 @@ def abort(status: int) -> int:
 
 @contextlib.contextmanager
 def propagate_errors() -> Iterator[None]:
-    """Ends all of several processes if one of them raises an unexpected exception."""
+    """Ends all processes if one of them raises an unexpected exception."""
     try:
         yield
     except Exception as error:
@@ -247,14 +246,14 @@ def propagate_errors() -> Iterator[None]:
 
 
 def shut_down(status: int, message: str = '') -> int:
-    """Ends this process together with the others.
+    """Ends several processes together; a process with an error ends here.
 
     Args:
       status: the exit status.
       message: the error, if the status is not 0.
 
     Returns:
-      The status; one of several processes ends here if the status is not 0.
+      The status.
     """
     if process_count() == 1:
         return status

@@ -1,4 +1,4 @@
-"""How several processes find each other, on one host or on many, before JAX is used."""
+"""Joins processes, on one host or on many, before any other use of JAX."""
 
 import contextlib
 import os
@@ -24,42 +24,42 @@ def start(
     *,
     detect: bool = False,
 ) -> None:
-    """Joins the processes that train together; call it before JAX is used for anything else.
+    """Joins the processes that train together; call it before any other use of JAX.
 
     Args:
-      coordinator: HOST:PORT of the first process, with a port that is free there.
-      num_processes: how many there are.
-      process_id: number of this one, from 0.
-      detect: let JAX find these three, as in jobs of SLURM and Open MPI and on TPU slices.
+      coordinator: HOST:PORT of the first process; the port must be free there.
+      num_processes: the number of processes.
+      process_id: number of this process, from 0.
+      detect: JAX finds these three, in jobs of SLURM and Open MPI and on TPU slices.
 
     Raises:
-      ValueError: if they do not fit together, or the processes do not find each other.
+      ValueError: if the arguments contradict each other, or the processes do not find each other.
     """
     settings = {
         '--coordinator': coordinator,
         '--num_processes': num_processes,
         '--process_id': process_id,
     }
+    missing = [name for name, value in settings.items() if value is None]
     devices = None
     if detect:
         extra = [f'{name}={value}' for name, value in settings.items() if value is not None]
         if extra:
-            raise ValueError(f'--distributed finds {extra[0]} itself; leave one of them out.')
+            raise ValueError(f'--distributed finds {extra[0]} itself; remove one of them.')
         coordinator, num_processes, process_id, devices = _detect()
-    if coordinator is None and num_processes is None and process_id is None:
+    elif len(missing) == len(settings):
         return
     if coordinator is None or num_processes is None or process_id is None:
-        missing = [name for name, value in settings.items() if value is None]
         raise ValueError(
-            f'{", ".join(missing)} must be given, too: several processes need all three, or '
+            f'{", ".join(missing)} must be set, too: several processes need all three, or '
             '--distributed alone.'
         )
-    port = _check_numbers(coordinator, num_processes, process_id)
+    _check_numbers(coordinator, num_processes, process_id)
     if num_processes == 1:
         return
     _silence_gloo()
     if process_id == 0:
-        _check_port(coordinator, port)
+        _check_port(coordinator)
     _initialize(coordinator, num_processes, process_id, devices)
     _check_process_count(process_id, num_processes)
     liveness.watch(distributed.key_value_store(), process_id, num_processes)
@@ -74,14 +74,14 @@ def _detect() -> tuple[str, int, int, Sequence[int] | None]:
     if address is None or processes is None or number is None:
         raise ValueError(
             '--distributed: JAX finds no job of SLURM or Open MPI and no TPU slice or Kubernetes '
-            'here; give --coordinator=HOST:PORT, --num_processes and --process_id.'
+            'here; set --coordinator=HOST:PORT, --num_processes and --process_id.'
         )
     # JAX reads the variable itself if no devices are passed.
     return address, processes, number, None if os.environ.get('JAX_LOCAL_DEVICE_IDS') else devices
 
 
-def _check_numbers(coordinator: str, num_processes: int, process_id: int) -> int:
-    """The port of the coordinator, if address and numbers are valid."""
+def _check_numbers(coordinator: str, num_processes: int, process_id: int) -> None:
+    """Checks the address and the numbers."""
     host, _, port = coordinator.rpartition(':')
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f'--coordinator={coordinator} must be HOST:PORT, as in node1:12345.')
@@ -89,22 +89,21 @@ def _check_numbers(coordinator: str, num_processes: int, process_id: int) -> int
         raise ValueError(f'--num_processes={num_processes} must be at least 1.')
     if not 0 <= process_id < num_processes:
         raise ValueError(
-            f'--process_id={process_id} must be from 0 to {num_processes - 1}, of '
+            f'--process_id={process_id} must be from 0 to {num_processes - 1}, because '
             f'--num_processes={num_processes}.'
         )
-    return int(port)
 
 
-def _check_port(coordinator: str, port: int) -> None:
+def _check_port(coordinator: str) -> None:
     # JAX would share a port with another process.
     try:
         with socket.socket(socket.AF_INET) as one:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            one.bind(('', port))
+            one.bind(('', int(coordinator.rpartition(':')[2])))
     except OSError as error:
         raise ValueError(
             f'--coordinator={coordinator}: the port is taken on this host ({error.strerror}), '
-            'maybe by another process with --process_id=0; choose another one.'
+            'maybe by another process with --process_id=0; choose another port.'
         ) from error
 
 
@@ -117,7 +116,7 @@ def _initialize(
     jax.config.update('jax_enable_preemption_service', False)
     absent = (
         f'--coordinator={coordinator}: {num_processes} processes did not find each other within '
-        f'{WAIT} s; each needs a --process_id of its own, from 0, and the same --coordinator.'
+        f'{WAIT} s; each needs the same --coordinator and a different --process_id, from 0.'
     )
     timer = threading.Timer(WAIT, liveness.stop, (absent, 2))  # JAX would abort with a stack trace
     timer.daemon = True
@@ -139,7 +138,7 @@ def _initialize(
 
 
 def _check_process_count(process: int, processes: int) -> None:
-    """Checks that all processes were given the same number of processes."""
+    """Checks that all processes have the same --num_processes."""
     store, key = distributed.key_value_store(), 'jaxfed/processes'
     store.key_value_set(f'{key}/{process}', str(processes))
     counts = {
@@ -149,18 +148,18 @@ def _check_process_count(process: int, processes: int) -> None:
     store.key_value_set(f'{key}/{process}/checked', '.')
     for other, count in counts.items():
         if count != processes:
-            # The store ends with the first process: the others have to read it before.
+            # The store ends with the first process, so the others have to read it first.
             for waiting in range(1, processes if process == 0 else 0):
                 with contextlib.suppress(jax.errors.JaxRuntimeError):
                     store.blocking_key_value_get(f'{key}/{waiting}/checked', 1000 * WAIT)
             raise ValueError(
                 f'--num_processes={processes} in process {process}, but {count} in process '
-                f'{other}; give all processes the same number.'
+                f'{other}; set the same number in all processes.'
             )
 
 
 def _silence_gloo() -> None:
-    """Discards what Gloo prints of its connections, past Python, on standard output."""
+    """Discards the messages that Gloo writes to the file descriptor of standard output."""
     with contextlib.suppress(OSError, ValueError):  # there is no standard output
         python_output = os.fdopen(os.dup(sys.stdout.fileno()), 'w', buffering=1)
         with open(os.devnull, 'w') as nowhere:

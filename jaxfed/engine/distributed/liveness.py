@@ -1,10 +1,10 @@
 """Detects a lost process and stops the others with a one-line error.
 
 When a process is lost, JAX aborts the others with a stack trace: 100 s after its last heartbeat,
-and at once if it is the first process, which hosts JAX's coordinator. (The callback that JAX's
-client would take instead of the abort ends in `std::bad_cast`.) So each process writes heartbeats
-to the coordinator's key-value store and reads those of the others every second. It reaches the
-coordinator through a relay of its own, which notices a closed connection before JAX does.
+and at once if it is the first process, which hosts JAX's coordinator. (JAX offers a callback
+instead, but it fails with `std::bad_cast`.) So each process writes heartbeats to the coordinator's
+key-value store and reads those of the others every second. It connects to the coordinator through
+its own relay, which notices a closed connection before JAX does.
 """
 
 import collections
@@ -22,35 +22,35 @@ from typing import Any
 from jaxfed.internal import console
 
 PERIOD = 1.0  # seconds between heartbeats
-LIMIT = 30.0  # seconds without one after which a process counts as lost, in whole periods
-SHORT_LIMIT = 8.0  # the same after a collective has failed
+LIMIT = 30.0  # seconds without a heartbeat after which a process counts as lost, whole periods
+SHORT_LIMIT = 8.0  # the same after a failed collective
 _FOLDER = 'jaxfed'  # of keys
 
-# Held by the thread that ends this process, for good: no other one reports an error any more.
+# The thread that ends this process never releases it, so that no other thread reports an error.
 _ending = threading.RLock()
 _joined = threading.Event()
 _finished = threading.Event()
 _follower = threading.Event()  # another process records
 _common = threading.Event()  # all processes end with the error of this one
 _failed = threading.Event()  # a collective has failed, maybe because a process was lost
-_peers_alive = threading.Event()  # all others have sent heartbeats since
+_peers_alive = threading.Event()  # all others have sent heartbeats since then
 _status: list[int] = []  # exit status of this process, if it ends with an error
 _NOTHING = 'no round was trained'
 _advice = [_NOTHING]
 
 
 def set_advice(text: str) -> None:
-    """Sets what the error about a lost process says of the run."""
+    """Sets the end of the error about a lost process: how to continue the run."""
     _advice[0] = text
 
 
 def describe_rest() -> str:
-    """What is left of a run that has no round on this host; for signal handlers."""
+    """The state of a run that has recorded no round on this host; for signal handlers."""
     return _advice[0] if _follower.is_set() else _NOTHING
 
 
 def stop(message: str, status: int, before_exit: Callable[[], None] = lambda: None) -> None:
-    """Ends this process from any thread: the main one may wait in a collective forever."""
+    """Ends this process from any thread: the main thread may wait in a collective forever."""
     if not _ending.acquire(blocking=False):
         return
     console.show_error(message)
@@ -84,7 +84,7 @@ def relay(address: str) -> str:
             try:
                 far = socket.create_connection((host.strip('[]'), int(port)), timeout=10)
             except OSError:
-                near.close()  # the first process has not started yet; JAX tries again
+                near.close()  # the first process has not started yet; JAX retries
                 continue
             for connection in (near, far):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -105,25 +105,21 @@ def _pump(source: socket.socket, sink: socket.socket, at_end: Callable[[], None]
 
 
 def _closed(near: socket.socket) -> None:
-    """The coordinator has closed a connection whose other end is `near`."""
+    """Handles a connection that the coordinator has closed; its other end is `near`."""
     if not _joined.is_set():
         near.close()
         return
-    # From here on the connection to JAX stays open, so that JAX does not abort.
+    # The connection to JAX stays open from now on, so that JAX does not abort.
     stop_for_loss('process 0 was lost: it closed its connection')
     if _status:
         exit_now(_status[0])
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Detects a host that is gone without closing its connections, where the system can."""
+    """Detects a host that has gone without closing its connections, if the system supports it."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ('TCP_KEEPIDLE', 10),
-        ('TCP_KEEPINTVL', 5),
-        ('TCP_KEEPCNT', 4),
-        ('TCP_USER_TIMEOUT', 30_000),
-    ):
+    options = {'TCP_KEEPIDLE': 10, 'TCP_KEEPINTVL': 5, 'TCP_KEEPCNT': 4, 'TCP_USER_TIMEOUT': 30_000}
+    for name, value in options.items():
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
@@ -134,7 +130,7 @@ def watch(client: Any, process: int, processes: int) -> None:
     Args:
       client: of JAX's coordinator.
       process: number of this process.
-      processes: how many there are.
+      processes: the number of processes.
     """
     _joined.set()
     unanswered = [0]  # periods since the coordinator answered
@@ -147,7 +143,7 @@ def watch(client: Any, process: int, processes: int) -> None:
 
 def _watch_peers(client: Any, process: int, processes: int, unanswered: list[int]) -> None:
     signs: dict[int, str] = {}  # process -> its last heartbeat
-    # Periods of this process, not seconds: it may not have run itself, as in standby.
+    # Periods of this process, not seconds: the machine may have been in standby.
     silence: collections.Counter[int] = collections.Counter()  # process -> periods without one
     since_failure: collections.Counter[int] = collections.Counter()  # process -> new heartbeats
 
@@ -176,14 +172,14 @@ def _watch_peers(client: Any, process: int, processes: int, unanswered: list[int
             if signs.get(number) != sign:
                 since_failure[number] += _failed.is_set()
                 signs[number], silence[number] = sign, 0
-        # The first new heartbeat may be read before the failure, and the second written before it.
+        # Of the new heartbeats, the first may be read and the second written before the failure.
         if all(since_failure[number] >= 3 for number in range(processes)):
             _peers_alive.set()
         limit = min(SHORT_LIMIT, LIMIT) if _failed.is_set() else LIMIT
         lost = [number for number in range(processes) if silence[number] * PERIOD > limit]
         if lost:
             which = f'process{"es" * (len(lost) > 1)} {", ".join(map(str, lost))}'
-            stop_for_loss(f'{which} lost: nothing heard for {limit:.0f} s')
+            stop_for_loss(f'{which} lost: no heartbeat for {limit:.0f} s')
 
 
 def _watch_coordinator(unanswered: list[int]) -> None:
@@ -191,36 +187,36 @@ def _watch_coordinator(unanswered: list[int]) -> None:
         time.sleep(PERIOD)
         unanswered[0] += 1
         if unanswered[0] * PERIOD > LIMIT:
-            stop_for_loss(f'process 0 was lost: it gave no answer for {LIMIT:.0f} s')
+            stop_for_loss(f'process 0 was lost: it did not answer for {LIMIT:.0f} s')
 
 
 def wait_for_cause() -> None:
     """Waits, after a failed collective, until all other processes prove to be alive.
 
-    If one is lost, this process ends instead, with an error that names the lost one.
+    If a process is lost, this process ends with an error that names the lost one.
     """
     _failed.set()
     _peers_alive.wait()
 
 
 def end_with_all() -> None:
-    """Declares that all processes end with the same error, which each of them reports."""
+    """Declares that all processes end with the same error; each of them reports it."""
     _common.set()
 
 
 def announce_end(client: Any, process: int, processes: int, status: int, message: str) -> None:
-    """Announces that this process ends with an error, and waits until the others know.
+    """Announces that this process ends with an error, and waits until the others have read it.
 
     Args:
       client: of JAX's coordinator.
       process: number of this process.
-      processes: how many there are.
+      processes: the number of processes.
       status: its exit status.
       message: the error.
     """
     _status.append(status)
     _ending.acquire()  # waits for the exit if another thread ends the process
-    with contextlib.suppress(Exception):  # the first process is gone, and the others know it
+    with contextlib.suppress(Exception):  # the first process is lost, and the others notice it
         end = json.dumps([status, message, _common.is_set()])
         client.key_value_set(f'{_FOLDER}/ended/{process}', end)
         for _ in range(int(LIMIT / 0.1)):

@@ -1,4 +1,4 @@
-"""The only use of JAX's private modules, for what its public API lacks."""
+"""The only access to JAX's private modules."""
 
 import importlib
 import operator

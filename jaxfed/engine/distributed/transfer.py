@@ -1,13 +1,12 @@
 """Arrays between the devices of several processes.
 
 `process_allgather` and `broadcast_one_to_all` of `jax.experimental.multihost_utils` need the same
-number of devices in every process, put a copy of everything on each device, and narrow 64-bit
-numbers; these functions use one device of each process and bound the size of a transfer.
+number of devices in every process, copy all data to each device, and narrow 64-bit numbers. These
+functions use one device of each process and bound the size of a transfer.
 """
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxfed.engine import distributed
 from jaxfed.types import Array
 
-PIECE = 1 << 24  # bytes of a transfer at once, which one device of each process holds
+PIECE = 1 << 24  # bytes of a transfer at once, on one device of each process
 
 _SPLIT = PartitionSpec('processes')
 
@@ -25,8 +24,8 @@ def move(data: np.ndarray, routes: Sequence[tuple[int, int]]) -> np.ndarray:
     """Sends bytes from processes to others, through their devices.
 
     Args:
-      data: [n] uint8 of this process; n is the same on all of them.
-      routes: (from, to), each process at most once on either side.
+      data: [n] uint8 of this process; n is the same on all processes.
+      routes: (sender, receiver); each process occurs at most once on either side.
 
     Returns:
       [n] uint8 that this process receives; zeros if it is no receiver.
@@ -36,7 +35,7 @@ def move(data: np.ndarray, routes: Sequence[tuple[int, int]]) -> np.ndarray:
     received = np.empty_like(data)
     for begin in range(0, data.size, PIECE):
         part = data[begin : begin + PIECE]
-        # Powers of two, so few programs.
+        # Sizes are powers of two, so that there are few programs.
         block = np.zeros((1, 1 << max(part.size - 1, 1023).bit_length()), np.uint8)
         block[0, : part.size] = part
         moved = distributed.run_collective(send, _stack(block, mesh))
@@ -45,7 +44,7 @@ def move(data: np.ndarray, routes: Sequence[tuple[int, int]]) -> np.ndarray:
 
 
 def gather(array: jax.Array) -> np.ndarray:
-    """All rows [n, ...] of an array that is split over devices of all processes in their order."""
+    """All rows [n, ...] of an array that is split over the devices of all processes, in order."""
     mesh, kept = _process_mesh(), local(array)
     holders = [device.process_index for device in array.sharding.mesh.devices.flat]  # type: ignore[attr-defined]
     rows = np.bincount(holders, minlength=distributed.process_count())
@@ -59,7 +58,7 @@ def gather(array: jax.Array) -> np.ndarray:
 
 
 def local(array: Array) -> np.ndarray:
-    """The rows that this process holds of an array split along its first axis, in their order."""
+    """The rows of this process, in order, of an array that is split along its first axis."""
     parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
     return np.concatenate([np.asarray(parts[begin]) for begin in sorted(parts)])
 
@@ -67,9 +66,7 @@ def local(array: Array) -> np.ndarray:
 @functools.cache
 def _process_mesh() -> Mesh:
     """One device of each process."""
-    first: dict[int, Any] = {}
-    for device in jax.devices():
-        first.setdefault(device.process_index, device)
+    first = {device.process_index: device for device in reversed(jax.devices())}
     return Mesh(np.array([first[process] for process in sorted(first)]), ('processes',))
 
 
