@@ -110,12 +110,13 @@ def check_devices(wanted: str) -> None:
     devices = jax.devices()
     if int(wanted) > len(devices):
         raise ValueError(
-            f'--devices={wanted}: JAX sees {len(devices)} {devices[0].platform} device(s) here.'
+            f'--devices={wanted} must be at most {len(devices)}, the number of '
+            f'{devices[0].platform} devices that JAX finds.'
         )
     if int(wanted) < distributed.process_count():
         raise ValueError(
             f'--devices={wanted} must be at least --num_processes={distributed.process_count()}: '
-            'it counts the devices of all processes, and each process has to train.'
+            'it counts the devices of all processes, and each process needs one.'
         )
 
 

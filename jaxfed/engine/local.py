@@ -17,6 +17,7 @@ from jax import lax
 from jaxfed.engine.lanes import Schedule
 from jaxfed.engine.stacking import Stacking, row
 from jaxfed.engine.types import RoundInputs, ServerState, Tuned
+from jaxfed.methods.hooks import check_hooks
 from jaxfed.methods.method import ClientView, LocalView, Method, RoundInfo
 from jaxfed.types import Array, Batch, ClientInfo, Model, Outputs, PyTree
 
@@ -50,8 +51,8 @@ class Context(NamedTuple):
         return min(self.settings.batch_size, self.settings.longest)
 
     def method_of(self, tuned: Tuned) -> Method:
-        """The method with the hyper-parameters of an experiment."""
-        return self.tune(tuned.hyperparameters) if self.tune else self.method
+        """The method with the hyper-parameters of an experiment, with checked hooks."""
+        return check_hooks(self.tune(tuned.hyperparameters) if self.tune else self.method)
 
     def momentum_of(self, tuned: Tuned) -> Any:
         """The momentum of an experiment's local optimizer."""

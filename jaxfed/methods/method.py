@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from jaxfed import losses
 from jaxfed.internal.type_checks import printable
+from jaxfed.methods.hooks import check_hooks
 from jaxfed.types import Array, Batch, ClientInfo, Model, Outputs, PyTree
 
 
@@ -284,6 +285,7 @@ def chain(*parts: Method) -> Method:
             f'{len(replacing)} of the combined methods replace the cross-entropy, so they do not '
             'add up; keep one of them.'
         )
+    parts = tuple(map(check_hooks, parts))
 
     def weigh(cohort: CohortView) -> Array:
         for part in parts:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxfed.methods.hooks import check_hooks
 from jaxfed.methods.method import (
     ClientView,
     CohortView,
@@ -43,9 +44,9 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
     """
     if rounds < 1:
         raise ValueError(f'switch_round={rounds} must be at least 1.')
-    parts = first, second
-    for part in parts:
+    for part in (first, second):
         check_method(part, 'both methods of switch() must be')
+    parts = check_hooks(first), check_hooks(second)
 
     def select(round_info: RoundInfo, function: Callable[[int], PyTree]) -> PyTree:
         """Calls function(0) in the first rounds and function(1) afterwards."""
@@ -79,6 +80,6 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
     def penalty(view: LocalView) -> Array:
         return select(view.round, lambda i: parts[i].penalty(part_view(view, i)))
 
-    return combine_states(first, second)._replace(
+    return combine_states(*parts)._replace(
         weigh=weigh, supervised=supervised, penalty=penalty, finish=finish, merge=merge
     )

@@ -14,6 +14,7 @@ from jaxfed.engine.cohorts import everyone
 from jaxfed.engine.devices import check_devices
 from jaxfed.engine.local import steps_per_epoch
 from jaxfed.methods.costs import MethodCost, method_cost
+from jaxfed.methods.hooks import check_hooks
 from jaxfed.methods.method import Method
 from jaxfed.metrics.measures import Need, needs, parse_clients, parse_measures
 from jaxfed.models import make_model, ops, with_precision
@@ -75,7 +76,7 @@ def make_experiment(config: Config, method: Method | None = None) -> Experiment:
     distributed.check_settings(config_flags.common_settings(config))
     distributed.check_work(config.clients_per_round, config.lanes)
     parts = [] if method else methods.resolve(config.method, config.hyperparameters)
-    method = method or methods.build(parts, switch_round=config.switch_round)
+    method = check_hooks(method or methods.build(parts, switch_round=config.switch_round))
     augmentations = parse_augment(config.augment)
     check_devices(config.devices)
     if distributed.is_leader():  # the process that records

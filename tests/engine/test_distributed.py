@@ -318,6 +318,15 @@ def test_processes_that_meet_for_different_reasons_are_reported(monkeypatch):
         distributed.barrier('wave')
 
 
+def test_more_processes_than_devices_with_clients_are_refused(monkeypatch):
+    monkeypatch.setattr(distributed, 'process_count', lambda: 3)
+    distributed.check_work(6, 2)
+    distributed.check_work(3, 0)
+    message = '--num_processes=3 must be at most 2, .* --clients_per_round=5 with --lanes=2 can use'
+    with pytest.raises(ValueError, match=message):
+        distributed.check_work(5, 2)
+
+
 def test_a_broken_connection_is_no_bad_input(monkeypatch):
     def fail():
         raise ValueError('UNKNOWN: Gloo collective permute failed: Connection reset by peer')

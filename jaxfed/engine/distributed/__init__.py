@@ -206,9 +206,9 @@ def check_work(clients_per_round: int, lanes: int) -> None:
     devices = clients_per_round // max(lanes, 1)
     if devices < process_count():
         raise _common_error(
-            f'--clients_per_round={clients_per_round} with --lanes={lanes} has work for {devices} '
-            f'device(s), but --num_processes={process_count()}; raise --clients_per_round, or '
-            'train with fewer processes.'
+            f'--num_processes={process_count()} must be at most {devices}, the number of devices '
+            f'that --clients_per_round={clients_per_round} with --lanes={lanes} can use; raise '
+            '--clients_per_round, or start fewer processes.'
         )
 
 

@@ -1,0 +1,132 @@
+"""Checks the values that the hooks of a method return.
+
+The checks read shapes and types while JAX traces the hooks, so a compiled program has no trace of
+them.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfed.types import Array, Model, PyTree
+
+_ARRAY = (jax.Array, np.ndarray, np.number, np.bool_, int, float, complex)
+
+
+def check_hooks(method: Any) -> Any:
+    """A `Method` whose hooks raise a ValueError if they return values of a wrong form."""
+
+    def init(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
+        value = method.init(params, stats)
+        return _pair('init', 'server state', 'state of one client', value)
+
+    def weigh(cohort: Any) -> Array:
+        shape = jnp.shape(cohort.weights)
+        return _array('weigh', 'one weight for each client', shape, method.weigh(cohort))
+
+    def supervised(view: Any) -> Array:
+        shape = jnp.shape(view.batch.y)
+        return _array('supervised', 'one loss for each example', shape, method.supervised(view))
+
+    def penalty(view: Any) -> Array:
+        role = 'one number, for instance view.mean(values)'
+        return _array('penalty', role, (), method.penalty(view))
+
+    def finish(client: Any) -> tuple[PyTree, PyTree]:
+        state, upload = _pair('finish', 'client state', 'upload', method.finish(client))
+        _check_form('finish', 'the client state', 'init', state, client.state)
+        return state, _tree('finish', upload)
+
+    def merge(view: Any) -> tuple[PyTree, PyTree]:
+        update, state = _pair('merge', 'update', 'server state', method.merge(view))
+        _check_form('merge', 'the update', 'the parameters', update, view.params, cast=True)
+        _check_form('merge', 'the server state', 'init', state, view.state)
+        return update, state
+
+    def adapt(model: Model) -> Model:
+        adapted = method.adapt(model)
+        if not isinstance(adapted, Model):
+            raise _error('adapt', 'a jaxfed.types.Model', adapted)
+        return adapted
+
+    return method._replace(
+        init=init,
+        prepare=lambda info: _tree('prepare', method.prepare(info)),
+        share=lambda server: _tree('share', method.share(server)),
+        weigh=weigh,
+        begin=lambda client: _tree('begin', method.begin(client)),
+        supervised=supervised,
+        penalty=penalty,
+        finish=finish,
+        merge=merge,
+        adapt=adapt,
+    )
+
+
+def _error(hook: str, form: str, value: Any) -> ValueError:
+    return ValueError(f'Method.{hook} must return {form}, got {_describe(value)}.')
+
+
+def _describe(value: Any) -> str:
+    """A value in words: 'float32[50, 10]', 'None', 'a tuple of length 3', 'a dict'."""
+    if value is None:
+        return 'None'
+    if isinstance(value, _ARRAY):
+        return f'{jnp.result_type(value)}{list(jnp.shape(value))}'
+    length = f' of length {len(value)}' if isinstance(value, tuple | list) else ''
+    return f'a {type(value).__name__}{length}'
+
+
+def _pair(hook: str, first: str, second: str, value: Any) -> tuple[PyTree, PyTree]:
+    """The value, if it is a tuple of two."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise _error(hook, f'a tuple ({first}, {second})', value)
+    return value[0], value[1]
+
+
+def _array(hook: str, role: str, shape: tuple[int, ...], value: Any) -> Array:
+    """The value, if it is an array of this shape."""
+    if not isinstance(value, _ARRAY) or jnp.shape(value) != shape:
+        raise _error(hook, f'{role}, shape {list(shape)}', value)
+    return value
+
+
+def _tree(hook: str, value: PyTree) -> PyTree:
+    """The value, if it is a tree of arrays."""
+    for leaf in jax.tree.leaves(value):
+        if not isinstance(leaf, _ARRAY):
+            raise _error(hook, 'arrays in tuples, lists or dicts', leaf)
+    return value
+
+
+def _check_form(
+    hook: str, role: str, origin: str, value: PyTree, like: PyTree, *, cast: bool = False
+) -> None:
+    """Checks structure, shapes and, unless the engine casts, types against those of `like`."""
+
+    def check(same: bool, place: str, expected: Any, found: Any) -> None:
+        if not same:
+            raise ValueError(
+                f'Method.{hook} must return {role} in the form of {origin}: {expected}{place}, '
+                f'got {found}.'
+            )
+
+    expected, found = _by_path(like), _by_path(_tree(hook, value))
+    for path in {**expected, **found}:
+        place = f' at {path}' if path else ''
+        check(path in found, place, _describe(expected.get(path)), 'nothing')
+        check(path in expected, place, 'nothing', _describe(found[path]))
+        old, new = expected[path], found[path]
+        same_type = cast or jnp.result_type(new, old) == jnp.result_type(old)
+        same = same_type and jnp.shape(new) == jnp.shape(old)
+        check(same, place, _describe(old), _describe(new))
+    structures = jax.tree.structure(like), jax.tree.structure(value)
+    check(structures[0] == structures[1], '', *structures)
+
+
+def _by_path(tree: PyTree) -> dict[str, Any]:
+    """The leaves of a tree by their paths, such as "['kernel']"."""
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): leaf for path, leaf in paths}

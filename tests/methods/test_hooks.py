@@ -1,0 +1,147 @@
+"""The form of the values that the hooks of a method return."""
+
+import re
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxfed.methods import METHODS, Method, chain, switch
+from jaxfed.methods.hooks import check_hooks
+from jaxfed.types import Outputs
+from tests.engine.test_round import network, rounds, set_up, training_data
+
+PARAMS = {'w': np.zeros((3, 2), np.float32), 'b': np.zeros(2, np.float32)}
+# Views with the fields that the hooks of these tests read: three clients, batches of five.
+VIEWS = {
+    'weigh': SimpleNamespace(weights=np.ones(3, np.float32)),
+    'supervised': SimpleNamespace(batch=SimpleNamespace(y=np.zeros(5, np.int32))),
+    'finish': SimpleNamespace(state={'n': np.int32(0), 'h': np.zeros(2, np.float32)}),
+    'merge': SimpleNamespace(params=PARAMS, update=PARAMS, state=np.zeros(2, np.float32)),
+}
+STATE = VIEWS['finish'].state
+
+
+@pytest.mark.parametrize(
+    'hook, value, message',
+    [
+        ('penalty', np.zeros(5, np.float32), 'one number, for instance view.mean(values), shape '
+         '[], got float32[5]'),
+        ('penalty', None, 'one number, for instance view.mean(values), shape [], got None'),
+        ('supervised', np.float32(1), 'one loss for each example, shape [5], got float32[]'),
+        ('supervised', np.ones((5, 1), np.float32), 'shape [5], got float32[5, 1]'),
+        ('weigh', np.ones(2, np.float32), 'one weight for each client, shape [3], got float32[2]'),
+        ('prepare', 'x', 'arrays in tuples, lists or dicts, got a str'),
+        ('share', {'f': print}, 'arrays in tuples, lists or dicts, got a builtin_function'),
+        ('begin', object(), 'arrays in tuples, lists or dicts, got a object'),
+        ('finish', STATE, 'a tuple (client state, upload), got a dict'),
+        ('finish', (STATE, (), ()), 'a tuple (client state, upload), got a tuple of length 3'),
+        ('finish', (STATE, 'x'), 'arrays in tuples, lists or dicts, got a str'),
+        ('finish', (STATE | {'h': np.zeros(3, np.float32)}, ()),
+         "the client state in the form of init: float32[2] at ['h'], got float32[3]"),
+        ('finish', (STATE | {'n': np.float32(0)}, ()),
+         "the client state in the form of init: int32[] at ['n'], got float32[]"),
+        ('finish', ({'n': np.int32(0)}, ()),
+         "the client state in the form of init: float32[2] at ['h'], got nothing"),
+        ('finish', (STATE | {'m': 1}, ()),
+         "the client state in the form of init: nothing at ['m'], got int32[]"),
+        ('merge', PARAMS, 'a tuple (update, server state), got a dict'),
+        ('merge', np.zeros(2), 'a tuple (update, server state), got float32[2]'),
+        ('merge', (PARAMS['w'], np.zeros(2)),
+         "the update in the form of the parameters: float32[2] at ['b'], got nothing"),
+        ('merge', (PARAMS, np.zeros(3)),
+         'the server state in the form of init: float32[2], got float32[3]'),
+        ('merge', (PARAMS, None), 'the server state in the form of init: float32[2], got nothing'),
+        ('adapt', 'resnet', 'a jaxfed.types.Model, got a str'),
+    ],
+)  # fmt: skip
+def test_a_value_of_a_wrong_form_is_an_error_that_names_the_hook(hook, value, message):
+    checked = check_hooks(Method(**{hook: lambda view: value}))
+    with pytest.raises(ValueError) as error:
+        getattr(checked, hook)(VIEWS.get(hook))
+    assert str(error.value).startswith(f'Method.{hook} must return ')
+    assert message in str(error.value)
+    assert '\n' not in str(error.value)
+
+
+def test_a_container_of_another_kind_is_an_error():
+    checked = check_hooks(Method(finish=lambda client: ([1.0], ())))
+    with pytest.raises(ValueError, match=r'in the form of init: .*\(\*,\).*, got .*\[\*\]'):
+        checked.finish(SimpleNamespace(state=(np.float32(0),)))
+
+
+def test_init_returns_two_states():
+    with pytest.raises(ValueError, match=r'Method\.init must return a tuple \(server state, state'):
+        check_hooks(Method(init=lambda params, stats: params)).init(PARAMS, ())
+
+
+def test_correct_values_pass_unchanged():
+    state = {'n': np.int32(2), 'h': jnp.ones(2)}
+    method = check_hooks(
+        Method(
+            finish=lambda client: (state, [1.0]),
+            merge=lambda view: (jax.tree.map(np.float64, PARAMS), 0.5 * view.state),
+            penalty=lambda view: 0.0,
+            share=lambda server: {'key': jax.random.key(0), 'outputs': Outputs(1.0, jnp.ones(2))},
+            init=lambda params, stats: [(), ()],
+        )
+    )
+    assert method.finish(VIEWS['finish']) == (state, [1.0])
+    assert method.merge(VIEWS['merge'])[1].tolist() == [0, 0]
+    assert method.penalty(None) == 0
+    assert method.share(None)['outputs'].logits == 1.0
+    assert method.init(PARAMS, ()) == ((), ())
+
+
+def train(method):
+    _, settings, server, states, run = set_up(method)
+    rounds(run, settings, server, states, [[0, 1]], 2, training_data())
+
+
+@pytest.mark.parametrize(
+    'combine',
+    [
+        lambda method: method,
+        lambda method: chain(METHODS['fedprox'](), method),
+        lambda method: switch(METHODS['fedprox'](), method, rounds=1),
+    ],
+    ids=['alone', 'chain', 'switch'],
+)
+@pytest.mark.parametrize(
+    'method, message',
+    [
+        (
+            Method(penalty=lambda view: view.outputs.logits.sum(-1)),
+            r'Method\.penalty must return one number, .*, got float32\[5\]\.',
+        ),
+        (
+            Method(finish=lambda client: client.params),
+            r'Method\.finish must return a tuple \(client state, upload\), got a dict\.',
+        ),
+        (
+            Method(merge=lambda view: view.update),
+            r'Method\.merge must return a tuple \(update, server state\), got a dict\.',
+        ),
+    ],
+    ids=['penalty', 'finish', 'merge'],
+)
+def test_training_reports_a_hook_with_a_wrong_value(method, message, combine):
+    with pytest.raises(ValueError) as error:
+        train(combine(method))
+    assert re.fullmatch(message, str(error.value))
+
+
+def test_an_exception_in_a_hook_reaches_the_caller():
+    def broken(view):
+        raise KeyError('mine')
+
+    with pytest.raises(KeyError, match='mine') as error:
+        train(Method(penalty=broken))
+    assert error.traceback[-1].name == 'broken'
+
+
+def test_a_network_without_a_classifier_is_no_model():
+    with pytest.raises(ValueError, match=r'Method\.adapt must return a jaxfed\.types\.Model'):
+        check_hooks(Method(adapt=lambda model: model.apply)).adapt(network())
