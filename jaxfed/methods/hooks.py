@@ -1,7 +1,6 @@
 """Checks the values that the hooks of a method return.
 
-The checks read shapes and types while JAX traces the hooks, so a compiled program has no trace of
-them.
+The checks read shapes and types while JAX traces the hooks; compiled programs do not change.
 """
 
 from typing import Any
@@ -76,7 +75,8 @@ def _describe(value: Any) -> str:
     if isinstance(value, _ARRAY):
         return f'{jnp.result_type(value)}{list(jnp.shape(value))}'
     length = f' of length {len(value)}' if isinstance(value, tuple | list) else ''
-    return f'a {type(value).__name__}{length}'
+    name = type(value).__name__
+    return f'{"an" if name[0] in "aeiou" else "a"} {name}{length}'
 
 
 def _pair(hook: str, first: str, second: str, value: Any) -> tuple[PyTree, PyTree]:
@@ -86,7 +86,7 @@ def _pair(hook: str, first: str, second: str, value: Any) -> tuple[PyTree, PyTre
     return value[0], value[1]
 
 
-def _array(hook: str, role: str, shape: tuple[int, ...], value: Any) -> Array:
+def _array(hook: str, role: str, shape: tuple[int, ...], value: Any) -> Any:
     """The value, if it is an array of this shape."""
     if not isinstance(value, _ARRAY) or jnp.shape(value) != shape:
         raise _error(hook, f'{role}, shape {list(shape)}', value)
@@ -122,8 +122,8 @@ def _check_form(
         same_type = cast or jnp.result_type(new, old) == jnp.result_type(old)
         same = same_type and jnp.shape(new) == jnp.shape(old)
         check(same, place, _describe(old), _describe(new))
-    structures = jax.tree.structure(like), jax.tree.structure(value)
-    check(structures[0] == structures[1], '', *structures)
+    structure: Any = jax.tree.structure(like)
+    check(structure == jax.tree.structure(value), '', structure, jax.tree.structure(value))
 
 
 def _by_path(tree: PyTree) -> dict[str, Any]:

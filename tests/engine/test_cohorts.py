@@ -91,35 +91,32 @@ def test_sampling_by_size_and_in_turn():
 
 
 @pytest.fixture
-def own_sampling(monkeypatch):
-    def give(sampling):
-        monkeypatch.setitem(SAMPLINGS, 'own', sampling)
-
-    return give
+def register(monkeypatch):
+    return lambda sampling: monkeypatch.setitem(SAMPLINGS, 'custom', sampling)
 
 
-def test_sampling_of_ones_own(own_sampling, cheap_runs, tmp_path):
+def test_custom_sampling(register, cheap_runs, tmp_path):
     seen = []
 
     def latest(round_, size, *, number, seed):
         seen.append((round_, size.sum(), number))
         return [round_ % 8, 0]  # in any order
 
-    own_sampling(latest)
-    result = run(tmp_path / 'run', sampling='own', measure='cohort_labels')
+    register(latest)
+    result = run(tmp_path / 'run', sampling='custom', measure='cohort_labels')
     assert [entry['cohort'] for entry in result.metrics] == [[0, r] for r in range(1, 7)]
     assert {(total, number) for _, total, number in seen} == {(seen[0][1], 2)}
     into = flags.FlagValues()
     define_flags(into)
-    into(['jaxfed', '--sampling=own'])
-    assert from_flags(into).sampling == 'own'
+    into(['jaxfed', '--sampling=custom'])
+    assert from_flags(into).sampling == 'custom'
 
 
-@pytest.mark.parametrize('told', [[0], [0, 0], [0, 8], [-1, 0], [0.0, 1.0], [[0, 1]], 3])
-def test_refused_sampling_of_ones_own(own_sampling, tmp_path, told):
-    own_sampling(lambda round_, size, *, number, seed: told)
-    with pytest.raises(ValueError, match=r'--sampling=own must return 2 distinct .* in round 1'):
-        run(tmp_path / 'run', sampling='own')
+@pytest.mark.parametrize('chosen', [[0], [0, 0], [0, 8], [-1, 0], [0.0, 1.0], [[0, 1]], 3])
+def test_invalid_custom_sampling(register, tmp_path, chosen):
+    register(lambda round_, size, *, number, seed: chosen)
+    with pytest.raises(ValueError, match=r'--sampling=custom must return 2 distinct .* in round 1'):
+        run(tmp_path / 'run', sampling='custom')
     assert not (tmp_path / 'run').exists()
 
 
@@ -130,7 +127,7 @@ def test_over_selection_keeps_the_first_to_report():
     clients, epochs = draw(clients_per_round=5, over_selection=1.0)  # all ten
     np.testing.assert_array_equal(clients, [0, 1, 3, 4, 7])  # the smallest
     assert (epochs == 5).all()
-    # Who failed does not count as long as there are others.
+    # A failed client only fills the cohort up.
     for round_ in range(1, 100):
         cohort = draw(round_, clients_per_round=2, over_selection=4.0, dropout=0.5)
         alone = draw(round_, clients_per_round=10, dropout=0.5)
@@ -216,7 +213,7 @@ def test_recorded_rounds_without_any_client(cheap_runs, tmp_path, stream):
 
 
 @pytest.mark.parametrize(
-    'changes, told',
+    'changes, message',
     [
         ({'dropout': 1.0}, '--dropout=1.0 must be at least 0 and below 1'),
         ({'stragglers': -0.1}, '--stragglers=-0.1 must be from 0 to 1'),
@@ -225,7 +222,7 @@ def test_recorded_rounds_without_any_client(cheap_runs, tmp_path, stream):
         ({'dropout': 0.9999, 'rounds': 1}, '--dropout=0.9999 loses every client'),
     ],
 )
-def test_refused(tmp_path, changes, told):
-    with pytest.raises(ValueError, match=told):
+def test_invalid_settings(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
         run(tmp_path / 'run', **changes)
     assert not (tmp_path / 'run').exists()

@@ -1,4 +1,4 @@
-"""Devices, what is put on them, and what they share out."""
+"""Devices, their arrays, and work that they share."""
 
 import functools
 
@@ -32,7 +32,7 @@ def test_more_lanes_on_devices_than_clients():
             jaxfed.simulate(jaxfed.Config(**settings))
 
 
-def test_mesh_has_as_many_devices_as_have_work():
+def test_mesh_has_only_devices_with_work():
     assert make_mesh().size == make_mesh('all').size == 8
     assert make_mesh('3').size == make_mesh(3).size == make_mesh(most=3).size == 3
     assert make_mesh('2', most=3).size == 2
@@ -45,12 +45,12 @@ def test_replicated_arrays_are_not_copied_for_each_device():
     assert placed['a'].sharding.is_fully_replicated
     at = {shard.data.unsafe_buffer_pointer() for shard in placed['a'].addressable_shards}
     assert len(at) == 1
-    original[:] = 0  # what is on the devices is theirs
+    original[:] = 0  # the devices have a copy
     assert placed['a'].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert len(placed['key'].devices()) == 4
 
 
-def test_split_arrays_lie_where_they_are_used():
+def test_split_arrays_are_on_their_devices():
     parts = split(np.arange(8).reshape(4, 2), make_mesh(4))
     assert [shard.data.tolist() for shard in parts.addressable_shards] == [
         [[0, 1]],
@@ -71,7 +71,7 @@ def problem(examples):
 
 
 @pytest.mark.parametrize('examples', [1, 3, 7, 1203])
-def test_evaluation_shared_out_is_the_same(examples):
+def test_evaluation_on_several_devices_is_the_same(examples):
     x, y = problem(examples)
     params = jnp.asarray(np.random.default_rng(1).standard_normal((5, 3)), jnp.float32)
     alone = evaluate(linear, params, x, y)
@@ -93,8 +93,8 @@ def test_local_accuracies_are_those_of_each_model(lanes):
     assert agreement is None  # without a teacher
     for device in range(2):
         for i in range(clients[device]):
-            own = evaluate(linear, params[device, i], x, y)
-            for all_, one in zip(got, own):
+            expected = evaluate(linear, params[device, i], x, y)
+            for all_, one in zip(got, expected):
                 np.testing.assert_allclose(all_[device, i], one, rtol=1e-6)
 
 
@@ -125,7 +125,7 @@ def test_lanes_are_as_many_as_memory_allows(cheap_runs, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_exhausted_memory_is_told_in_words(monkeypatch, tmp_path):
+def test_exhausted_memory_is_reported(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def exhausted(*arguments, **settings):
@@ -139,7 +139,7 @@ def test_exhausted_memory_is_told_in_words(monkeypatch, tmp_path):
         jaxfed.simulate(settings)
 
 
-def test_more_client_states_than_memory_are_told_in_words(monkeypatch, tmp_path):
+def test_client_states_beyond_the_memory_are_reported(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def exhausted(*arguments):

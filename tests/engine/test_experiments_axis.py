@@ -20,7 +20,7 @@ from tests.engine.test_round import SIZES, make, normalise, set_up, training_dat
 from tests.rounds import run_experiments
 
 X = 3
-# Of every experiment: who takes part and for how long, rate, momentum, weight decay.
+# The clients and epochs, rate, momentum and weight decay of each experiment.
 COHORTS = Cohort(
     np.array([[0, 1, 4], [5, 1, 2], [2, 3, 0]], np.int32),
     np.array([[2, 1, 2], [2, 0, 2], [1, 2, 0]], np.int32),
@@ -31,7 +31,7 @@ DECAYS = np.array([0.0, 1e-2, 1e-3], np.float32)
 
 
 def experiments(method):
-    """Servers, clients' states and data of each, which differ in everything."""
+    """Servers, clients' states and data, all different between experiments."""
     model, settings, _, _, _ = set_up(method)
     servers, every, data = [], [], []
     for x in range(X):
@@ -39,19 +39,19 @@ def experiments(method):
         server_state, client_state = method.init(params, model.stats)
         servers.append(ServerState(params, server_state, jnp.int32(x), model.stats))
         every.append(jax.tree.map(lambda s: np.stack([s] * len(SIZES)), client_state))
-        own = training_data()
+        base = training_data()
         # Other examples for the same clients.
-        order = np.random.default_rng(x).permutation(np.asarray(own.order)).astype(np.int32)
-        y = np.asarray(own.y)
+        order = np.random.default_rng(x).permutation(np.asarray(base.order)).astype(np.int32)
+        y = np.asarray(base.y)
         counts = [
-            np.bincount(y[order[start : start + n]], minlength=own.label_counts.shape[1])
-            for start, n in zip(own.start, own.size)
+            np.bincount(y[order[start : start + n]], minlength=base.label_counts.shape[1])
+            for start, n in zip(base.start, base.size)
         ]
         data.append(
-            own._replace(
+            base._replace(
                 order=jnp.asarray(order),
                 label_counts=jnp.asarray(np.stack(counts).astype(np.int32)),
-                auxiliary=own.auxiliary._replace(x=own.auxiliary.x + 0.1 * x),
+                auxiliary=base.auxiliary._replace(x=base.auxiliary.x + 0.1 * x),
             )
         )
     return model, settings, servers, every, data
@@ -68,16 +68,16 @@ def together(method, tune, hyper, *, devices, lanes, stack, cohorts=COHORTS):
         model, method, settings, lambda _, x: normalise(x), normalise,
         tune=tune, mesh=mesh, stack=stack,
     )  # fmt: skip
-    own = stacked([each._replace(x=()) for each in data])._replace(x=data[0].x)
+    combined = stacked([each._replace(x=()) for each in data])._replace(x=data[0].x)
     size = np.array(SIZES)[cohorts.clients]
     steps = (cohorts.epochs * -(-size // settings.batch_size)).ravel()
     plan = plan_wave(steps, np.flatnonzero(steps), lanes=lanes, devices=devices)
     rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *states)
-    server, own, keys = replicate(
-        (stacked(servers), own, jax.random.split(jax.random.key(5), X)), mesh
+    server, combined, keys = replicate(
+        (stacked(servers), combined, jax.random.split(jax.random.key(5), X)), mesh
     )
     tuned = Tuned(RATES, MOMENTA, DECAYS, hyper)
-    arguments = (mesh, server, rows, cohorts, plan, tuned, keys, own)
+    arguments = (mesh, server, rows, cohorts, plan, tuned, keys, combined)
     server, metrics, _ = run_experiments(Round(*map(jax.jit, programs)), *arguments)
     return server, rows, metrics, (programs, arguments)
 
@@ -141,13 +141,13 @@ def test_round_of_several_experiments_equals_plain_loop_over_each(name, stack, d
         clients, want, want_rows, loss = by_oracle(method, x, hyper_of)
         got = row((server.params, server.stats, server.method), x)
         chex.assert_trees_all_close(got, want, rtol=2e-5, atol=2e-5)
-        mine = jax.tree.map(lambda s, x=x, c=clients: s[x * len(SIZES) + c], rows)
-        chex.assert_trees_all_close(mine, want_rows, rtol=2e-5, atol=2e-5)
+        got_rows = jax.tree.map(lambda s, x=x, c=clients: s[x * len(SIZES) + c], rows)
+        chex.assert_trees_all_close(got_rows, want_rows, rtol=2e-5, atol=2e-5)
         assert float(metrics.train_loss[x]) == pytest.approx(loss, rel=1e-5)
         assert int(server.round[x]) == x + 1
 
 
-def test_experiment_whose_clients_are_all_lost_stays_as_it_is():
+def test_experiment_whose_clients_are_all_lost_does_not_change():
     method = make('scaffold+fedavgm')
     cohorts = COHORTS._replace(epochs=COHORTS.epochs * np.array([[1], [0], [1]], np.int32))
     _, _, servers, states, _ = experiments(method)
@@ -166,10 +166,10 @@ def test_devices_add_up_one_update_of_each_experiment_and_gather_nothing():
     method = make('scaffold')
     _, _, _, (programs, arguments) = together(method, None, (), devices=8, lanes=1, stack=UNROLLED)
     train, merge = (program.as_text() for program in compile_round(programs, *arguments))
-    talk = ('all-reduce', 'all-gather', 'all-to-all', 'collective-permute', 'reduce-scatter')
-    assert not [word for word in talk if word in train]
-    assert [word for word in talk if word in merge] == ['all-reduce']
-    # What is added up is of the server's size: X updates, X uploads and X losses.
+    collectives = ('all-reduce', 'all-gather', 'all-to-all', 'collective-permute', 'reduce-scatter')
+    assert not [word for word in collectives if word in train]
+    assert [word for word in collectives if word in merge] == ['all-reduce']
+    # The sums have the server's size: X updates, X uploads and X losses.
     server = arguments[1]
     most = 2 * sum(leaf.size for leaf in jax.tree.leaves(server.params)) + X
     added = sum(

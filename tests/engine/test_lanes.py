@@ -1,4 +1,4 @@
-"""Dealing clients to lanes."""
+"""Schedules of clients on lanes."""
 
 import numpy as np
 import pytest
@@ -26,8 +26,8 @@ def test_schedule_on_devices_by_hand():
     # 9, 8 and 7 to the three devices; the third is free at 7 and takes 2, the second 1 at 8.
     plan = schedule([2, 9, 8, 1, 7], lanes=1, devices=3)
     assert plan.clients.tolist() == [1, 2, 2]
-    own = [slots[:n].tolist() for slots, n in zip(plan.slot, plan.clients, strict=True)]
-    assert own == [[1], [2, 3], [4, 0]]
+    used = [slots[:n].tolist() for slots, n in zip(plan.slot, plan.clients, strict=True)]
+    assert used == [[1], [2, 3], [4, 0]]
     assert plan.steps.sum(axis=1).tolist() == [9, 9, 9]
     assert plan.executed == 27  # nothing but real steps
     assert plan.length == 9
@@ -73,7 +73,7 @@ def test_choose_lanes():
     assert choose_lanes([np.array([1, 1, 1, 97])], cohort_size=4, most=4) == 1
 
 
-def test_choosing_lanes_for_a_large_cohort_deals_few(monkeypatch):
+def test_a_large_cohort_is_scheduled_few_times(monkeypatch):
     dealt = []
 
     def count(steps, **keywords):

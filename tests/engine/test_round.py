@@ -34,7 +34,7 @@ def normalise(x):
 
 
 def network():
-    """A small network with a hidden layer, as fast to trace as it gets."""
+    """A small network with a hidden layer, fast to trace."""
 
     def init(key):
         first, second = jax.random.split(key)
@@ -56,7 +56,7 @@ def network():
 
 
 class Normalised(nnx.Module):
-    """A convolution with batch normalisation, in training by the batch's own statistics."""
+    """A convolution with batch normalisation."""
 
     def __init__(self, rngs):
         self.body = ConvNorm(1, 6, 2, 2, norm='batch', convolution=DEFAULT_CONVOLUTION, rngs=rngs)
@@ -69,7 +69,7 @@ class Normalised(nnx.Module):
 
 def training_data(shape=SHAPE):
     rng = np.random.default_rng(0)
-    total = sum(SIZES) + 3  # three examples belong to nobody
+    total = sum(SIZES) + 3  # three examples belong to no client
     y = rng.choice(CLASSES, total, p=(0.55, 0.25, 0.15, 0.05)).astype(np.int32)
     x = rng.integers(0, 256, (total, *shape)).astype(np.uint8)
     order = rng.permutation(total)[: sum(SIZES)]
@@ -83,7 +83,7 @@ def training_data(shape=SHAPE):
 
 
 def drifting():
-    """A made-up method that uses every hook and every kind of state."""
+    """A method that uses every hook and every kind of state."""
 
     def init(params, stats):
         zeros = jax.tree.map(jnp.zeros_like, params)
@@ -122,8 +122,8 @@ def make(name):
     if name == 'drifting chained':
         return chain(methods.METHODS['fedcad'](source='client'), drifting(), drifting())
     specification, _, setting = name.partition(' ')
-    given = dict([setting.split('=')]) if setting else {}
-    return methods.build(methods.resolve(specification, given))
+    options = dict([setting.split('=')]) if setting else {}
+    return methods.build(methods.resolve(specification, options))
 
 
 METHODS = [
@@ -165,7 +165,7 @@ def jitted(model, method, settings, augment, *, devices=1, stack=None):
 
 
 def jit_once(function):
-    """`jax.jit` that may trace the function once only: one program serves every round."""
+    """`jax.jit` that fails if it traces the function again: one program serves every round."""
     traces = []
 
     def traced(*arguments):
@@ -228,7 +228,7 @@ def test_round_equals_plain_loop(name):
     want = rounds_by_oracle(model, method, settings, server, states, cohorts, data)
     chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-5)
     moved = jnp.abs(got[0].params['hidden'] - server.params['hidden']).max()
-    assert moved > 1e-2  # it did train
+    assert moved > 1e-2  # training had an effect
     chex.assert_trees_all_equal(rounds(run, settings, server, states, cohorts, 2, data), got)
     chex.assert_trees_all_equal_shapes_and_dtypes(got[0], server)
     chex.assert_trees_all_equal_shapes_and_dtypes(got[1], states)
@@ -342,11 +342,11 @@ def test_one_trace_for_all_cohorts():
 def test_limits(special, limit):
     def run(text):
         name, *settings = text.split()
-        given = {}
+        options = {}
         for setting in settings:
             key, value = setting.split('=')
-            given[key] = value if value.isalpha() else float(value)
-        method = methods.METHODS[name](**given)
+            options[key] = value if value.isalpha() else float(value)
+        method = methods.METHODS[name](**options)
         _, settings, server, states, run = set_up(method)
         cohorts = [[0, 1, 3], [4, 2, 5]]
         return rounds(run, settings, server, states, cohorts, 2, training_data())[0]
@@ -355,7 +355,7 @@ def test_limits(special, limit):
 
 
 def test_fedlmd_without_majority_is_fedntd():
-    # Every class in equal number: n_c > n / C holds for none.
+    # All classes have the same number of examples: n_c > n / C holds for none.
     rng = np.random.default_rng(3)
     data = training_data()
     x = rng.integers(0, 256, (24, *SHAPE)).astype(np.uint8)
@@ -393,7 +393,7 @@ def test_client_without_examples_changes_nothing():
     chex.assert_tree_all_finite(with_empty)
 
 
-def test_compiled_program_talks_between_devices_only_to_merge():
+def test_devices_communicate_only_to_merge():
     method, data = make('drifting'), training_data()
     model, settings, server, states, _ = set_up(method)
     mesh = make_mesh(2)
@@ -403,7 +403,7 @@ def test_compiled_program_talks_between_devices_only_to_merge():
     dealt = plan(settings, cohort, 1, 2)
     sampled = everyone(cohort, settings.local_epochs)
     programs = compile_round(made, mesh, server, states, sampled, dealt, 0.1, key, data)
-    talk = ('all-reduce', 'all-gather', 'all-to-all', 'collective-permute', 'reduce-scatter')
+    collectives = ('all-reduce', 'all-gather', 'all-to-all', 'collective-permute', 'reduce-scatter')
     train, merge = (program.as_text() for program in programs)
-    assert not [word for word in talk if word in train]
-    assert [word for word in talk if word in merge] == ['all-reduce']
+    assert not [word for word in collectives if word in train]
+    assert [word for word in collectives if word in merge] == ['all-reduce']

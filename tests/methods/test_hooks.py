@@ -35,7 +35,7 @@ STATE = VIEWS['finish'].state
         ('weigh', np.ones(2, np.float32), 'one weight for each client, shape [3], got float32[2]'),
         ('prepare', 'x', 'arrays in tuples, lists or dicts, got a str'),
         ('share', {'f': print}, 'arrays in tuples, lists or dicts, got a builtin_function'),
-        ('begin', object(), 'arrays in tuples, lists or dicts, got a object'),
+        ('begin', object(), 'arrays in tuples, lists or dicts, got an object'),
         ('finish', STATE, 'a tuple (client state, upload), got a dict'),
         ('finish', (STATE, (), ()), 'a tuple (client state, upload), got a tuple of length 3'),
         ('finish', (STATE, 'x'), 'arrays in tuples, lists or dicts, got a str'),

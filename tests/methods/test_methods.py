@@ -19,6 +19,7 @@ from jaxfed.methods import (
     switch,
 )
 from jaxfed.methods.method import LocalView, MergeView
+from jaxfed.types import Batch
 
 
 def test_resolve_fills_in_defaults():
@@ -156,6 +157,7 @@ def test_chain_adds_penalties_and_keeps_the_one_supervised_loss():
     view = LocalView(*[None] * len(LocalView._fields))
     view = view._replace(
         static=(jnp.float32(1), jnp.float32(2)),
+        batch=Batch(None, jnp.int32(0), None),
         **{name: ((), ()) for name in ('state', 'shared', 'begun')},
     )
     assert float(both.penalty(view)) == 1 + 20
