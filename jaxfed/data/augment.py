@@ -16,24 +16,24 @@ _HOLE = 16
 
 
 def parse_augment(text: str) -> tuple[str, ...]:
-    """Parses names of AUGMENTATIONS joined by commas, or 'none'; a name may occur once."""
+    """Parses distinct names of AUGMENTATIONS joined by commas, or 'none'."""
     names = () if text == 'none' else tuple(name.strip() for name in text.split(','))
     for name in names:
         if name not in AUGMENTATIONS or names.count(name) > 1:
             raise ValueError(
-                f'augment={text!r} has {name!r}: name each of {", ".join(AUGMENTATIONS)} at most '
-                "once, with commas between, or 'none'."
+                f'--augment={text} must be none, or distinct names of {", ".join(AUGMENTATIONS)} '
+                f'joined by commas, got {name!r}.'
             )
     return names
 
 
 def check_augment(names: tuple[str, ...], image_shape: tuple[int, ...]) -> None:
-    """Raises a ValueError if cutout blanks whole images of `image_shape` (H, W, ch)."""
+    """Raises a ValueError if cutout would blank whole images of `image_shape` (H, W, ch)."""
     height, width = image_shape[:2]
     if 'cutout' in names and min(height, width) <= _HOLE:
         raise ValueError(
             f'--augment={",".join(names)}: cutout blanks a square of {_HOLE} x {_HOLE} pixels, but '
-            f'the images have {height} x {width}; remove cutout, or use larger images.'
+            f'the images have {height} x {width}; remove cutout or use larger images.'
         )
 
 
@@ -51,15 +51,15 @@ def make_augment(names: tuple[str, ...], *, mean: np.ndarray, std: np.ndarray) -
 
     The order is always crop, flip, normalise, cutout. Each example draws independently:
 
-    - crop: as large as the image, at a random place of the image padded by 4 raw zeros.
-    - flip: left to right with probability one half.
-    - cutout: a square of 16 pixels, its centre uniform over the image and cut off at the border,
-      becomes 0 after normalisation, the mean colour.
+    - crop: pads the image by 4 raw zeros on each side and cuts the image size at a random place.
+    - flip: mirrors the image left to right with probability 1/2.
+    - cutout: sets a square of 16 x 16 pixels to 0 after normalisation, the mean colour. The centre
+      is uniform over the image; the border clips the square.
 
     Args:
-      names: of AUGMENTATIONS; none for normalisation alone.
-      mean: [ch] in the dataset's units.
-      std: [ch] in the dataset's units.
+      names: distinct names of AUGMENTATIONS; empty for normalisation only.
+      mean: [ch] mean of the pixels, in the dataset's units.
+      std: [ch] standard deviation of the pixels, in the dataset's units.
 
     Returns:
       A pure function from a random key and raw images [B, H, W, ch] to [B, H, W, ch] float32.
@@ -96,7 +96,7 @@ def make_augment(names: tuple[str, ...], *, mean: np.ndarray, std: np.ndarray) -
 def crop(raw: Array, row: Array, column: Array) -> Array:
     """Pads images [B, H, W, ch] by 4 zeros on each side and cuts them out at (row, column).
 
-    `row` and `column`, [B] int32 in 0..8, are where the cut begins; 4 leaves it in place.
+    The cut begins at `row` and `column`, [B] int32 in 0..8; 4 is the unshifted image.
     """
     pad = ((_PADDING, _PADDING), (_PADDING, _PADDING), (0, 0))
 
@@ -112,9 +112,10 @@ def flip(raw: Array, chosen: Array) -> Array:
 
 
 def cutout(x: Array, row: Array, column: Array) -> Array:
-    """Sets a square of 16 x 16 pixels of each image [B, H, W, ch] to zero, cut off at the border.
+    """Sets a square of 16 x 16 pixels of each image [B, H, W, ch] to zero.
 
-    It spans `row` - 8 to `row` + 7, [B] int32, and likewise for `column`.
+    The square spans `row` - 8 to `row` + 7, [B] int32, and the same for `column`; the border clips
+    it.
     """
 
     def inside(centre: Array, length: int) -> Array:

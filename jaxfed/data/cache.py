@@ -1,7 +1,7 @@
-"""Decoded datasets as plain arrays on disk, so that images are decoded once.
+"""A cache of decoded datasets, so that images are decoded once.
 
-A dataset is a folder of .npy files. Its images are memory-mapped: they take memory only where they
-are read, and all processes of a machine share it.
+A cached dataset is a folder of .npy files. Its images are memory-mapped: only the pages that are
+read take memory, and all processes of a machine share them.
 """
 
 import hashlib
@@ -29,11 +29,11 @@ Store = Callable[[str, Iterator[np.ndarray], int], np.ndarray]
 def decoded(key: str, decode: Callable[[Store], Dataset]) -> Dataset:
     """Reads a dataset from the cache, or decodes it into the cache first; images are read-only.
 
-    If the cache cannot be written to, a warning is logged and the dataset is decoded into memory.
+    If the cache cannot be written, logs a warning and decodes the dataset into memory.
 
     Args:
-      key: file name of the dataset, which changes with its content.
-      decode: makes the dataset, passing its images block by block to a `Store`, so that they are
+      key: folder name in the cache; it identifies the content of the dataset.
+      decode: makes the dataset. It passes the images to a `Store` block by block, so that they are
         never in memory as a whole.
     """
     path = cache_folder() / key
@@ -45,7 +45,7 @@ def decoded(key: str, decode: Callable[[Store], Dataset]) -> Dataset:
             _describe(folder, decode(_to_files(folder)))
         dataset = read(path)
     except OSError as error:
-        _log.warning('%s cannot be written, images are decoded again next time: %s', path, error)
+        _log.warning('%s cannot be written; the next run decodes again: %s', path, error)
     return decode(_to_memory) if dataset is None else dataset
 
 
@@ -53,15 +53,15 @@ def fingerprint(version: int, root: Path, files: Iterable[Path], extra: bytes = 
     """Returns a digest of a version, a folder's path and the name, size and time of its files."""
     digest = hashlib.sha256(f'{version} '.encode() + os.fsencode(root.resolve()) + extra)
     for file in files:
-        stat = file.stat()  # with the time: array_record pads files to whole blocks
-        # `root` may be spelled in several ways, and names need not be UTF-8.
+        stat = file.stat()  # array_record pads files to whole blocks, so the size may not change
+        # Relative names do not depend on the spelling of `root`; they need not be UTF-8.
         digest.update(os.fsencode(file.relative_to(root)))
         digest.update(f' {stat.st_size} {stat.st_mtime_ns}\n'.encode())
     return digest.hexdigest()[:16]
 
 
 def read(path: Path) -> Dataset | None:
-    """Reads a dataset that `decoded` wrote; None if there is none, or it is damaged."""
+    """Reads a dataset that `decoded` wrote; returns None if it is missing or damaged."""
     try:
         if not path.exists():
             return None
@@ -81,7 +81,7 @@ def read(path: Path) -> Dataset | None:
 
 
 def _to_memory(name: str, blocks: Iterator[np.ndarray], count: int) -> np.ndarray:
-    """Keeps images in memory, a `Store`."""
+    """Concatenates the blocks in memory; a `Store`."""
     del name, count
     return np.concatenate(list(blocks))
 
@@ -91,7 +91,7 @@ def _to_files(folder: Path) -> Store:
 
     def store(name: str, blocks: Iterator[np.ndarray], count: int) -> np.ndarray:
         path = folder / f'{name}.npy'
-        # Written, not mapped: a full disk then raises an OSError instead of ending the process.
+        # On a full disk, a write raises an OSError; a memory map would kill the process.
         with open(path, 'wb') as file:
             for number, block in enumerate(blocks):
                 if number == 0:
@@ -106,9 +106,8 @@ def _to_files(folder: Path) -> Store:
 
 def _describe(folder: Path, dataset: Dataset) -> None:
     """Writes labels, users and the description next to the images."""
-    arrays = {name: getattr(dataset, name) for name in (*_IMAGES, *_LABELS)}
-    if dataset.users is not None:
-        arrays['users'] = dataset.users
+    fields = ((name, getattr(dataset, name)) for name in (*_IMAGES, *_LABELS, 'users'))
+    arrays = {name: array for name, array in fields if array is not None}
     for name in arrays.keys() - set(_IMAGES):
         np.save(folder / f'{name}.npy', arrays[name], allow_pickle=False)
     description = {
@@ -120,8 +119,8 @@ def _describe(folder: Path, dataset: Dataset) -> None:
 
 
 def _map(path: Path) -> np.ndarray:
-    """Returns the array of an .npy file, whose elements are read when they are used."""
-    # As a plain array, so that users of arrays need not know of mappings.
+    """Returns the memory-mapped array of an .npy file."""
+    # A plain array behaves the same in every NumPy function; a memmap does not.
     return np.asarray(np.load(path, mmap_mode='r', allow_pickle=False))
 
 

@@ -1,18 +1,18 @@
-"""Handwritten digits that come with scikit-learn: no download."""
+"""The handwritten digits of scikit-learn, which need no download."""
 
 import numpy as np
 
 from jaxfed.types import Dataset
 
 _SPLIT_SEED = 0  # part of the dataset's definition, not of an experiment
-_TEST_SHARE = 5  # one in five examples of each class is for testing
+_TEST_SHARE = 5  # one in five examples of each class is a test example
 
 
 def load_digits() -> Dataset:
-    """Loads 1797 digits of 8 x 8 pixels, values 0 to 16, four fifths of each class for training.
+    """Loads 1797 digits of 8 x 8 pixels with values 0 to 16; 4/5 of each class are training data.
 
     Returns:
-      The dataset; its split never changes.
+      The dataset; the split is always the same.
 
     Reference:
       Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning

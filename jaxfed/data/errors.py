@@ -1,4 +1,4 @@
-"""Errors of libraries in the words of a user."""
+"""Errors of libraries, explained for users."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ def explain_errors(
     keep: Kinds = (),
     raises: type[Exception] = ValueError,
 ) -> Iterator[None]:
-    """Replaces an exception of the block by one that says what failed, why, and what helps."""
+    """Replaces an exception of the block by a one-line message: what failed, why, and a remedy."""
     try:
         yield
     except keep:

@@ -1,4 +1,4 @@
-"""Encoded images: read strictly, written without loss."""
+"""Checked reading and lossless writing of encoded images."""
 
 import contextlib
 import io
@@ -13,22 +13,22 @@ from jaxfed.data.errors import explain_errors
 
 @contextlib.contextmanager
 def reading_image(where: str) -> Iterator[None]:
-    """Raises whatever Pillow raises in the block as a ValueError that names the file."""
-    # By the kind of damage: OSError, SyntaxError, struct.error and more.
+    """Converts every exception of Pillow in the block to a ValueError that names the file."""
+    # Pillow raises OSError, SyntaxError, struct.error and more, by the kind of damage.
     with explain_errors(
-        f'{where} cannot be read as an image', 'it is damaged or cut short, replace it'
+        f'{where} cannot be read as an image', 'it is damaged or truncated, replace it'
     ):
         try:
             yield
         except UnidentifiedImageError as error:  # its text names a Python object
-            raise ValueError('of no known kind') from error
+            raise ValueError('unknown format') from error
 
 
 def is_wide(image: ImageFile.ImageFile) -> bool:
-    """Returns whether an image, not loaded yet, has more than 8 bits a channel.
+    """Returns whether an image, not loaded yet, has more than 8 bits per channel.
 
-    Pillow may cut them to 8. They show in its mode, its stored pixels ('RGB;16B' in PNG) or a TIFF
-    tag.
+    Pillow may silently reduce them to 8. The mode, the format of the stored pixels ('RGB;16B' in
+    PNG) or a TIFF tag shows the depth.
     """
     stored = any(re.search(r';16[BLN]', str(tile[3])) for tile in image.tile)
     bits = getattr(image, 'tag_v2', {}).get(TiffImagePlugin.BITSPERSAMPLE, (8,))
@@ -36,27 +36,27 @@ def is_wide(image: ImageFile.ImageFile) -> bool:
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """Encodes an image, [H, W] or [H, W, 3] uint8, as PNG, without loss."""
+    """Encodes an image [H, W] or [H, W, 3] uint8 as PNG, without loss."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, 'png')
     return buffer.getvalue()
 
 
 def checked_rgb(data: bytes, size: tuple[int, int], where: str) -> bytes:
-    """Checks a PNG or JPEG file and returns it, as PNG in RGB if it is in another mode.
+    """Checks a PNG or JPEG file; returns it unchanged if it is RGB, else converted to an RGB PNG.
 
     Args:
       data: content of the file.
-      size: (width, height) in pixels that it must have.
-      where: the flag and the file, for messages.
+      size: required (width, height) in pixels.
+      where: flag and file name, for messages.
     """
     with reading_image(where), Image.open(io.BytesIO(data), formats=('PNG', 'JPEG')) as image:
         wide = is_wide(image)
-        if image.size == size:  # no other is decoded, however large it claims to be
+        if image.size == size:  # others are not decoded: a header may claim any size
             image.load()
-    advice = 'it is not of the official dataset, replace it'
+    advice = 'it is not part of the official dataset, replace it'
     if wide:
-        raise ValueError(f'{where} has more than 8 bits a channel: {advice}.')
+        raise ValueError(f'{where} has more than 8 bits per channel: {advice}.')
     if image.size != size:
         pixels = f'{image.size[0]} x {image.size[1]} pixels instead of {size[0]} x {size[1]}'
         raise ValueError(f'{where} has {pixels}: {advice}.')

@@ -6,14 +6,14 @@ _BLOCK = 1000  # images converted to float64 at once
 
 
 def channel_statistics(x_train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Computes mean and standard deviation of each channel over all pixels.
+    """Computes the mean and standard deviation of each channel over all pixels.
 
     Args:
       x_train: [n, H, W, ch] uint8 or float32.
 
     Returns:
-      Mean and population standard deviation, [ch] float32 each, in the units of `x_train`. A
-      constant channel has the deviation 1, so that dividing by it is safe.
+      Mean and population standard deviation, [ch] float32 each, in the units of `x_train`. The
+      deviation of a constant channel is 1, so that division by it is safe.
 
     Raises:
       ValueError: if `x_train` is not four-dimensional or empty.
@@ -37,6 +37,6 @@ def channel_statistics(x_train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _histogram(pixels: np.ndarray) -> np.ndarray:
     """Returns how often each of the 256 values occurs."""
-    # By blocks, because bincount makes int64 of its argument.
+    # In blocks, because bincount converts its argument to int64.
     blocks = (pixels[i : i + _BLOCK] for i in range(0, len(pixels), _BLOCK))
     return np.sum([np.bincount(block.ravel(), minlength=256) for block in blocks], axis=0)

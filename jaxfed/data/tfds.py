@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,50 +19,42 @@ from jaxfed.internal.files import data_folder
 from jaxfed.types import Dataset
 
 _log = logging.getLogger(__name__)
-_BLOCK = 1000  # examples decoded at once; one by one takes half as long again
-_CACHE_FORMAT = 3  # raise it when the same records are decoded to something else
+_BLOCK = 1000  # examples decoded at once; one at a time takes 1.5 times as long
+_CACHE_FORMAT = 3  # raise it when the decoded arrays of the same records change
 _NAME = re.compile(r'\w[\w.+-]*(/\w[\w.+-]*)?(:\d+\.\d+\.\d+)?')
 
 
-class _Split(NamedTuple):
-    """The examples of a split."""
-
-    images: np.ndarray  # [n, H, W, channels] uint8
-    labels: np.ndarray  # [n] int32
-    users: list[Any]  # n numbers or texts, None where the dataset has no users
-
-
 def load_tfds(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
-    """Loads a prepared TFDS dataset, from its decoded copy if there is one.
+    """Loads a prepared TFDS dataset, from the cache of decoded datasets if possible.
 
-    The test examples are the split 'test' or, where there is none, 'validation' (the dataset's
-    name then says so). A dataset that is not prepared is downloaded and prepared if TensorFlow is
-    installed.
+    The test examples are the split 'test', or 'validation' if there is no 'test'; the name of the
+    dataset then says so. If TensorFlow is installed, an unprepared dataset is downloaded and
+    prepared.
 
-    A feature 'user' (class label, integer or text) names who made each example. The users of the
+    The feature 'user' (class label, integer or text) is the author of an example. The users of the
     training examples are numbered from 0, in the order of their labels, numbers or texts.
 
-    TFDS keeps the images of EMNIST as EMNIST does, columns for rows; they are turned upright, like
-    those of MNIST. The labels of 'emnist/letters', 1 to 26 of 37 classes in TFDS, become 0 to 25.
+    TFDS stores the images of EMNIST transposed; they are transposed back, like those of MNIST. The
+    labels of 'emnist/letters', 1 to 26 of 37 classes in TFDS, become 0 to 25.
 
     Args:
-      name: of the dataset, 'name', 'name/config' or either with ':version'.
-      data_dir: folder of the datasets; None for $TFDS_DATA_DIR or ~/tensorflow_datasets.
+      name: 'name' or 'name/config' of the dataset, optionally with ':version'.
+      data_dir: folder of the datasets; by default $TFDS_DATA_DIR or ~/tensorflow_datasets.
 
     Returns:
-      The dataset, images uint8.
+      The dataset, with uint8 images.
 
     Raises:
-      ValueError: if `data_dir` is no folder, or the dataset is unknown, damaged, neither prepared
-        nor preparable on this machine, or has no labelled images of one size.
+      ValueError: if `data_dir` is not a folder; or if the dataset is unknown, is damaged, cannot be
+        prepared on this machine, or has no labelled images of one size.
 
     Reference:
       TensorFlow Datasets, https://www.tensorflow.org/datasets.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"dataset={name!r} is no name of a dataset: write 'name', 'name/config' or either with "
-            "a version, ':1.2.3'."
+            f"--dataset={name} is not a dataset name: use 'name' or 'name/config', optionally with "
+            "':1.2.3', a version."
         )
     root = data_folder(data_dir)
     if root.exists() and not root.is_dir():
@@ -77,7 +69,7 @@ def load_tfds(name: str, data_dir: str | os.PathLike[str] | None = None) -> Data
 
 
 def _find(name: str, root: Path) -> Path | None:
-    """Returns the folder of the prepared dataset, by default of its newest version."""
+    """Returns the folder of a prepared dataset, by default of the newest version."""
     base, _, version = name.partition(':')
     folders = [file.parent for file in (root / base).glob('*/dataset_info.json')]
     folders = [f for f in folders if f.name == version or (not version and _number(f.name))]
@@ -89,13 +81,13 @@ def _find(name: str, root: Path) -> Path | None:
 
 
 def _number(version: str) -> tuple[int, ...]:
-    """Returns a version as numbers, empty if it is none."""
+    """Returns the numbers of a version; empty if it is not a version."""
     parts = version.split('.')
     return tuple(int(part) for part in parts) if all(map(str.isdecimal, parts)) else ()
 
 
 def _prepare(name: str, root: Path) -> Path:
-    """Downloads and prepares a dataset, which needs TensorFlow, and returns its folder."""
+    """Downloads and prepares a dataset with TensorFlow; returns its folder."""
     import tensorflow_datasets as tfds
 
     base = name.partition(':')[0].partition('/')[0]
@@ -126,11 +118,11 @@ def _prepare(name: str, root: Path) -> Path:
             f'python -c "import tensorflow_datasets as tfds; tfds.builder({name!r}, '
             f"data_dir='{root}', file_format='array_record').download_and_prepare()\""
         )
-    _log.info('Preparing %s in %s, once.', name, root)
+    _log.info('Preparing %s in %s; later runs read it.', name, root)
     builder = tfds.builder(name, data_dir=root, file_format='array_record')
     with explain_errors(
         f'dataset={name!r} could not be prepared in {root}',
-        'check network and disk, or give --data_dir of a prepared copy',
+        'check network and disk, or pass the --data_dir of a prepared copy',
         catch=OSError,
     ):
         builder.download_and_prepare()
@@ -138,15 +130,15 @@ def _prepare(name: str, root: Path) -> Path:
 
 
 def _decode(name: str, directory: Path, store: cache.Store) -> Dataset:
-    """Returns the decoded dataset, its images where `store` puts them."""
-    _log.info('Decoding %s from %s, once.', name, directory)
+    """Returns the decoded dataset, with its images in the `store`."""
+    _log.info('Decoding %s from %s; later runs use the cache.', name, directory)
     builder = _open(name, directory)
     features, splits = dict(builder.info.features.items()), builder.info.splits
     test = 'test' if 'test' in splits else 'validation'
     if 'train' not in splits or test not in splits:
         raise ValueError(
-            f'dataset={name!r} has the splits {", ".join(splits)}, but train and test (or '
-            'validation) are needed: choose another one.'
+            f'dataset={name!r} must have the splits train and test (or validation), got '
+            f'{", ".join(splits)}: choose another --dataset.'
         )
     x_train, y_train, users = _decode_split(name, directory, builder, 'train', store)
     x_test, y_test, _ = _decode_split(name, directory, builder, test, store)
@@ -158,11 +150,11 @@ def _decode(name: str, directory: Path, store: cache.Store) -> Dataset:
         if not 0 <= y.min() <= y.max() < num_classes:
             raise ValueError(
                 f'dataset={name!r} has labels from {y.min()} to {y.max()} in the split {split!r}, '
-                f'outside of its {num_classes} classes: choose a dataset with all labels.'
+                f'outside its {num_classes} classes: choose a dataset with all labels.'
             )
     numbers = _numbered(name, features['user'], users) if 'user' in features else None
     if test == 'validation':
-        _log.warning("%s has no split 'test': its 'validation' is tested on.", name)
+        _log.warning("%s has no split 'test'; its 'validation' replaces it.", name)
         name = f'{name} (validation)'
     return Dataset(name, x_train, y_train, x_test, y_test, num_classes, numbers)
 
@@ -186,15 +178,15 @@ def _open(name: str, directory: Path) -> Any:
         if not isinstance(features.get(key), kind):
             raise ValueError(
                 f'dataset={name!r} has no feature {key!r} of type {kind.__name__}, only '
-                f'{", ".join(features)}: choose an image classification set.'
+                f'{", ".join(features)}: choose an image classification dataset.'
             )
     return builder
 
 
 def _decode_split(
     name: str, directory: Path, builder: Any, split: str, store: cache.Store
-) -> _Split:
-    """Returns the examples of a split, its images uint8 where `store` puts them."""
+) -> tuple[np.ndarray, np.ndarray, list[Any]]:
+    """Returns a split's images [n, H, W, channels] uint8, labels [n] int32 and n users or Nones."""
     files = f'*-{split}.array_record*'
     with _reading(name, directory, files):
         source = builder.as_data_source(split)
@@ -220,25 +212,25 @@ def _decode_split(
             yield images.swapaxes(1, 2) if name.split('/')[0] == 'emnist' else images
 
     images = store('x_train' if split == 'train' else 'x_test', blocks(), len(source))
-    return _Split(images, np.array(labels, np.int32), users)
+    return images, np.array(labels, np.int32), users
 
 
 def _numbered(name: str, feature: Any, users: list[Any]) -> np.ndarray | None:
-    """Returns the users of the training examples as numbers from 0 on, [n] int32."""
+    """Returns the users of the training examples, numbered from 0, [n] int32."""
     import tensorflow_datasets as tfds
 
     integer = feature.shape == () and np.issubdtype(feature.np_dtype, np.integer)
     if not integer and not isinstance(feature, tfds.features.Text):
         kind = type(feature).__name__
-        _log.warning("%s has a feature 'user' of type %s, which is not used.", name, kind)
+        _log.warning("%s has a feature 'user' of type %s, which is ignored.", name, kind)
         return None
-    # Bytes in UTF-8 have the order of the text.
+    # UTF-8 bytes sort like the text.
     return np.unique(np.array(users), return_inverse=True)[1].astype(np.int32)
 
 
 def _reading(name: str, directory: Path, files: str) -> Any:
-    """Raises whatever the libraries raise while reading prepared files as a ValueError."""
-    # By the kind of damage: RuntimeError, KeyError, ParseError and more.
+    """Converts every exception of the libraries that read prepared files to a ValueError."""
+    # They raise RuntimeError, KeyError, ParseError and more, by the kind of damage.
     return explain_errors(
         f'dataset={name!r} cannot be read, {directory / files} is damaged or missing',
         f'delete the folder {directory} and prepare the dataset again',

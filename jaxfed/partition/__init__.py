@@ -1,8 +1,8 @@
 """Partitions of the training examples among clients, pure functions of data and seed.
 
-`PARTITIONS` maps a name to a function. Its keyword-only parameters are its settings and flags,
-except `num_clients`, `seed` and `users`, which every partition may take. To add a partition,
-register its function: `PARTITIONS['mine'] = mine`.
+`PARTITIONS` maps a name to a function. The keyword-only parameters of the function are its settings
+and flags, except `num_clients`, `seed` and `users`, which the caller passes. To add a partition,
+register a function: `PARTITIONS['mine'] = mine`.
 """
 
 import inspect
@@ -63,13 +63,13 @@ def make_partition(
       name: a key of PARTITIONS.
       labels: [n] integers, the class of each training example.
       num_clients: number of clients N.
-      seed: of the partition.
+      seed: random seed of the partition.
       users: [n] integers, the user of each training example; None if the dataset has no users.
-      **settings: of the partition, see `partition_settings`.
+      **settings: settings of the partition, see `partition_settings`.
 
     Returns:
-      N sorted int64 arrays, the examples of each client; every example once in all, except with
-      `natural`, which may leave users out.
+      N sorted int64 arrays, the examples of each client. Every example has one client, except with
+      `natural`, which may omit users.
 
     Raises:
       ValueError: if the name is unknown, a setting is unknown or missing, or the partition is

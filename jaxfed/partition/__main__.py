@@ -2,5 +2,5 @@
 
 import runpy
 
-# The command needs settings and data, which are on higher floors, so it lives in `jaxfed.runs`.
+# The command needs settings and data, which this package may not import.
 runpy.run_module('jaxfed.runs.partition_map', run_name='__main__', alter_sys=True)

@@ -1,19 +1,24 @@
-"""Checks of the partitions' arguments; all raise a ValueError that names the flag to change."""
+"""Checks of the partitions' arguments; each raises a ValueError that names the flag to change."""
 
 import numpy as np
 
 Seed = int | np.random.SeedSequence
 
 
+def check_least(name: str, value: float, least: int = 1) -> None:
+    """Checks that a setting is not below its least value."""
+    if value < least:
+        raise ValueError(f'--{name} must be at least {least}, got {value}.')
+
+
 def checked_labels(labels: np.ndarray, num_clients: int) -> np.ndarray:
-    """Returns the labels as int64 [n], after checking that there is one for each client."""
+    """Returns the labels as int64 [n], after checking that each client can have one."""
     labels = np.asarray(labels)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(
             f'labels has shape {labels.shape} and dtype {labels.dtype}: it must be [n] integers.'
         )
-    if num_clients < 1:
-        raise ValueError(f'num_clients={num_clients} must be at least 1.')
+    check_least('num_clients', num_clients)
     if num_clients > labels.size:
         raise ValueError(
             f'num_clients={num_clients} is more than the {labels.size} training examples: choose '
@@ -36,8 +41,7 @@ def check_concentration(name: str, alpha: float) -> None:
 
 def check_min_size(min_size: int, num_clients: int, num_examples: int) -> None:
     """Checks that every client can have `min_size` examples."""
-    if min_size < 1:
-        raise ValueError(f'min_size={min_size} must be at least 1.')
+    check_least('min_size', min_size)
     if min_size * num_clients > num_examples:
         raise ValueError(
             f'min_size={min_size} for each of num_clients={num_clients} is more than the '
@@ -47,7 +51,7 @@ def check_min_size(min_size: int, num_clients: int, num_examples: int) -> None:
 
 
 def check_labels_per_client(labels_per_client: int, num_clients: int, num_classes: int) -> None:
-    """Checks that clients with so many classes each can hold all classes."""
+    """Checks that clients with this number of classes each can hold all classes."""
     if not 1 <= labels_per_client <= num_classes:
         raise ValueError(
             f'labels_per_client={labels_per_client} with {num_classes} classes: choose '
@@ -75,6 +79,6 @@ def check_holders(holds: np.ndarray, classes: np.ndarray, class_sizes: np.ndarra
 
 def generator(seed: Seed) -> np.random.Generator:
     """Makes the NumPy generator of a seed."""
-    if isinstance(seed, int | np.integer) and seed < 0:
-        raise ValueError(f'seed={seed} must be at least 0.')
+    if isinstance(seed, int | np.integer):
+        check_least('seed', int(seed), 0)
     return np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Label skew without quantity skew: each client draws its own mix of classes."""
+"""Label skew without quantity skew: each client draws its class proportions."""
 
 import numpy as np
 
@@ -9,26 +9,25 @@ from jaxfed.partition.proportions import deal_counts, log_gammas
 def client_dirichlet(
     labels: np.ndarray, *, num_clients: int, alpha: float, seed: Seed
 ) -> list[np.ndarray]:
-    """Fills clients of equal size by class proportions that each draws from a Dirichlet.
+    """Fills clients of equal size by class proportions drawn from a Dirichlet distribution.
 
-    `p_i ~ Dir(alpha, ..., alpha)` over the C classes for each client `i`, whose examples are drawn
-    from `p_i` for all clients at once. If clients request more of a class than it has, its examples
-    go to the requests at random, and the rest of a client's examples is drawn from its `p_i` over
-    the classes that are left. So clients differ only in their labels; with `dirichlet` they also
-    differ in size.
+    `p_i ~ Dir(alpha, ..., alpha)` over the C classes for each client `i`. All clients draw the
+    classes of their examples from `p_i` at once. If clients request more examples of a class than
+    it has, random requests are served, and the clients draw the rest from `p_i` over the remaining
+    classes. So clients differ only in their labels; with `dirichlet` they also differ in size.
 
     Args:
       labels: [n] integers, the class of each training example.
       num_clients: number of clients N.
       alpha: concentration; the smaller, the fewer classes a client holds.
-      seed: of proportions and shuffles.
+      seed: random seed of the proportions and shuffles.
 
     Returns:
-      N sorted int64 arrays, the examples of each client, whose sizes differ by at most one; every
-      example once in all.
+      N sorted int64 arrays, the examples of each client, whose sizes differ by at most one. Every
+      example has one client.
 
     Raises:
-      ValueError: if alpha is not positive and finite or there are more clients than examples.
+      ValueError: if alpha is not positive and finite, or there are more clients than examples.
 
     Reference:
       Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual

@@ -3,13 +3,7 @@
 import numpy as np
 
 from jaxfed.partition.checks import Seed, checked_labels, generator
-from jaxfed.partition.proportions import (
-    Request,
-    deal_counts,
-    draw_by_client,
-    draw_counts,
-    log_gammas,
-)
+from jaxfed.partition.proportions import deal_counts, draw_by_client, draw_counts, log_gammas
 
 
 def dirichlet(
@@ -23,22 +17,21 @@ def dirichlet(
 ) -> list[np.ndarray]:
     """Splits each class among the clients in proportions drawn from a Dirichlet distribution.
 
-    `p_c ~ Dir(alpha, ..., alpha)` over the N clients for each class `c`, and client `i` gets a
-    share `p_{c,i}` of the class; all proportions are redrawn until every client holds at least
-    `min_size` examples. In the balanced variant the classes are dealt one after another, and a
-    client that already holds `n / N` examples gets no more: its proportion is set to zero and the
-    others are renormalised.
+    `p_c ~ Dir(alpha, ..., alpha)` over the N clients for each class `c`; client `i` gets the share
+    `p_{c,i}` of the class. All proportions are redrawn until every client holds at least `min_size`
+    examples. The balanced variant deals one class after another. A client that holds `n / N`
+    examples gets no more: its proportion is set to 0, and the others are renormalised.
 
     Args:
       labels: [n] integers, the class of each training example.
       num_clients: number of clients N.
       alpha: concentration; the smaller, the fewer classes a client holds.
-      seed: of proportions and shuffles.
-      min_size: examples that every client must hold at least.
-      balanced: whether to cap the clients' sizes as above.
+      seed: random seed of the proportions and shuffles.
+      min_size: least number of examples of a client.
+      balanced: whether to cap the sizes of the clients.
 
     Returns:
-      N sorted int64 arrays, the examples of each client; every example once in all.
+      N sorted int64 arrays, the examples of each client. Every example has one client.
 
     Raises:
       ValueError: if alpha is not positive and finite, or `min_size` cannot be reached or was not
@@ -65,10 +58,14 @@ def dirichlet(
 
 
 def _draw_balanced(
-    rng: np.random.Generator, request: Request, attempts: int
+    rng: np.random.Generator,
+    class_sizes: np.ndarray,
+    holds: np.ndarray,
+    alpha: float,
+    min_sizes: np.ndarray,
+    attempts: int,
 ) -> tuple[np.ndarray | None, int]:
-    """Draws class after class, where every client holds every class, with capped clients."""
-    class_sizes, holds, alpha, min_sizes = request
+    """Draws one class after another over all clients whose size is below the cap."""
     num_clients = len(holds)
     cap = class_sizes.sum() / num_clients
     shape = (attempts, num_clients)

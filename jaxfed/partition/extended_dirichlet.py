@@ -1,4 +1,4 @@
-"""Label skew from a fixed number of classes a client, split in Dirichlet proportions."""
+"""Label skew from a fixed number of classes per client, split in Dirichlet proportions."""
 
 import numpy as np
 
@@ -23,22 +23,22 @@ def extended_dirichlet(
 ) -> list[np.ndarray]:
     """Gives each client k classes and splits each class among its holders by Dirichlet shares.
 
-    Each client takes the k classes that have the fewest holders so far, ties broken at random, so
-    that the classes' numbers of holders differ by at most one. Of a class `c` each holder gets one
-    example, so that a client has exactly k classes at any alpha, and a share `p_{c,i}` of the
-    rest, `p_c ~ Dir(alpha, ..., alpha)` over the holders; all proportions are redrawn until
-    every client holds at least `min_size` examples.
+    One client after another takes the k classes with the fewest holders, ties broken at random, so
+    the numbers of holders differ by at most one. Each holder `i` of a class `c` gets one example,
+    so a client has exactly k classes at any alpha, and the share `p_{c,i}` of the rest,
+    `p_c ~ Dir(alpha, ..., alpha)` over the holders. All proportions are redrawn until every client
+    holds at least `min_size` examples.
 
     Args:
       labels: [n] integers, the class of each training example.
       num_clients: number of clients N.
       labels_per_client: classes k of each client.
-      alpha: concentration; the smaller, the more unequally a class is split.
-      seed: of classes, proportions and shuffles.
-      min_size: examples that every client must hold at least.
+      alpha: concentration; the smaller, the more unequal the shares of a class.
+      seed: random seed of the classes, proportions and shuffles.
+      min_size: least number of examples of a client.
 
     Returns:
-      N sorted int64 arrays, the examples of each client; every example once in all.
+      N sorted int64 arrays, the examples of each client. Every example has one client.
 
     Raises:
       ValueError: if k is not in 1..C, if N * k < C, if a class has fewer examples than holders, if

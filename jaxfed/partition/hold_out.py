@@ -1,4 +1,4 @@
-"""Personal test data: examples that each client holds out from training."""
+"""Personal test data: the examples that each client holds out from training."""
 
 from collections.abc import Sequence
 
@@ -10,29 +10,30 @@ def hold_out(
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Splits each client's examples into training and test data.
 
-    Of a client's `m` examples `round(share * m)` are for testing, at most `m - 1`. They are evenly
-    spaced in the examples sorted by class, in random order within a class, so that each class
-    contributes its share rounded up or down. A client's draws depend only on the seed and its id.
+    A client with `m` examples holds out `round(share * m)` of them, at most `m - 1`. The held-out
+    examples are evenly spaced in the examples sorted by class, in random order within a class, so
+    each class contributes its share rounded up or down. The draws of a client depend only on the
+    seed and its id.
 
     Args:
       parts: N index arrays into labels, the examples of each client.
       labels: [n] integers, the class of each training example.
-      share: of each client's examples, 0 for none, below 1.
-      seed: of the draws.
+      share: share of each client's examples, 0 <= share < 1.
+      seed: random seed of the draws.
 
     Returns:
-      N sorted index arrays of training data, each with at least one example where the client has
+      N sorted index arrays of training data, with at least one example of each client that has
       any, and N sorted index arrays of test data, empty for clients with too few examples.
 
     Raises:
-      ValueError: if share is out of range.
+      ValueError: if share is outside 0 <= share < 1.
     """
     if not 0 <= share < 1:
         raise ValueError(
-            f'personal_test={share} must be at least 0 (none) and below 1: every client trains on '
-            'at least 1 example.'
+            f'--personal_test must be at least 0 (none) and below 1, got {share}: every client '
+            'trains on at least 1 example.'
         )
-    if not share:  # a generator for each of a million clients takes half a minute
+    if not share:  # a million generators take half a minute
         return [np.sort(part) for part in parts], [np.array([], np.int64)] * len(parts)
     train, test = [], []
     for i, part in enumerate(parts):

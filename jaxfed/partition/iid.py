@@ -1,4 +1,4 @@
-"""Examples dealt at random, so that all clients have the same distribution."""
+"""A random partition, in which all clients have the same distribution."""
 
 import numpy as np
 
@@ -6,15 +6,15 @@ from jaxfed.partition.checks import Seed, checked_labels, generator
 
 
 def iid(labels: np.ndarray, *, num_clients: int, seed: Seed) -> list[np.ndarray]:
-    """Deals the examples at random, in sizes that differ by at most one.
+    """Deals the examples at random to clients whose sizes differ by at most one.
 
     Args:
-      labels: [n] integers, the class of each training example (only their number matters).
+      labels: [n] integers, the class of each training example; only n matters.
       num_clients: number of clients N.
-      seed: of the shuffle.
+      seed: random seed of the shuffle.
 
     Returns:
-      N sorted int64 arrays, the examples of each client; every example once in all.
+      N sorted int64 arrays, the examples of each client. Every example has one client.
 
     Raises:
       ValueError: if there are more clients than examples.

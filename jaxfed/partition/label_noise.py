@@ -20,21 +20,20 @@ def label_noise(
     """Corrupts labels of the clients with symmetric noise.
 
     Client `i` replaces each of its labels with probability `rho_i` by one of the `C - 1` other
-    classes, all equally likely; `rho_i = rho`, or `rho_i ~ U(0, rho)` in the form 'uniform'. A
-    client's draws depend only on the seed and its id, and an example that is wrong at some rate has
+    classes, all equally likely; `rho_i = rho`, or `rho_i ~ U(0, rho)` in the form 'uniform'. The
+    draws of a client depend only on the seed and its id. An example that is wrong at one rate has
     the same wrong label at every higher rate.
 
     Args:
-      labels: [n] integers in 0..C-1, the class of each training example; not changed.
+      labels: [n] integers in 0..C-1, the class of each training example.
       parts: N index arrays into labels, the examples of each client.
       num_classes: number of classes C.
-      rate: rho, 0..1.
-      seed: of the noise.
-      form: 'equal' for the same rate at all clients, 'uniform' for a random rate at each.
+      rate: rho, from 0 to 1.
+      seed: random seed of the noise.
+      form: 'equal' for the same rate at all clients, 'uniform' for a random rate at each client.
 
     Returns:
-      [n] integers, a copy of labels with the noise; labels of examples that no client holds do not
-      change.
+      [n] integers, the noisy labels; labels of examples without a client are unchanged.
 
     Raises:
       ValueError: if rate or form is invalid, or there is only one class.
@@ -45,13 +44,13 @@ def label_noise(
       Learning for Label Noise Correction, CVPR 2022, section 3.
     """
     if not 0 <= rate <= 1:
-        raise ValueError(f'label_noise={rate} must be from 0 (none) to 1 (all).')
+        raise ValueError(f'--label_noise must be from 0 (none) to 1 (all), got {rate}.')
     if form not in ('equal', 'uniform'):
-        raise ValueError(f'label_noise_form={form!r} must be equal or uniform.')
+        raise ValueError(f'--label_noise_form must be equal or uniform, got {form!r}.')
     if rate > 0 and num_classes < 2:
         raise ValueError(
-            f'label_noise={rate} with num_classes={num_classes}: there is no other class; choose '
-            '--label_noise=0.'
+            f'--label_noise must be 0 with num_classes={num_classes}, got {rate}: there is no '
+            'other class.'
         )
     noisy = np.array(labels)
     if rate == 0:

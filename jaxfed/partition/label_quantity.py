@@ -1,4 +1,4 @@
-"""Label skew from a fixed number of classes a client (#K = k)."""
+"""Label skew from a fixed number of classes per client (#K = k)."""
 
 import numpy as np
 
@@ -17,18 +17,17 @@ def label_quantity(
 ) -> list[np.ndarray]:
     """Gives each client k random classes and splits each class evenly among its holders.
 
-    First every client gets one class in a random order or, if there are fewer clients than
-    classes, all classes are dealt, so that every class has a holder. The rest of a client's k
-    classes is drawn from those that it does not hold.
+    First, the classes are dealt round-robin in random order, until every client has a class and
+    every class has a holder. Each client then draws the rest of its k classes from the others.
 
     Args:
       labels: [n] integers, the class of each training example.
       num_clients: number of clients N.
       labels_per_client: classes k of each client.
-      seed: of the classes and shuffles.
+      seed: random seed of the classes and shuffles.
 
     Returns:
-      N sorted int64 arrays, the examples of each client; every example once in all.
+      N sorted int64 arrays, the examples of each client. Every example has one client.
 
     Raises:
       ValueError: if k is not in 1..C, if N * k < C, or if a class has fewer examples than holders.

@@ -1,8 +1,8 @@
-"""The natural partition of a dataset, by the user who made each example."""
+"""The natural partition of a dataset, by the user of each example."""
 
 import numpy as np
 
-from jaxfed.partition.checks import Seed, checked_labels, generator
+from jaxfed.partition.checks import Seed, check_least, checked_labels, generator
 
 
 def natural(
@@ -14,23 +14,24 @@ def natural(
     num_users: int = 0,
     min_user_size: int = 1,
 ) -> list[np.ndarray]:
-    """Deals whole users to the clients at random, as equally many to each as possible.
+    """Deals whole users to the clients at random, in numbers that differ by at most one.
 
-    With as many clients as users each client is one user. A user's examples are never split, and
-    those of users that do not take part are not used: users with fewer than `min_user_size`
-    examples, and, where `num_users` is not 0, all but that many of the others, drawn at random.
+    With as many clients as users, each client is one user. A user's examples are never split.
+    Users with fewer than `min_user_size` examples do not take part. If `num_users` is not 0, only
+    that number of the other users takes part, drawn at random. The examples of users that do not
+    take part are not used.
 
     Args:
-      labels: [n] integers, the class of each training example (only their number matters).
+      labels: [n] integers, the class of each training example; only n matters.
       num_clients: number of clients N.
       users: [n] integers, the user of each training example; None if the dataset has no users.
-      seed: of the choice of users and of the deal.
-      num_users: how many users take part; 0 for all that are large enough.
-      min_user_size: examples that a user must have to take part.
+      seed: random seed of the choice of users and the deal.
+      num_users: number of users that take part; 0 for all that are large enough.
+      min_user_size: least number of examples of a user that takes part.
 
     Returns:
-      N sorted int64 arrays, the examples of each client; every example of the users that take part
-      once in all.
+      N sorted int64 arrays, the examples of each client. Every example of a user that takes part
+      has one client.
 
     Raises:
       ValueError: if the dataset has no users, or there are fewer users than clients, or fewer
@@ -44,7 +45,7 @@ def natural(
     if users is None:
         raise ValueError(
             'partition=natural needs the user of each example, but the dataset has no users: '
-            'choose a --dataset that has them, or another --partition.'
+            'choose a --dataset with users, or another --partition.'
         )
     users = np.asarray(users)
     if users.shape != labels.shape or not np.issubdtype(users.dtype, np.integer):
@@ -52,10 +53,8 @@ def natural(
             f'users has shape {users.shape} and dtype {users.dtype}: it must be one integer for '
             f'each of the {labels.size} examples.'
         )
-    if num_users < 0:
-        raise ValueError(f'num_users={num_users} must be at least 1, or 0 for all.')
-    if min_user_size < 1:
-        raise ValueError(f'min_user_size={min_user_size} must be at least 1.')
+    check_least('num_users', num_users, 0)
+    check_least('min_user_size', min_user_size)
     ids, user_of, sizes = np.unique(users, return_inverse=True, return_counts=True)
     eligible = np.flatnonzero(sizes >= min_user_size)
     limit = f'the {eligible.size} of {ids.size} users with at least min_user_size={min_user_size}'
@@ -68,7 +67,7 @@ def natural(
         if num_users:
             limit, remedy = f'num_users={num_users}', 'raise --num_users'
         raise ValueError(
-            f'num_clients={num_clients} is more than {limit}, and a user is not split: lower '
+            f'num_clients={num_clients} is more than {limit}, and users are not split: lower '
             f'--num_clients, or {remedy}.'
         )
     chosen = generator(seed).permutation(eligible)[: num_users or eligible.size]

@@ -1,49 +1,47 @@
-"""Dirichlet proportions of classes, redrawn until every client holds enough."""
+"""Dirichlet proportions of classes, redrawn until every client has enough examples."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
 from jaxfed.partition.checks import check_concentration, check_min_size
 
-# Random numbers drawn before a request counts as hopeless: up to 20 seconds on a free core and 50
-# on a busy one. A step over arrays costs as much as _STEP_WORK of them, however short they are.
-# 100 clients with 10 of CIFAR-10's examples each at alpha 0.05, the most skewed setting in use,
-# take 15 million random numbers on average and 30 million when balanced.
+# Random numbers drawn before the search stops with an error: 20 s on an idle core, 50 s on a busy
+# one. A step over arrays costs as much as _STEP_WORK random numbers, even if the arrays are short.
+# The most skewed setting in use, CIFAR-10 with 100 clients, alpha 0.05 and at least 10 examples
+# each, takes 15 million random numbers on average, and 30 million if balanced.
 _MAX_WORK = 250_000_000
 _STEP_WORK = 300
 _DRAWS_AT_ONCE = 1_000_000
 
 
-class Request(NamedTuple):
-    """Classes to split among their holders."""
-
-    class_sizes: np.ndarray  # [C] integers, examples of each class
-    holds: np.ndarray  # [N, C] bool, the holders of each class, at least one
-    alpha: float  # Dirichlet concentration
-    min_sizes: np.ndarray  # [N] integers, least examples of each client
-
-
-# (generator, request, attempts) -> counts [N, C] of the first acceptable attempt, and work done
-Draw = Callable[[np.random.Generator, Request, int], tuple[np.ndarray | None, int]]
+# (generator, class sizes [C], holders [N, C] bool, alpha, least sizes [N] of the clients, attempts)
+# -> counts [N, C] of the first acceptable attempt, None if there is none, and the work done
+Draw = Callable[
+    [np.random.Generator, np.ndarray, np.ndarray, float, np.ndarray, int],
+    tuple[np.ndarray | None, int],
+]
 
 
 def log_gammas(rng: np.random.Generator, alpha: float, shape: tuple[int, ...]) -> np.ndarray:
-    """Draws logarithms of Gamma(alpha) variables; normalised, these are Dirichlet proportions."""
-    # Gamma(alpha) = Gamma(alpha + 1) * uniform^(1 / alpha), as logarithms because gammas of a
-    # small alpha underflow.
+    """Draws logarithms of Gamma(alpha) variables, which are Dirichlet proportions up to scale."""
+    # Gamma(alpha) = Gamma(alpha + 1) * uniform^(1 / alpha). Logarithms, because Gamma(alpha)
+    # underflows if alpha is small.
     return np.log(rng.standard_gamma(alpha + 1, shape)) - rng.standard_exponential(shape) / alpha
 
 
 def draw_by_client(
-    rng: np.random.Generator, request: Request, attempts: int
+    rng: np.random.Generator,
+    class_sizes: np.ndarray,
+    holds: np.ndarray,
+    alpha: float,
+    min_sizes: np.ndarray,
+    attempts: int,
 ) -> tuple[np.ndarray | None, int]:
-    """Draws Dirichlet proportions of every class over its holders, client after client."""
-    # Each client takes a Beta(alpha, (holders left) * alpha) share of what is left of each class,
-    # which is the Dirichlet distribution, and an attempt ends with the first client that gets too
-    # little. That is ten times less work than drawing all clients of an attempt.
-    class_sizes, holds, alpha, min_sizes = request
+    """Draws Dirichlet proportions of every class over its holders, one client after another."""
+    # Each client takes a Beta(alpha, (holders left) * alpha) share of the rest of each class, which
+    # gives the Dirichlet distribution. An attempt ends at the first client with too few examples,
+    # which takes a tenth of the work of drawing all clients.
     alive = np.arange(attempts)
     left = np.ones((attempts, class_sizes.size))
     edge = np.zeros(left.shape, np.int64)
@@ -81,18 +79,17 @@ def draw_counts(
     """Draws the examples [N, C] of each class for every client, at least `min_size` for each.
 
     Each holder of a class gets `first` of its examples, and Dirichlet proportions split the rest.
-    Raises a ValueError that names `flag`, which sets alpha, if alpha is invalid or a bounded amount
-    of work does not reach `min_size`.
+    Raises a ValueError that names `flag`, the flag of alpha, if alpha is invalid or a bounded
+    amount of work does not reach `min_size`.
     """
     check_concentration(flag, alpha)
     check_min_size(min_size, len(holds), class_sizes.sum())
-    request = Request(
-        class_sizes - first * holds.sum(axis=0), holds, alpha, min_size - first * holds.sum(axis=1)
-    )
+    rest = class_sizes - first * holds.sum(axis=0)
+    min_sizes = min_size - first * holds.sum(axis=1)
     attempts = max(1, _DRAWS_AT_ONCE // holds.size)
     done = 0
     while done <= _MAX_WORK:
-        counts, work = draw(rng, request, attempts)
+        counts, work = draw(rng, rest, holds, alpha, min_sizes, attempts)
         if counts is not None:
             return counts + first * holds
         done += work

@@ -1,4 +1,4 @@
-"""Quantity skew: clients of very different sizes that all see the same distribution."""
+"""Quantity skew: clients of unequal sizes with the same distribution."""
 
 import numpy as np
 
@@ -11,18 +11,18 @@ def quantity(
 ) -> list[np.ndarray]:
     """Deals the examples at random in sizes drawn from a Dirichlet distribution.
 
-    `q ~ Dir(beta, ..., beta)` over the N clients, and client `i` gets a share `q_i` of all
-    examples; the shares are redrawn until every client holds at least `min_size` examples.
+    `q ~ Dir(beta, ..., beta)` over the N clients; client `i` gets the share `q_i` of all examples.
+    The shares are redrawn until every client holds at least `min_size` examples.
 
     Args:
-      labels: [n] integers, the class of each training example (only their number matters).
+      labels: [n] integers, the class of each training example; only n matters.
       num_clients: number of clients N.
-      seed: of sizes and shuffle.
-      size_alpha: concentration beta; the smaller, the more unequal the clients.
-      min_size: examples that every client must hold at least.
+      seed: random seed of the sizes and the shuffle.
+      size_alpha: concentration beta; the smaller, the more unequal the sizes.
+      min_size: least number of examples of a client.
 
     Returns:
-      N sorted int64 arrays, the examples of each client; every example once in all.
+      N sorted int64 arrays, the examples of each client. Every example has one client.
 
     Raises:
       ValueError: if `size_alpha` is not positive and finite, or `min_size` cannot be reached or

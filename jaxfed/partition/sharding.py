@@ -1,8 +1,8 @@
-"""Label skew from shards: each client gets a few pieces of one class each."""
+"""Label skew from shards: each client gets a few shards of one class each."""
 
 import numpy as np
 
-from jaxfed.partition.checks import Seed, checked_labels, generator
+from jaxfed.partition.checks import Seed, check_least, checked_labels, generator
 
 
 def sharding(
@@ -10,20 +10,19 @@ def sharding(
 ) -> list[np.ndarray]:
     """Cuts the classes into N * s shards and deals s of them to each client.
 
-    The number of shards of a class follows its size: each class gets one, and each further shard
-    goes to the class whose shards are the largest so far, which makes the largest shard as small
-    as possible. The shards of a class differ by at most one example. So all clients have the same
-    size if the classes are equally large and divide evenly (CIFAR-10 with 100 clients and s = 2);
-    otherwise the sizes differ as little as shards of a single class allow.
+    Each class gets one shard; each further shard goes to the class with the largest shards, which
+    minimises the largest shard. The shards of a class differ by at most one example. All clients
+    have the same size if the classes are equally large and divide evenly (CIFAR-10 with 100 clients
+    and s = 2); otherwise the sizes differ as little as shards of a single class allow.
 
     Args:
       labels: [n] integers, the class of each training example.
       num_clients: number of clients N.
-      shards_per_client: shards s of each client, hence its largest number of classes.
-      seed: of shuffles and deal.
+      shards_per_client: shards s of each client, an upper bound on its number of classes.
+      seed: random seed of the shuffles and the deal.
 
     Returns:
-      N sorted int64 arrays, the examples of each client; every example once in all.
+      N sorted int64 arrays, the examples of each client. Every example has one client.
 
     Raises:
       ValueError: if there are fewer shards than classes or more shards than examples.
@@ -34,9 +33,8 @@ def sharding(
     """
     labels = checked_labels(labels, num_clients)
     classes, class_sizes = np.unique(labels, return_counts=True)
+    check_least('shards_per_client', shards_per_client)
     num_shards = num_clients * shards_per_client
-    if shards_per_client < 1:
-        raise ValueError(f'shards_per_client={shards_per_client} must be at least 1.')
     if num_shards < classes.size:
         raise ValueError(
             f'num_clients={num_clients} with shards_per_client={shards_per_client} makes '

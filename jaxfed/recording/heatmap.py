@@ -23,9 +23,6 @@ def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str
       path: the file to write.
       title: the title of the figure.
 
-    Raises:
-      ValueError: if counts is not a matrix.
-
     Reference:
       FedCAD, figure 3; FedSSD, figure 6.
     """
@@ -33,7 +30,6 @@ def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    counts = _matrix(counts)
     num_clients, num_classes = counts.shape
     numbered = max(counts.shape) <= _MAX_NUMBERED
     width = 2.5 + (0.5 if numbered else 0.15) * min(num_classes, 60)
@@ -67,11 +63,7 @@ def print_heatmap(counts: np.ndarray, console: Console, *, most: int = _PRINTED_
       counts: [N, C] integers, examples of class c at client i.
       console: the console to print to.
       most: the number of clients to print.
-
-    Raises:
-      ValueError: if counts is not a matrix.
     """
-    counts = _matrix(counts)
     num_clients, num_classes = counts.shape
     numbered = num_classes <= _PRINTED_CLASSES
     group = -(-num_classes // _STRIP_WIDTH)  # classes a character
@@ -95,14 +87,6 @@ def print_heatmap(counts: np.ndarray, console: Console, *, most: int = _PRINTED_
         f'(median {np.median(sizes):g}), classes held {(counts > 0).sum(axis=1).mean():.1f} on '
         'average.'
     )
-
-
-def _matrix(counts: np.ndarray) -> np.ndarray:
-    """Return counts as an array; raise a ValueError unless it is a matrix that is not empty."""
-    counts = np.asarray(counts)
-    if counts.ndim != 2 or not counts.size:
-        raise ValueError(f'counts has shape {counts.shape}: pass a matrix, [clients, classes].')
-    return counts
 
 
 def _number(count: int, largest: int) -> Text:

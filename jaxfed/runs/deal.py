@@ -1,4 +1,4 @@
-"""Loads a dataset and deals its training examples to the clients."""
+"""Loads a dataset and deals the training examples to the clients."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class Dealt(NamedTuple):
     partition: list[np.ndarray]  # N index arrays, the examples that each client trains on
     auxiliary: np.ndarray  # index array, the server's examples
     label_counts: np.ndarray  # [N, C] int32, of `partition`, label noise included
-    personal: list[np.ndarray]  # N index arrays, test examples of each client, with true labels
+    personal: list[np.ndarray]  # N index arrays, held-out examples of each client, true labels
 
     @property
     def size(self) -> np.ndarray:
@@ -29,11 +29,11 @@ class Dealt(NamedTuple):
 
 
 def deal(config: Config, *, auxiliary_per_class: int = 0) -> Dealt:
-    """Load the dataset, reserve validation and auxiliary data and deal the rest to the clients.
+    """Load the dataset, reserve validation and auxiliary data, and deal the rest to the clients.
 
     Args:
       config: settings that passed `checks.check`.
-      auxiliary_per_class: examples that the method needs, unless --auxiliary_per_class is set.
+      auxiliary_per_class: examples that the method needs; --auxiliary_per_class replaces it.
     """
     dataset = load_dataset(
         config.dataset, data_dir=config.data_dir, npz=config.npz, path=config.path
@@ -68,10 +68,10 @@ def deal(config: Config, *, auxiliary_per_class: int = 0) -> Dealt:
     )
     if config.personal_test and not any(len(part) for part in personal):
         raise ValueError(
-            f'--personal_test={config.personal_test} leaves no client an example to test with: '
-            f'the largest has {max(len(part) for part in partition)}; raise it.'
+            f'--personal_test={config.personal_test} holds out no example of any client: the '
+            f'largest has {max(len(part) for part in partition)} examples; raise it.'
         )
-    # Partition and held-out examples follow the true labels; training sees the noisy ones.
+    # Partition and held-out examples use the true labels, training the noisy ones.
     noisy = label_noise(
         dataset.y_train,
         partition,
@@ -87,7 +87,7 @@ def deal(config: Config, *, auxiliary_per_class: int = 0) -> Dealt:
 def hold_out_validation(dataset: Dataset, config: Config) -> tuple[Dataset, np.ndarray]:
     """Replace the test data by --validation of the training data; return the remaining indices.
 
-    The statistics for normalisation are still those of all training images.
+    `x_train` keeps all images, so normalisation does not depend on --validation.
     """
     indices = np.arange(len(dataset.y_train))
     if not config.validation:
@@ -107,7 +107,7 @@ def hold_out_validation(dataset: Dataset, config: Config) -> tuple[Dataset, np.n
 
 
 def padded(parts: Sequence[np.ndarray], count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Index arrays as rows [count, length] with a mask of the real entries."""
+    """Stack index arrays as zero-padded rows [count, length], with a mask of the real entries."""
     rows = np.zeros((count, length), np.int64)
     mask = np.zeros(rows.shape, bool)
     for place, part in enumerate(parts):

@@ -41,9 +41,7 @@ def test_truncated_archive(tmp_path, kind):
     noise = {f'train/cat/{i}.png': rng.bytes(3000) for i in range(100)}
     archive = WRITERS[kind](tmp_path / f'bad{kind}', noise)
     archive.write_bytes(archive.read_bytes()[:200_000])
-    assert_refused(
-        tmp_path, 'cinic10', archive, rf'bad{kind} cannot be read .*cut short.*download it again'
-    )
+    assert_refused(tmp_path, 'cinic10', archive, rf'bad{kind} cannot be read .*damaged')
 
 
 def test_tar_cut_between_members(tmp_path):
@@ -66,7 +64,7 @@ def test_links_in_a_tar(tmp_path, kind):
         link = tarfile.TarInfo('train/cat/9.png')
         link.type, link.linkname = kind, 'train/cat/0.png'
         tar.addfile(link)
-    message = r'has train/cat/9\.png, a link: unpack the archive and give the folder'
+    message = r'has train/cat/9\.png, a link: unpack the archive and pass the folder'
     assert_refused(tmp_path, 'cinic10', archive, message)
 
 
@@ -78,9 +76,7 @@ def test_links_of_a_folder_are_followed(tmp_path):
     back = folder / 'valid' / 'back'
     for target in tmp_path, 'nowhere', back:
         back.symlink_to(target)
-        with pytest.raises(
-            ValueError, match=r'a has valid/back, a link that leads nowhere or back'
-        ):
+        with pytest.raises(ValueError, match=r'a has valid/back, a broken or circular link'):
             list_files(folder)
         back.unlink()
 

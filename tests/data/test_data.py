@@ -45,7 +45,7 @@ def test_auxiliary_split():
     assert np.array_equal(np.sort(np.concatenate([auxiliary, rest])), np.arange(100))
     none, all_ = split_auxiliary(labels, per_class=0, num_classes=4, seed=0)
     assert (len(none), len(all_)) == (0, 100)
-    for per_class, message in (10, 'per_class=10 .* class 0, which has 10'), (-1, 'at least 0'):
+    for per_class, message in (10, 'below 10, .* class 0, got 10'), (-1, 'at least 0, got -1'):
         with pytest.raises(ValueError, match=message):
             split_auxiliary(labels, per_class=per_class, num_classes=4, seed=0)
 

@@ -85,11 +85,11 @@ GOOD = leaf({'a': [1, 2], 'b': [3]})['user_data']
         ({'users': ['a', 'b', 'a']}, "the writer 'a' is twice in users"),
         ({'num_samples': [2, 2]}, "writer 'b' is.*1 images and 1 labels, 2 in num_samples"),
         ({'num_samples': [3]}, '1 in num_samples'),
-        ({'users': 3}, 'is not as LEAF writes it'),
-        ({'users': [['a'], ['b']]}, r'as LEAF writes it \(unhashable'),
+        ({'users': 3}, 'is not in the format of LEAF'),
+        ({'users': [['a'], ['b']]}, r'in the format of LEAF \(unhashable'),
         (
             {'user_data': {**GOOD, 'b': {'x': GOOD['b']['x']}}},
-            r"as LEAF writes it \(KeyError: 'y'\)",
+            r"in the format of LEAF \(KeyError: 'y'\)",
         ),
     ],
 )
@@ -106,41 +106,43 @@ X = GOOD['b']['x']
     'x, y, message',
     [
         ([[0.5]], [3], r'pixels \(1, 1\), not 784 for each'),
-        ([[2] * 784], [3], r'pixels outside of 0\.\.1'),
-        ([[float('nan')] * 784], [3], r'pixels outside of 0\.\.1'),
-        ([['0.5'] * 784], [3], 'pixels that are no numbers'),
-        ([[10**400] * 784], [3], 'pixels that are no numbers|OverflowError'),
+        ([[2] * 784], [3], r'pixels outside 0\.\.1'),
+        ([[float('nan')] * 784], [3], r'pixels outside 0\.\.1'),
+        ([['0.5'] * 784], [3], 'pixels are not numbers'),
+        ([[10**400] * 784], [3], 'pixels are not numbers|OverflowError'),
         (5, [3], 'no len'),
         (None, [3], 'no len'),
         (X, None, 'no len'),
-        (X, [62], r'labels outside of 0\.\.61'),
-        (X, [2.5], r'labels outside of 0\.\.61'),
-        (X, '3', 'labels that are no list of numbers'),
-        (X, [[3]], 'labels that are no list of numbers'),
-        (X, ['3'], 'labels that are no list of numbers'),
-        (X, [10**400], 'labels that are no list of numbers'),
-        (X, [True], 'labels that are no list of numbers'),
-        (2 * X, [3, True], 'labels that are no list of numbers'),
+        (X, [62], r'labels outside 0\.\.61'),
+        (X, [2.5], r'labels outside 0\.\.61'),
+        (X, '3', 'labels are not a list of numbers'),
+        (X, [[3]], 'labels are not a list of numbers'),
+        (X, ['3'], 'labels are not a list of numbers'),
+        (X, [10**400], 'labels are not a list of numbers'),
+        (X, [True], 'labels are not a list of numbers'),
+        (2 * X, [3, True], 'labels are not a list of numbers'),
     ],
 )
 def test_malformed_writer_of_leaf(x, y, message):
     counts = [2, len(y) if y else 1]
     shard = leaf_with(num_samples=counts, user_data={**GOOD, 'b': {'x': x, 'y': y}})
-    with pytest.raises(ValueError, match=rf"a\.json: the writer 'b' is not as LEAF.*{message}"):
+    with pytest.raises(
+        ValueError, match=rf"a\.json: the writer 'b' is not in the format.*{message}"
+    ):
         list(femnist._parse_shard('a.json', json.dumps(shard).encode()))
 
 
 def test_writers_whose_names_cannot_be_stored(tmp_path):
     files = in_json({'all_data/a.json': leaf({'\ud800': [1, 2]})})
-    message = r"all_data/a\.json: the writer '\\ud800' is not as LEAF.*surrogates not allowed"
+    message = r"all_data/a\.json: the writer '\\ud800' is not in the format.*surrogates not allowed"
     assert_refused(tmp_path, 'femnist', write_folder(tmp_path / 'bad', files), message)
 
 
 @pytest.mark.parametrize(
     'pixels, label, message',
     [
-        (np.full((1, 784), b'x'), [3], 'pixels that are no numbers'),
-        (np.zeros((1, 28, 28)), [b'3'], 'labels that are no list of numbers'),
+        (np.full((1, 784), b'x'), [3], 'pixels are not numbers'),
+        (np.zeros((1, 28, 28)), [b'3'], 'labels are not a list of numbers'),
         (np.zeros((1, 28, 28)), [1, 2], r'2 labels, but pixels \(1, 28, 28\)'),
         (np.zeros((28, 28)), 3, 'scalar'),
     ],
@@ -151,7 +153,8 @@ def test_malformed_writer_of_tff(tmp_path, pixels, label, message):
         file['examples/u/pixels'], file['examples/u/label'] = pixels, label
     files = {**tff_files(), 'fed_emnist_test.h5': buffer.getvalue()}
     message = (
-        rf'fed_emnist_test\.h5: the writer .u. is not as TensorFlow Federated writes it.*{message}'
+        r'fed_emnist_test\.h5: the writer .u. is not in the format of TensorFlow Federated'
+        rf'.*{message}'
     )
     assert_refused(tmp_path, 'femnist', write_folder(tmp_path / 'bad', files), message)
 
@@ -159,21 +162,24 @@ def test_malformed_writer_of_tff(tmp_path, pixels, label, message):
 @pytest.mark.parametrize(
     'files, message',
     [
-        ({'all_data/a.json': b'[' * 200_000}, 'as LEAF writes it .maximum recursion depth'),
+        ({'all_data/a.json': b'[' * 200_000}, 'format of LEAF .maximum recursion depth'),
         ({'train/a.json': b'{"users": ['}, 'has neither fed_emnist_train.h5 and'),
         (
             {'train/a.json': b'{"users": [', 'test/a.json': b'{}'},
-            'as LEAF writes it .(Expecting value|KeyError)',
+            'format of LEAF .(Expecting value|KeyError)',
         ),
         ({'fed_emnist_train.h5': b''}, r'no fed_emnist_test\.h5'),
-        ({**tff_files(), 'fed_emnist_test.h5': b'no'}, r'fed_emnist_test\.h5 is not as Tensor'),
+        (
+            {**tff_files(), 'fed_emnist_test.h5': b'no'},
+            r'fed_emnist_test\.h5 is not in the format of Tensor',
+        ),
         (
             {**tff_files(), 'fed_emnist_test.h5': tff_files()['fed_emnist_test.h5'][:900]},
             'test.h5 is',
         ),
         (
             in_json({f'{s}/{i}.json': leaf_with() for s in ('train', 'test') for i in (0, 1)}),
-            'as well',
+            'who is also in',
         ),
         (
             in_json({f'{s}/0.json': leaf_with() for s in ('train', 'test', 'old/train')}),
@@ -189,7 +195,7 @@ def test_malformed_writer_of_tff(tmp_path, pixels, label, message):
         ),
         (
             in_json({'train/0.JSON': leaf_with(users=3), 'test/0.json': leaf_with()}),
-            r'train/0\.JSON is not as LEAF',
+            r'train/0\.JSON is not in the format of LEAF',
         ),
     ],
 )
@@ -200,7 +206,7 @@ def test_malformed_femnist(tmp_path, files, message):
 def test_hdf5_takes_h5py(tmp_path, monkeypatch):
     archive = write_folder(tmp_path / 'tff', tff_files())
     monkeypatch.setitem(sys.modules, 'h5py', None)
-    assert_refused(tmp_path, 'femnist', archive, r"take h5py: pip install 'jaxfed\[femnist\]'")
+    assert_refused(tmp_path, 'femnist', archive, r"need h5py: pip install 'jaxfed\[femnist\]'")
 
 
 def test_femnist_counts(tmp_path):

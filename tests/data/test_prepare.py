@@ -51,7 +51,7 @@ def test_a_finished_dataset_is_not_made_again_unless_asked(tmp_path, archive):
 def test_what_is_no_dataset_stays(tmp_path, archive):
     (tmp_path / 'cinic10/1.0.0').mkdir(parents=True)
     (tmp_path / 'cinic10/1.0.0/thesis.txt').write_text('mine')
-    with pytest.raises(ValueError, match=r'cinic10/1\.0\.0 is there.* no prepared.*--overwrite'):
+    with pytest.raises(ValueError, match=r'cinic10/1\.0\.0 exists, .* not a prepared.*--overwrite'):
         prepare('cinic10', archive, tmp_path, official=UNCHECKED)
     assert (tmp_path / 'cinic10/1.0.0/thesis.txt').read_text() == 'mine'
 
@@ -109,7 +109,7 @@ def test_unprepared_datasets_name_the_command(tmp_path):
     with pytest.raises(ValueError, match=r'python -m jaxfed\.data\.prepare femnist --archive=FILE'):
         load_dataset('femnist', data_dir=tmp_path)
     with pytest.raises(
-        ValueError, match=r"'mnist' cannot be prepared: choose from cinic10, femnist"
+        ValueError, match=r"'mnist' is not a dataset that can be prepared: cinic10, femnist"
     ):
         prepare('mnist', tmp_path, tmp_path)
     for archive in None, '':
@@ -159,8 +159,8 @@ def test_command_line(tmp_path, run):
     assert f'--dataset=cinic10 --data_dir={data_dir}' in shown
     assert 'reading images 31/31' in shown
     status, shown, _ = run('cinic10', **settings)
-    assert (status, 'prepared already' in shown) == (0, True)
-    for arguments, message in ((), 'none'), (('mnist',), 'choose from'), (('a', 'b'), 'a b'):
+    assert (status, 'already prepared' in shown) == (0, True)
+    for arguments, message in ((), 'none'), (('mnist',), 'can be prepared'), (('a', 'b'), 'a b'):
         status, _, error = run(*arguments, **settings)
         assert (status, message in error) == (2, True)
 
@@ -188,7 +188,7 @@ def test_interrupted_command(tmp_path, archive, run, monkeypatch, capsys):
                 counts=False,
             )
         assert capsys.readouterr().err == (
-            f'error: {word}; nothing was prepared, and what was there is as it was.\n'
+            f'error: {word}; nothing was prepared, and existing data is unchanged.\n'
         )
         assert not list((tmp_path / 'data').rglob('*'))
 

@@ -42,7 +42,7 @@ def test_missing_tfds_dataset_is_prepared_where_tensorflow_is(tmp_path, monkeypa
 def test_unknown_dataset_names_near_ones(tmp_path):
     with pytest.raises(ValueError, match=r"'cifar1O' is not prepared .* did you mean .*cifar10"):
         load_dataset('cifar1O', data_dir=tmp_path)
-    with pytest.raises(ValueError, match='is no name of a dataset'):
+    with pytest.raises(ValueError, match='is not a dataset name'):
         load_dataset('../secrets', data_dir=tmp_path)
 
 

@@ -400,21 +400,21 @@ def test_seed_decides(name):
 @pytest.mark.parametrize(
     'function, arguments, message',
     [
-        (iid, {'num_clients': 0}, 'num_clients=0'),
+        (iid, {'num_clients': 0}, '--num_clients must be at least 1, got 0'),
         (iid, {'num_clients': 1001}, 'num_clients=1001 is more than the 1000'),
-        (iid, {'num_clients': 2, 'seed': -1}, 'seed=-1'),
+        (iid, {'num_clients': 2, 'seed': -1}, '--seed must be at least 0, got -1'),
         (dirichlet, {'num_clients': 2, 'alpha': 0.0}, 'alpha=0.0'),
         (dirichlet, {'num_clients': 2, 'alpha': float('nan')}, 'alpha=nan'),
         (dirichlet, {'num_clients': 2, 'alpha': float('inf')}, 'alpha=inf'),
         (dirichlet, {'num_clients': 10, 'alpha': 1.0, 'min_size': 101}, 'min_size=101'),
-        (sharding, {'num_clients': 10, 'shards_per_client': 0}, 'shards_per_client=0'),
+        (sharding, {'num_clients': 10, 'shards_per_client': 0}, 'shards_per_client must be at'),
         (sharding, {'num_clients': 600, 'shards_per_client': 2}, '1200 shards for 1000'),
         (label_quantity, {'num_clients': 5, 'labels_per_client': 11}, 'labels_per_client=11'),
         (label_quantity, {'num_clients': 4, 'labels_per_client': 2}, 'cannot hold all 10'),
         (label_quantity, {'num_clients': 900, 'labels_per_client': 10}, 'class 0 has 100'),
         (quantity, {'num_clients': 10, 'size_alpha': 0.0}, 'size_alpha=0.0 .* --size_alpha'),
         (quantity, {'num_clients': 10, 'min_size': 101}, 'min_size=101'),
-        (quantity, {'num_clients': 10, 'min_size': 0}, 'min_size=0'),
+        (quantity, {'num_clients': 10, 'min_size': 0}, 'min_size must be at least 1'),
         (client_dirichlet, {'num_clients': 2, 'alpha': -1.0}, 'alpha=-1.0'),
         (client_dirichlet, {'num_clients': 1001, 'alpha': 1.0}, 'num_clients=1001'),
         (
@@ -442,7 +442,11 @@ def test_seed_decides(name):
             'num_clients=5 is more than num_users=4',
         ),
         (natural, {'num_clients': 1, 'users': ten_classes(), 'num_users': 11}, 'num_users=11'),
-        (natural, {'num_clients': 1, 'users': ten_classes(), 'num_users': -1}, 'num_users=-1'),
+        (
+            natural,
+            {'num_clients': 1, 'users': ten_classes(), 'num_users': -1},
+            'num_users must be at least 0',
+        ),
         (
             natural,
             {'num_clients': 1, 'users': ten_classes(), 'min_user_size': 101},
@@ -451,7 +455,7 @@ def test_seed_decides(name):
         (
             natural,
             {'num_clients': 1, 'users': ten_classes(), 'min_user_size': 0},
-            'min_user_size=0',
+            'min_user_size must be at least 1, got 0',
         ),
     ],
 )
@@ -463,10 +467,10 @@ def test_refuses(function, arguments, message):
 @pytest.mark.parametrize(
     'arguments, message',
     [
-        ({'rate': 1.5}, r'label_noise=1\.5'),
-        ({'rate': float('nan')}, 'label_noise=nan'),
-        ({'rate': 0.1, 'form': 'pair'}, "label_noise_form='pair'"),
-        ({'rate': 0.1, 'num_classes': 1}, 'num_classes=1: there is no other class'),
+        ({'rate': 1.5}, r'label_noise must be .* got 1\.5'),
+        ({'rate': float('nan')}, 'label_noise must be .* got nan'),
+        ({'rate': 0.1, 'form': 'pair'}, "label_noise_form must be .* got 'pair'"),
+        ({'rate': 0.1, 'num_classes': 1}, 'num_classes=1, got 0.1: there is no other class'),
     ],
 )
 def test_label_noise_refuses(arguments, message):
@@ -476,7 +480,7 @@ def test_label_noise_refuses(arguments, message):
 
 @pytest.mark.parametrize('share', [-0.1, 1.0, float('nan')])
 def test_hold_out_refuses(share):
-    with pytest.raises(ValueError, match=f'personal_test={share}'):
+    with pytest.raises(ValueError, match=f'--personal_test must be .* got {share}'):
         hold_out([np.arange(9)], np.zeros(9, int), share=share, seed=0)
 
 
@@ -551,7 +555,7 @@ def test_dealt_data():
     trained = np.concatenate(other.partition)
     assert 0.4 < np.mean(true[trained] != seen[trained]) < 0.6
     assert np.array_equal(other.label_counts, label_counts(seen, other.partition, 10))
-    with pytest.raises(ValueError, match='leaves no client an example to test with'):
+    with pytest.raises(ValueError, match='holds out no example of any client'):
         deal.deal(dataclasses.replace(noisy, personal_test=1e-6))
     with pytest.raises(ValueError, match='the dataset has no users'):
         deal.deal(Config(partition='natural'))
@@ -586,8 +590,8 @@ def test_short_steps_count_as_work(monkeypatch):
         monkeypatch.setattr(proportions, '_STEP_WORK', step_work)
         rng = np.random.default_rng(0)
         holds, min_sizes = np.ones((5000, 10), bool), np.full(5000, 10)
-        request = proportions.Request(np.full(10, 5000), holds, 0.05, min_sizes)
-        return proportions.draw_by_client(rng, request, 20)[1]
+        class_sizes = np.full(10, 5000)
+        return proportions.draw_by_client(rng, class_sizes, holds, 0.05, min_sizes, 20)[1]
 
     assert work(0) <= 20 * 10 * 2
     assert (work(300) - work(0)) / 300 in (1, 2, 3, 4)

@@ -1,4 +1,4 @@
-"""Datasets that TensorFlow Datasets does not have, prepared from their official archives."""
+"""Datasets that TensorFlow Datasets lacks, prepared from their official archives."""
 
 import functools
 import os
@@ -35,29 +35,29 @@ def prepare(
     overwrite: bool = False,
     quiet: bool = True,
 ) -> tuple[Path, bool]:
-    """Prepares a dataset, so that it can be loaded by its name.
+    """Prepares a dataset, so that `load_dataset` finds it by name.
 
-    It appears in `data_dir` complete or not at all, and replaces what is there only if `overwrite`
-    is set. The largest dataset takes about 1 GB of memory.
+    The dataset is written to `data_dir` completely or not at all. An existing one is replaced only
+    if `overwrite` is set. The largest dataset takes about 1 GB of memory.
 
     Args:
       name: one of RECIPES.
-      archive: the archive as its authors distribute it, or the folder that it was unpacked to.
-      data_dir: folder of the datasets; None for $TFDS_DATA_DIR or ~/tensorflow_datasets.
-      official: the numbers to check; None for those that were published.
-      overwrite: make the dataset again if there is one.
-      quiet: show no progress.
+      archive: the official archive, or the folder it was unpacked to.
+      data_dir: folder of the datasets; by default $TFDS_DATA_DIR or ~/tensorflow_datasets.
+      official: numbers to check; by default the published ones.
+      overwrite: whether to replace an existing dataset.
+      quiet: whether to show no progress.
 
     Returns:
-      The folder of the dataset, and whether it was made now.
+      The folder of the dataset, and whether this call made it.
 
     Raises:
-      ValueError: if there is no such dataset, the archive is missing, damaged or not as published,
-        something else is in the dataset's place, or `data_dir` cannot be written to.
+      ValueError: if the name is unknown; if the archive is missing, damaged or not as published; if
+        other files occupy the dataset's folder; or if `data_dir` is not writable.
       OSError: if the dataset cannot be written.
     """
     if name not in RECIPES:
-        raise ValueError(f'dataset={name!r} cannot be prepared: choose from {", ".join(RECIPES)}.')
+        raise ValueError(f'{name!r} is not a dataset that can be prepared: {", ".join(RECIPES)}.')
     recipe = RECIPES[name]
     root = data_folder(data_dir)
     folder = root / name / VERSION
@@ -65,17 +65,17 @@ def prepare(
         if os.path.exists(folder / 'dataset_info.json'):
             return folder, False
         raise ValueError(
-            f'{folder} is there, but is no prepared dataset: move it away, give another '
-            '--data_dir, or put the dataset in its place with --overwrite.'
+            f'{folder} exists, but is not a prepared dataset: move it, choose another '
+            '--data_dir, or replace it with --overwrite.'
         )
     if not archive:
         raise ValueError(
-            f'archive={archive}, but {name} is made from its official archive: download it from '
-            f'{recipe.homepage} and give --archive=FILE.'
+            f'{name} needs its official archive: download it from {recipe.homepage} and pass '
+            '--archive=FILE.'
         )
     path = Path(archive).expanduser()
     if not path.exists():
-        raise ValueError(f'archive={archive} does not exist: give the path of the file or folder.')
+        raise ValueError(f'--archive={archive} does not exist; pass an archive or its folder.')
     track = functools.partial(_track, quiet=quiet)
     check_writable(root, '--data_dir')
     with replacing(folder) as unfinished:
@@ -85,7 +85,7 @@ def prepare(
 
 
 def _track(items: Iterable[Any], text: str, total: int, *, quiet: bool) -> Iterator[Any]:
-    """Yields items and shows progress: a bar on a terminal, about ten lines in a log file."""
+    """Yields items and shows progress: a bar in a terminal, about ten lines in a log file."""
     as_bar = TERMINAL.is_terminal and not quiet
     bar = rich.progress.track(items, text, total, console=TERMINAL, disable=not as_bar)
     every, began = max(total // 10, 1), time.perf_counter()

@@ -11,33 +11,31 @@ from jaxfed.internal.signals import ending
 
 def define_flags() -> None:
     """Defines the flags of this command."""
-    flags.DEFINE_string(
-        'archive', None, 'the official archive, or the folder that it was unpacked to'
-    )
+    flags.DEFINE_string('archive', None, 'the official archive, or the folder it was unpacked to')
     flags.DEFINE_string(
         'data_dir', None, 'directory of the datasets [$TFDS_DATA_DIR or ~/tensorflow_datasets]'
     )
     flags.DEFINE_bool('checksum', True, "compare the archive's checksum with the published one")
-    flags.DEFINE_bool('counts', True, 'compare numbers of examples with the published ones')
-    flags.DEFINE_bool('overwrite', False, 'make a dataset again that is prepared already')
+    flags.DEFINE_bool('counts', True, 'compare the numbers of examples with the published ones')
+    flags.DEFINE_bool('overwrite', False, 'replace a dataset that is already prepared')
 
 
 def leave(word: str) -> None:
     """Removes unfinished folders when a signal ends the process, 'interrupted' or 'terminated'."""
     folders.discard_unfinished()
-    console.show_last_words(f'{word}; nothing was prepared, and what was there is as it was.')
+    console.show_last_words(f'{word}; nothing was prepared, and existing data is unchanged.')
 
 
 @ending(leave)
 def main(arguments: Sequence[str]) -> int:
-    """Prepares the dataset that is named on the command line and returns the exit status."""
+    """Prepares the dataset of the command line and returns the exit status."""
     values = flags.FLAGS
     command_line.quiet_libraries()
     try:
         if len(arguments) != 2:
             raise ValueError(
-                f'{len(arguments) - 1} datasets are named, {" ".join(arguments[1:]) or "none"}: '
-                f'name one of {", ".join(RECIPES)}.'
+                f'the command takes one dataset of {", ".join(RECIPES)}, got '
+                f'{" ".join(arguments[1:]) or "none"}.'
             )
         name = arguments[1]
         official = RECIPES[name].official if name in RECIPES else None
@@ -54,13 +52,13 @@ def main(arguments: Sequence[str]) -> int:
             quiet=False,
         )
     except (ValueError, OSError, MemoryError) as error:
-        too_large = f'archive={values.archive} takes more memory than there is ({error}).'
+        too_large = f'--archive={values.archive} needs more memory than available ({error}).'
         console.show_error(too_large if isinstance(error, MemoryError) else str(error))
         return 2
     if made:
         text = f'{folder} is prepared: --dataset={name} --data_dir={folder.parent.parent}'
     else:
-        text = f'{folder} is prepared already; --overwrite makes it again.'
+        text = f'{folder} is already prepared; --overwrite replaces it.'
     console.say(text, quiet=False)
     return 0
 

@@ -1,6 +1,6 @@
-"""Files read straight from an archive, or from the folder that it was unpacked to.
+"""Reads files from an archive, or from the folder it was unpacked to.
 
-Nothing is unpacked to disk, so no member can write outside of a folder.
+Nothing is unpacked to disk, so no member can write outside a folder.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ from typing import IO, Any, NamedTuple, cast
 from jaxfed.data.errors import explain_errors
 from jaxfed.internal.type_checks import printable
 
-LARGEST = 1 << 30  # bytes of a file; those of LEAF and TFF have one to two tenths of it
+LARGEST = 1 << 30  # bytes of a file; the files of LEAF and TFF have 10 to 20 % of it
 IMAGE = 16 << 20  # bytes of an image file
-_HEADER = 1 << 20  # bytes of a .tar member that is no file, such as a header with a long name
+_HEADER = 1 << 20  # bytes of a .tar member that is not a file, such as a header with a long name
 _STEP = 1 << 16  # bytes unpacked at once
 _ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
@@ -29,12 +29,12 @@ class _Entry(NamedTuple):
     """A file of an archive."""
 
     name: str
-    size: int  # bytes that it claims to have, and no more of which are read
-    open: Callable[[], IO[bytes]] | None  # None for a link that cannot be followed
+    size: int  # declared bytes; no more are read
+    open: Callable[[], IO[bytes]] | None  # None for a link that is not followed
 
 
 class _Member(tarfile.TarInfo):
-    """A member of a .tar file whose headers are short, because tarfile reads them at once."""
+    """A member of a .tar file; refuses long headers, which tarfile reads at once."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> '_Member':
@@ -45,7 +45,7 @@ class _Member(tarfile.TarInfo):
 
 
 def check_checksum(archive: Path, checksum: str | None) -> None:
-    """Raises a ValueError if a file has another checksum than 'md5:...' or 'sha256:...'."""
+    """Raises a ValueError if the checksum 'md5:...' or 'sha256:...' of a file differs."""
     if checksum is None or archive.is_dir():
         return
     kind, _, official = checksum.partition(':')
@@ -53,53 +53,53 @@ def check_checksum(archive: Path, checksum: str | None) -> None:
         found = hashlib.file_digest(file, kind).hexdigest()
     if found != official:
         raise ValueError(
-            f'archive={archive} has the {kind.upper()} sum {found}, officially {official}: it is '
-            'damaged, incomplete or another edition; download it again, or read it all the same '
+            f'--archive={archive} has the {kind.upper()} sum {found}, officially {official}: it is '
+            'damaged, incomplete or another edition; download it again, or skip this check '
             'with --nochecksum.'
         )
 
 
 def list_files(archive: Path) -> list[str]:
-    """Lists the files of an archive, as sorted paths with '/' between their parts.
+    """Lists the files of an archive as sorted paths with '/' as separator.
 
-    Hidden files and those of macOS' archiver are left out. In a folder, links are followed.
+    Hidden files and those of the macOS archiver are omitted. Links in a folder are followed.
 
     Args:
       archive: a .zip file, a .tar file with any compression, or a folder.
 
     Raises:
-      ValueError: if it cannot be read, has a link that cannot be followed, has a file twice or has
-        one outside of itself.
+      ValueError: if the archive cannot be read, or has a link that cannot be followed, a duplicate
+        file or a file outside its root.
     """
     with _reading(archive):
         entries = [entry for entry in _entries(archive) if _visible(entry.name)]
     link = next((printable(entry.name) for entry in entries if entry.open is None), None)
     if link is not None:
-        problem = 'a link: unpack the archive and give the folder'
+        problem = 'a link: unpack the archive and pass the folder'
         if archive.is_dir():
-            problem = 'a link that leads nowhere or back to where it is, or no file: remove it'
-        raise ValueError(f'archive={archive} has {link}, {problem}.')
+            problem = 'a broken or circular link, or a special file: remove it'
+        raise ValueError(f'--archive={archive} has {link}, {problem}.')
     names = sorted(entry.name for entry in entries)
     for name, following in itertools.pairwise([*names, '']):
         parts = name.split('/')
         if name.startswith('/') or '..' in parts or ':' in parts[0]:
             raise ValueError(
-                f'archive={archive} has a member {name!r} that leads out of it: download it again.'
+                f'--archive={archive} has a member {name!r} outside its root: download it again.'
             )
         if name == following:
             raise ValueError(
-                f'archive={archive} has the file {printable(name)} twice: download it again.'
+                f'--archive={archive} has the file {printable(name)} twice: download it again.'
             )
     return names
 
 
 def check_one_copy(archive: Path, what: str, places: Iterable[str]) -> None:
-    """Raises a ValueError if the places of one thing in an archive, '' for its root, differ."""
+    """Raises a ValueError if `what` is in several folders of an archive; '' is its root."""
     found = sorted(set(places))
     if len(found) > 1:
         raise ValueError(
-            f"archive={archive} has {what} both in '{found[0] or '.'}' and in '{found[1]}': give "
-            'the folder of one of them, or an archive without the other.'
+            f"--archive={archive} has {what} both in '{found[0] or '.'}' and in '{found[1]}': pass "
+            'one of the folders, or remove the other.'
         )
 
 
@@ -109,7 +109,7 @@ def read_files(
     """Yields the names and contents of files from `list_files`, in the order of the archive.
 
     Raises:
-      ValueError: if the archive is damaged or was cut short, or a file has more than `most` bytes.
+      ValueError: if the archive is damaged or truncated, or a file has more than `most` bytes.
     """
     wanted = set(names)
     with _reading(archive):
@@ -119,13 +119,13 @@ def read_files(
             if entry.size > most:
                 raise ValueError(f'{printable(entry.name)} has more than {most} bytes')
             with entry.open() as file:
-                # In steps: at once, zipfile unpacks all there is and then cuts it to the size.
+                # In steps, because zipfile unpacks everything in a single read.
                 data = b''.join(iter(functools.partial(file.read, _STEP), b''))
             yield entry.name, data
 
 
 def _entries(archive: Path) -> Iterator[_Entry]:
-    """Yields the files of an archive; each must be opened before the next one is asked for."""
+    """Yields the files of an archive; read each one before requesting the next."""
     opened: Any
     if archive.is_dir():
         for path in _walk(archive):
@@ -135,20 +135,20 @@ def _entries(archive: Path) -> Iterator[_Entry]:
     elif zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zip_file:
             for entry in zip_file.infolist():
-                if entry.compress_type not in _ZIP_METHODS:  # no other is unpacked in steps
+                if entry.compress_type not in _ZIP_METHODS:  # zipfile unpacks the others at once
                     raise ValueError(f'{printable(entry.filename)} is not deflated')
                 if not entry.is_dir():
                     link = stat.S_ISLNK(entry.external_attr >> 16)
                     opened = None if link else functools.partial(zip_file.open, entry)
                     yield _Entry(_plain(entry.filename), entry.file_size, opened)
     else:
-        # Members are read as they come: in a compressed file there is no quick way back.
+        # Members are read in file order, because seeking in a compressed file is slow.
         with tarfile.open(archive, tarinfo=_Member) as tar:
             for member in tar:
                 if member.isreg() or member.islnk() or member.issym():
                     opened = functools.partial(tar.extractfile, member) if member.isreg() else None
                     yield _Entry(_plain(member.name), member.size, opened)
-            # tarfile accepts a file that was cut between two members, or damaged there.
+            # tarfile accepts a file that is truncated or damaged between two members.
             file = cast(IO[bytes], tar.fileobj)
             file.seek(tar.offset)
             if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
@@ -156,7 +156,7 @@ def _entries(archive: Path) -> Iterator[_Entry]:
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Yields the files of a folder, following links, and the links that lead back."""
+    """Yields the files of a folder, following links, and the circular links."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -169,22 +169,22 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _plain(name: str) -> str:
-    """Returns a member's name with '/' between its parts and without './'."""
+    """Returns a member's name with '/' as separator and without './'."""
     return PurePosixPath(name.replace('\\', '/')).as_posix()
 
 
 def _visible(name: str) -> bool:
-    """Returns whether a file is neither hidden nor of macOS' archiver."""
+    """Returns whether a file is neither hidden nor written by the macOS archiver."""
     parts = name.split('/')
     return not parts[-1].startswith('.') and '__MACOSX' not in parts
 
 
 def _reading(archive: Path) -> contextlib.AbstractContextManager[None]:
-    """Raises whatever the libraries raise while reading an archive as a ValueError."""
-    # By the damage: tarfile's, zipfile's, zlib's and lzma's errors, OSError, EOFError and more.
+    """Converts every exception of the libraries that read an archive to a ValueError."""
+    # They raise the errors of tarfile, zipfile, zlib and lzma, OSError, EOFError and more.
     return explain_errors(
-        f'archive={archive} cannot be read',
-        'check its permissions; if it is damaged, was cut short, or is neither a .zip nor a .tar '
-        'archive nor a folder, download it again',
+        f'--archive={archive} cannot be read',
+        'it must be a folder, a .zip or a .tar archive; check its permissions, or download it '
+        'again if it is damaged',
         keep=MemoryError,
     )

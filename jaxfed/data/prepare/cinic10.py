@@ -1,4 +1,4 @@
-"""CINIC-10: 270 000 images of CIFAR-10's classes, most of them from ImageNet."""
+"""CINIC-10: 270 000 images of the CIFAR-10 classes, most of them from ImageNet."""
 
 from pathlib import Path
 
@@ -17,8 +17,8 @@ _SPLITS = {'train': 'train', 'valid': 'validation', 'test': 'test'}
 def read_cinic10(archive: Path, official: Official, track: Track) -> Contents:
     """Reads train, valid and test/CLASS/*.png of CINIC-10.
 
-    The split 'validation' is stored too, but neither trained nor tested on, as in FedNTD's
-    released code, whose experiments those of FedLMD follow. Grey images become RGB.
+    The split 'validation' is stored but not used, as in the released code of FedNTD, whose
+    experiments FedLMD follows. Grey images become RGB.
 
     Args:
       archive: CINIC-10.tar.gz or its folder.
@@ -39,7 +39,7 @@ def read_cinic10(archive: Path, official: Official, track: Track) -> Contents:
             continue
         if folder not in CLASSES:
             raise ValueError(
-                f'archive={archive} has {printable(name)} of a class {folder!r}, which is none of '
+                f'--archive={archive} has {printable(name)} of the class {folder!r}, not one of '
                 f'{", ".join(CLASSES)}: remove it.'
             )
         files[name] = ImageFile(_SPLITS[split], f'{folder}/{file}', CLASSES.index(folder))

@@ -1,4 +1,4 @@
-"""FEMNIST: handwritten digits and letters of about 3500 writers, as LEAF or TFF keep them."""
+"""FEMNIST: handwritten digits and letters of about 3500 writers, from LEAF or TFF files."""
 
 import contextlib
 import functools
@@ -21,18 +21,18 @@ from jaxfed.internal.type_checks import printable
 CLASSES = tuple('0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz')
 _SIDE = 28  # pixels
 _TFF_FILES = {'train': 'fed_emnist_train.h5', 'test': 'fed_emnist_test.h5'}
-_MOST = 1_000_000  # examples of a writer, a thousand times what any has
-_TEST_SHARE = 10  # one of so many examples of a writer, where the archive has no test part
+_MOST = 1_000_000  # examples of a writer, a thousand times more than any has
+_TEST_SHARE = 10  # one in ten examples of a writer, if the archive has no test part
 
 
 def read_femnist(archive: Path, official: Official, track: Track) -> Contents:
     """Reads FEMNIST from LEAF's JSON files or from the HDF5 files of TensorFlow Federated.
 
-    LEAF's files lie in folders `train` and `test`; where there are none, a tenth of each writer's
-    examples in `all_data`, always the same, becomes the split 'test'. Both keep 1 for paper and 0
-    for ink; the dataset has bright ink on dark, 255 on 0, like MNIST and EMNIST. `official` is what
-    TensorFlow Federated publishes and is not applied to LEAF's files, whose number depends on the
-    options that they were made with; those must be consistent.
+    LEAF stores the splits in the folders `train` and `test`. Without them, a fixed tenth of each
+    writer's examples in `all_data` becomes the split 'test'. Both sources store paper as 1 and ink
+    as 0; the dataset stores ink as 255 and paper as 0, like MNIST and EMNIST. `official` applies to
+    the files of TensorFlow Federated only: the number of LEAF's examples depends on the options of
+    its preprocessing.
 
     Args:
       archive: fed_emnist.tar.bz2, an archive of LEAF's data/femnist/data, or the folder of either.
@@ -40,10 +40,10 @@ def read_femnist(archive: Path, official: Official, track: Track) -> Contents:
       track: shows progress.
 
     Returns:
-      What is stored, with the writers' names as users.
+      The stored part of the dataset; the users are the names of the writers.
 
     Raises:
-      ValueError: if the archive is damaged, is not as published, or contradicts itself.
+      ValueError: if the archive is damaged, not as published, or inconsistent.
 
     Reference:
       Caldas et al., LEAF: A Benchmark for Federated Settings, 2018.
@@ -60,7 +60,7 @@ def read_femnist(archive: Path, official: Official, track: Track) -> Contents:
 
 
 def _shards(archive: Path, names: list[str]) -> dict[str, str]:
-    """Returns the split of each of LEAF's files, 'all' where there is no test part."""
+    """Returns the split of each file of LEAF, 'all' if there is no test part."""
     folders: dict[str, list[str]] = {'train': [], 'test': [], 'all_data': []}
     for name in names:
         folder = ('', *name.split('/'))[-2]
@@ -69,8 +69,8 @@ def _shards(archive: Path, names: list[str]) -> dict[str, str]:
     whole = not (folders['train'] or folders['test'])
     if not (folders['all_data'] if whole else folders['train'] and folders['test']):
         raise ValueError(
-            f"archive={archive} has neither {' and '.join(_TFF_FILES.values())} nor LEAF's files "
-            'train/*.json and test/*.json, or all_data/*.json: give fed_emnist.tar.bz2, or '
+            f"--archive={archive} has neither {' and '.join(_TFF_FILES.values())} nor LEAF's files "
+            'train/*.json and test/*.json, or all_data/*.json: pass fed_emnist.tar.bz2, or '
             'data/femnist/data of LEAF after its preprocess.sh.'
         )
     splits = {'all_data': 'all'} if whole else {'train': 'train', 'test': 'test'}
@@ -85,11 +85,11 @@ def _read_leaf(archive: Path, shards: dict[str, str], track: Track) -> dict[str,
     splits: dict[str, list[Example]] = {'train': [], 'test': []}
     file_of: dict[tuple[str, str], str] = {}  # (split, writer) -> file
     for name, data in track(read_files(archive, shards), 'reading files', len(shards)):
-        where, split = f'archive={archive}: {printable(name)}', shards[name]
+        where, split = f'--archive={archive}: {printable(name)}', shards[name]
         for user, examples in _parse_shard(where, data):
             if file_of.setdefault((split, user), name) != name:
                 raise ValueError(
-                    f'{where} has the writer {user!r}, who is in {file_of[split, user]} as well.'
+                    f'{where} has the writer {user!r}, who is also in {file_of[split, user]}.'
                 )
             if split == 'all':
                 test, train = _split(examples)
@@ -103,7 +103,7 @@ def _read_leaf(archive: Path, shards: dict[str, str], track: Track) -> dict[str,
 def _parse_shard(where: str, data: bytes) -> Iterator[tuple[str, list[Example]]]:
     """Yields the writers in one of LEAF's files and their examples."""
     with _as_written(where, 'LEAF'):
-        # 256 numbers occur millions of times: each is kept once.
+        # 256 different numbers occur millions of times; the cache stores each once.
         parsed = json.loads(data, parse_float=functools.lru_cache(1 << 16)(float))
         users, counts, user_data = (parsed[k] for k in ('users', 'num_samples', 'user_data'))
         twice = [user for user, times in Counter(users).items() if times > 1]
@@ -125,7 +125,7 @@ def _parse_shard(where: str, data: bytes) -> Iterator[tuple[str, list[Example]]]
 
 
 def _split(examples: list[Example]) -> tuple[list[Example], list[Example]]:
-    """Returns a writer's test and training examples; one who has a single example tests none."""
+    """Returns the test and training examples of a writer; a single example is for training."""
     by_hash = sorted(examples, key=lambda e: hashlib.sha256(e.key.encode()).digest())
     count = max(len(examples) // _TEST_SHARE, 1) if len(examples) > 1 else 0
     return by_hash[:count], by_hash[count:]
@@ -139,24 +139,24 @@ def _read_tff(
         import h5py
     except ImportError as error:
         raise ValueError(
-            f"archive={archive} has HDF5 files, which take h5py: pip install 'jaxfed[femnist]'."
+            f"--archive={archive} has HDF5 files, which need h5py: pip install 'jaxfed[femnist]'."
         ) from error
     for file in _TFF_FILES.values():
         found = [name for name in names if name.split('/')[-1] == file]
         check_one_copy(archive, file, found)
         if not found:
-            raise ValueError(f'archive={archive} has no {file}: download it again.')
+            raise ValueError(f'--archive={archive} has no {file}: download it again.')
     check_checksum(archive, official.checksum)
     contents = {name.split('/')[-1]: data for name, data in read_files(archive, names)}
     splits: dict[str, list[Example]] = {}
     for split, file in _TFF_FILES.items():
-        where, splits[split] = f'archive={archive}: {file}', []
+        where, splits[split] = f'--archive={archive}: {file}', []
         with _as_written(where, 'TensorFlow Federated'):
             users = dict(h5py.File(io.BytesIO(contents[file]), 'r')['examples'])
         if official.users not in (None, len(users)):
             raise ValueError(
                 f'{where} has {len(users)} writers, officially {official.users}: download it '
-                'again, or prepare what it has with --nocounts.'
+                'again, or skip this check with --nocounts.'
             )
         for user in track(users, f'reading {split} writers', len(users)):
             with _as_written(f'{where}: the writer {user!r}', 'TensorFlow Federated'):
@@ -167,20 +167,20 @@ def _read_tff(
 
 
 def _read(group: Any, name: str, most: int) -> np.ndarray:
-    """Returns a writer's array after checking its size, before memory is taken for it."""
+    """Returns an array of a writer; checks its size before it takes memory."""
     if group[name].size > most:
         raise ValueError(f'{group[name].size} numbers in {name}, more than {most}')
     return group[name][:]
 
 
 def _as_written(where: str, by: str) -> contextlib.AbstractContextManager[None]:
-    """Raises whatever json, h5py, numpy or a check raises of a file's content as a ValueError."""
-    what = f'{where} is not as {by} writes it'
+    """Converts every exception that the content of a file causes to a ValueError."""
+    what = f'{where} is not in the format of {by}'
     return explain_errors(what, 'make or download it again', keep=MemoryError)
 
 
 def _examples(user: str, pixels: Any, labels: Any) -> list[Example]:
-    """Returns a writer's examples as they are stored, ink bright on dark.
+    """Returns the stored examples of a writer, with bright ink on a dark background.
 
     Args:
       user: name of the writer.
@@ -188,22 +188,22 @@ def _examples(user: str, pixels: Any, labels: Any) -> list[Example]:
       labels: [n] integers in 0..61.
 
     Raises:
-      ValueError: if the arguments are anything else.
+      ValueError: if pixels or labels are not as above.
     """
-    user.encode()  # a lone surrogate, which JSON can spell, cannot be stored
+    user.encode()  # raises for a lone surrogate, which JSON allows and TFDS cannot store
     paper, y = np.asarray(pixels), np.asarray(labels)
-    # One by one: of 3 and true numpy makes integers.
+    # One by one, because NumPy converts the list [3, true] to integers.
     if y.ndim != 1 or any(np.asarray(label).dtype.kind not in 'iuf' for label in labels):
-        raise ValueError('labels that are no list of numbers')
+        raise ValueError('the labels are not a list of numbers')
     if paper.dtype.kind not in 'iuf':
-        raise ValueError('pixels that are no numbers')
+        raise ValueError('the pixels are not numbers')
     if len(paper) != len(y) or paper.size != len(y) * _SIDE**2:
         raise ValueError(f'{len(y)} labels, but pixels {paper.shape}, not {_SIDE**2} for each')
     paper = paper.reshape(len(y), _SIDE, _SIDE).astype(np.float32)
     if not ((paper >= 0) & (paper <= 1)).all():
-        raise ValueError('pixels outside of 0..1')
+        raise ValueError('pixels outside 0..1')
     if not np.isin(y, np.arange(len(CLASSES))).all():
-        raise ValueError(f'labels outside of 0..{len(CLASSES) - 1}')
+        raise ValueError(f'labels outside 0..{len(CLASSES) - 1}')
     ink = np.rint(255 * (1 - paper)).astype(np.uint8)
     return [
         Example(f'{user}/{number}', png(image), int(label), user)

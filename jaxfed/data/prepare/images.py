@@ -1,4 +1,4 @@
-"""Datasets whose archive has one file for each image."""
+"""Datasets whose archive has one file per image."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,10 +11,10 @@ from jaxfed.internal.type_checks import printable
 
 
 class ImageFile(NamedTuple):
-    """What an image file of an archive is."""
+    """Split, key and label of an image file in an archive."""
 
     split: str
-    key: str  # unique within the split, and the same wherever the archive is unpacked to
+    key: str  # unique within the split, and independent of the folder of the archive
     label: int  # in 0..C-1
 
 
@@ -27,11 +27,11 @@ def read_images(
     official: Official,
     track: Track,
 ) -> Contents:
-    """Checks the number of images, then reads them as RGB of side x side pixels.
+    """Checks the number of images, then reads them as RGB images of side x side pixels.
 
     Args:
       archive: file or folder.
-      files: name in the archive -> what it is.
+      files: name in the archive -> its split, key and label.
       classes: C names.
       splits: names of all splits.
       side: height and width in pixels.
@@ -39,13 +39,14 @@ def read_images(
       track: shows progress.
 
     Raises:
-      ValueError: if a number is not as published, or an image is damaged or of another size.
+      ValueError: if a number differs from the published one, or an image is damaged or has
+        another size.
     """
     labels = {split: [f.label for f in files.values() if f.split == split] for split in splits}
     check_counts(archive, labels, classes, official)
     examples: dict[str, list[Example]] = {split: [] for split in splits}
     for name, data in track(read_files(archive, files, most=IMAGE), 'reading images', len(files)):
         split, key, label = files[name]
-        image = checked_rgb(data, (side, side), f'archive={archive}: {printable(name)}')
+        image = checked_rgb(data, (side, side), f'--archive={archive}: {printable(name)}')
         examples[split].append(Example(key, image, label))
     return Contents(classes, (side, side, 3), examples)

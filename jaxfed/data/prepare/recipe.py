@@ -1,34 +1,34 @@
-"""What is known of a dataset before its archive is read, and what is read from it."""
+"""The description of a dataset to prepare, and the contents of its archive."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# (items, what is done to them, how many) -> the items, while progress is shown
+# (items, description, number of items) -> the items; shows progress
 Track = Callable[[Iterable[Any], str, int], Iterator[Any]]
 
 
 class Official(NamedTuple):
-    """The published numbers of a dataset; None for what is not checked."""
+    """The published numbers of a dataset; None disables a check."""
 
     checksum: str | None = None  # of the archive, 'md5:...' or 'sha256:...'
     counts: dict[str, int] | None = None  # examples in each split
     balanced: bool = False  # whether each class of a split has the same number of examples
-    users: int | None = None  # who made the examples
+    users: int | None = None  # number of users
 
 
 class Example(NamedTuple):
-    """An example as it is stored."""
+    """A stored example."""
 
     key: str  # unique within the split
     image: bytes  # encoded
     label: int  # in 0..C-1
-    user: str | None = None  # who made it
+    user: str | None = None  # its author
 
 
 class Contents(NamedTuple):
-    """What is stored of a dataset."""
+    """The stored part of a dataset."""
 
     classes: Sequence[str]  # C names
     shape: tuple[int, int, int]  # (H, W, channels) of the images
@@ -36,9 +36,9 @@ class Contents(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """How a dataset is prepared."""
+    """The instructions to prepare a dataset."""
 
-    # (archive or its folder, what to check, progress) -> Contents
+    # (archive or its folder, numbers to check, progress) -> Contents
     read: Callable[[Path, Official, Track], Contents]
     official: Official
     description: str
@@ -49,17 +49,17 @@ class Recipe(NamedTuple):
 def check_counts(
     archive: Path, labels: dict[str, list[int]], classes: Sequence[str], official: Official
 ) -> None:
-    """Raises a ValueError if a split is empty or has other numbers of examples than published.
+    """Raises a ValueError if a split is empty or its size differs from the published one.
 
     Args:
       archive: source of the examples.
-      labels: of the examples of each split, in 0..C-1.
+      labels: split -> labels of its examples, in 0..C-1.
       classes: C names.
       official: the published numbers.
     """
     for split, y in labels.items():
         if not y:
-            raise ValueError(f'archive={archive} has no examples in the split {split!r}.')
+            raise ValueError(f'--archive={archive} has no examples in the split {split!r}.')
     for split, count in (official.counts or {}).items():
         each = Counter(labels[split])
         by_class = [
@@ -70,7 +70,7 @@ def check_counts(
         for of_class, found, expected in [*by_class, ('', each.total(), count)]:
             if found != expected:
                 raise ValueError(
-                    f'archive={archive} has {found} examples{of_class} in the split {split!r}, '
-                    f'officially {expected}: download it again, or prepare what it has with '
+                    f'--archive={archive} has {found} examples{of_class} in the split {split!r}, '
+                    f'officially {expected}: download it again, or skip this check with '
                     '--nocounts.'
                 )

@@ -13,8 +13,8 @@ _SIDE = 64  # pixels
 def read_tiny_imagenet(archive: Path, official: Official, track: Track) -> Contents:
     """Reads train and val of Tiny-ImageNet; val, which has labels, becomes the split 'test'.
 
-    Classes are the sorted WordNet ids of wnids.txt. The JPEG files are kept as they are; grey ones
-    become RGB, stored without loss. The official test images have no labels and are left out.
+    The classes are the sorted WordNet ids of wnids.txt. RGB JPEG files are stored unchanged, and
+    grey ones become RGB without loss. The official test images have no labels and are omitted.
 
     Args:
       archive: tiny-imagenet-200.zip or its folder.
@@ -32,15 +32,15 @@ def read_tiny_imagenet(archive: Path, official: Official, track: Track) -> Conte
     roots = [name.removesuffix('wnids.txt') for name in names if name.split('/')[-1] == 'wnids.txt']
     if len(roots) != 1:
         raise ValueError(
-            f'archive={archive} has {len(roots)} files wnids.txt instead of 1: give '
+            f'--archive={archive} has {len(roots)} files wnids.txt instead of 1: pass '
             'tiny-imagenet-200.zip, or the folder tiny-imagenet-200.'
         )
     (root,) = roots
     classes = sorted(set(_text(archive, f'{root}wnids.txt').split()))
     annotated = f'{root}val/val_annotations.txt'
     if annotated not in names:
-        raise ValueError(f'archive={archive} has no {annotated}: download it again.')
-    val = _annotations(f'archive={archive}: {annotated}', _text(archive, annotated))
+        raise ValueError(f'--archive={archive} has no {annotated}: download it again.')
+    val = _annotations(f'--archive={archive}: {annotated}', _text(archive, annotated))
 
     files: dict[str, ImageFile] = {}
     for name in names:
@@ -49,15 +49,15 @@ def read_tiny_imagenet(archive: Path, official: Official, track: Track) -> Conte
         if not key.lower().endswith('.jpeg') or parts[0] not in ('train', 'val'):
             continue
         if parts[0] == 'val' and parts[-1] not in val:
-            raise ValueError(f'archive={archive}: {printable(name)} has no class in {annotated}.')
+            raise ValueError(f'--archive={archive}: {printable(name)} has no class in {annotated}.')
         split, wnid = ('train', parts[1]) if parts[0] == 'train' else ('test', val.pop(parts[-1]))
         if wnid not in classes:
-            where = f'archive={archive}: {printable(name)}'
-            raise ValueError(f'{where} is of a class {wnid!r} that is not in wnids.txt.')
+            where = f'--archive={archive}: {printable(name)}'
+            raise ValueError(f'{where} has the class {wnid!r}, which is not in wnids.txt.')
         files[name] = ImageFile(split, key, classes.index(wnid))
     if val:
         raise ValueError(
-            f'archive={archive} has no image {printable(min(val))}, which is in {annotated}.'
+            f'--archive={archive} has no image {printable(min(val))}, which is in {annotated}.'
         )
     return read_images(archive, files, classes, ('train', 'test'), _SIDE, official, track)
 
@@ -75,14 +75,14 @@ def _annotations(where: str, text: str) -> dict[str, str]:
         fields = line.split('\t')
         if len(fields) < 2:
             raise ValueError(
-                f"{where} has line {number} {line!r}, not 'file, class, box' with tabs between: "
+                f"{where} has line {number} {line!r} instead of 'file, class, box' with tabs: "
                 'download the archive again.'
             )
         name, wnid = fields[:2]
         if classes.setdefault(name, wnid) != wnid:
             raise ValueError(
-                f'{where} has {printable(name)} both of the class '
-                f'{printable(classes[name])} and of {printable(wnid)}: download the archive again.'
+                f'{where} has two classes for {printable(name)}, {printable(classes[name])} and '
+                f'{printable(wnid)}: download the archive again.'
             )
     return classes
 

@@ -1,6 +1,5 @@
 """Prepared datasets in the layout of TensorFlow Datasets, written without TensorFlow."""
 
-import contextlib
 import hashlib
 import itertools
 from pathlib import Path
@@ -11,6 +10,7 @@ from jaxfed.data.prepare.recipe import Contents, Example, Recipe, Track
 
 _BLOCK = 1000  # examples written between two descriptions of the files
 _SHARD = 200_000  # examples in a file
+_ADVICE = 'check free space on the disk'
 
 
 def write_dataset(
@@ -18,8 +18,8 @@ def write_dataset(
 ) -> None:
     """Writes a dataset to an empty folder, as array_record files with their descriptions.
 
-    Examples lie in the order of their keys' hashes, as TFDS shuffles them, whatever the order of
-    the archive.
+    Examples are sorted by the hashes of their keys, as in TFDS, so the order of the archive does
+    not matter.
 
     Raises:
       OSError: if something cannot be written, or cannot be read again.
@@ -44,15 +44,14 @@ def write_dataset(
         citation=recipe.citation,
     )
     writer = tfds.core.SequentialWriter(info, _SHARD, file_format='array_record')
-    with _writing(folder):
+    # array_record raises a RuntimeError on a full disk.
+    with explain_errors(f'{folder} cannot be written', _ADVICE, catch=RuntimeError, raises=OSError):
         writer.initialize_splits(list(contents.splits))
-    for split, examples in contents.splits.items():
-        tracked = track(sorted(examples, key=_hashed), f'writing {split}', len(examples))
-        while block := list(itertools.islice(tracked, _BLOCK)):
-            entries = [{feature: getattr(e, feature) for feature in features} for e in block]
-            with _writing(folder):
+        for split, examples in contents.splits.items():
+            tracked = track(sorted(examples, key=_hashed), f'writing {split}', len(examples))
+            while block := list(itertools.islice(tracked, _BLOCK)):
+                entries = [{feature: getattr(e, feature) for feature in features} for e in block]
                 writer.add_examples({split: entries})
-    with _writing(folder):
         writer.close_all()
     _read_again(folder, contents)
 
@@ -62,21 +61,13 @@ def _hashed(example: Example) -> bytes:
     return hashlib.sha256(example.key.encode(errors='surrogateescape')).digest()
 
 
-def _writing(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Raises the RuntimeError of array_record on a full disk as an OSError."""
-    what = f'{folder} cannot be written'
-    return explain_errors(what, 'check free space on the disk', catch=RuntimeError, raises=OSError)
-
-
 def _read_again(folder: Path, contents: Contents) -> None:
     """Raises an OSError if the files do not hold all examples."""
     import tensorflow_datasets as tfds
 
     builder = tfds.builder_from_directory(folder)
     for split, examples in contents.splits.items():
-        with explain_errors(
-            f'{folder} cannot be read again', 'check free space on the disk', raises=OSError
-        ):
+        with explain_errors(f'{folder} cannot be read again', _ADVICE, raises=OSError):
             source = builder.as_data_source(split)
             if len(source) != len(examples):
                 raise ValueError(f'{len(source)} of {len(examples)} examples of {split}')
