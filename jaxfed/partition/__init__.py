@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfed.partition.checks import Seed
+from jaxfed.partition.checks import Seed, checked_parts
 from jaxfed.partition.client_dirichlet import client_dirichlet
 from jaxfed.partition.counts import label_counts
 from jaxfed.partition.dirichlet import dirichlet
@@ -68,12 +68,12 @@ def make_partition(
       **settings: settings of the partition, see `partition_settings`.
 
     Returns:
-      N sorted int64 arrays, the examples of each client. Every example has one client, except with
-      `natural`, which may omit users.
+      N int64 arrays, the examples of each client. Every example has one client, except with
+      `natural`, which may omit users, and with registered functions, which may omit examples.
 
     Raises:
-      ValueError: if the name is unknown, a setting is unknown or missing, or the partition is
-        impossible.
+      ValueError: if the name is unknown, a setting is unknown or missing, the partition is
+        impossible, or the function returns anything else than disjoint index arrays.
     """
     if name not in PARTITIONS:
         raise ValueError(f'partition={name!r} is unknown: choose one of {", ".join(PARTITIONS)}.')
@@ -84,9 +84,18 @@ def make_partition(
             f'partition={name!r} got {", ".join(settings) or "no settings"}: it takes '
             f'{", ".join(known) or "none"}, and requires those without a default.'
         )
-    if 'users' in inspect.signature(PARTITIONS[name]).parameters:
-        settings['users'] = users
-    return PARTITIONS[name](labels, num_clients=num_clients, seed=seed, **settings)
+    function = PARTITIONS[name]
+    arguments = {'num_clients': num_clients, 'seed': seed, **settings}
+    if 'users' in inspect.signature(function).parameters:
+        arguments['users'] = users
+    try:
+        inspect.signature(function).bind(labels, **arguments)
+    except TypeError as error:
+        raise ValueError(
+            f'--partition={name} must take labels and, as keywords, num_clients, seed and its '
+            f'settings: {error}.'
+        ) from error
+    return checked_parts(name, function(labels, **arguments), num_clients, len(labels))
 
 
 __all__ = [

@@ -1,4 +1,6 @@
-"""Checks of the partitions' arguments; each raises a ValueError that names the flag to change."""
+"""Checks of partitions; each raises a ValueError that names the flag to change."""
+
+from typing import Any
 
 import numpy as np
 
@@ -82,3 +84,39 @@ def generator(seed: Seed) -> np.random.Generator:
     if isinstance(seed, int | np.integer):
         check_least('seed', int(seed), 0)
     return np.random.default_rng(seed)
+
+
+def checked_parts(name: str, parts: Any, num_clients: int, num_examples: int) -> list[np.ndarray]:
+    """Returns the result of the partition `name` as int64 arrays, after checking it."""
+    rule = f'--partition={name} must return {num_clients} index arrays, one per client'
+    if not isinstance(parts, list | tuple | np.ndarray):
+        raise ValueError(f'{rule}, got {type(parts).__name__}.')
+    if len(parts) != num_clients:
+        raise ValueError(f'{rule}, got {len(parts)}.')
+    arrays = []
+    for i, part in enumerate(parts):
+        array = np.asarray(part)
+        # NumPy makes a float array of an empty list.
+        if array.ndim != 1 or (array.size and array.dtype.kind not in 'iu'):
+            raise ValueError(
+                f'--partition={name} must return integer arrays [n_i], got shape {array.shape} '
+                f'and dtype {array.dtype} for client {i}.'
+            )
+        arrays.append(array.astype(np.int64, copy=False))
+    indices = np.concatenate(arrays)
+    if not indices.size:
+        raise ValueError(f'--partition={name} must give examples to the clients, got none.')
+    outside = indices[(indices < 0) | (indices >= num_examples)]
+    if outside.size:
+        raise ValueError(
+            f'--partition={name} must return indices from 0 to {num_examples - 1}, got '
+            f'{outside[0]}.'
+        )
+    times = np.bincount(indices)
+    if times.max() > 1:
+        example = times.argmax()
+        raise ValueError(
+            f'--partition={name} must give an example to one client only, but gives example '
+            f'{example} {times[example]} times.'
+        )
+    return arrays

@@ -538,6 +538,42 @@ def test_a_registered_partition_gets_its_flags(monkeypatch):
         checks.check(Config(partition='halves', partition_settings={'first': 'x'}))
 
 
+@pytest.mark.parametrize(
+    'parts, message',
+    [
+        (None, 'must return 3 index arrays, one per client, got NoneType'),
+        ([[0], [1]], 'must return 3 index arrays, one per client, got 2'),
+        ([[0.0], [1.0], [2.0]], r'must return integer arrays \[n_i\], got shape \(1,\) .* float64'),
+        (np.eye(3, dtype=bool), 'dtype bool for client 0'),
+        ([[0], [[1]], [2]], r'got shape \(1, 1\) and dtype int64 for client 1'),
+        ([0, 1, 2], r'got shape \(\) and dtype int64 for client 0'),
+        ([[0], [1], [1000]], 'must return indices from 0 to 999, got 1000'),
+        ([[0], [1], [-1]], 'must return indices from 0 to 999, got -1'),
+        ([np.arange(10)] * 3, 'but gives example 0 3 times'),
+        ([[0, 5, 5], [1], [2]], 'but gives example 5 2 times'),
+        ([[], [], []], 'must give examples to the clients, got none'),
+    ],
+)
+def test_the_result_of_a_registered_partition_is_checked(monkeypatch, parts, message):
+    monkeypatch.setitem(PARTITIONS, 'mine', lambda labels, num_clients, seed: parts)
+    with pytest.raises(ValueError, match=rf'^--partition=mine .*{message}.*\.$'):
+        make_partition('mine', ten_classes(), num_clients=3, seed=0)
+
+
+def test_a_registered_partition_may_return_lists_and_empty_clients(monkeypatch):
+    monkeypatch.setitem(PARTITIONS, 'mine', lambda labels, num_clients, seed: ([3, 1], [], (2,)))
+    parts = make_partition('mine', ten_classes(), num_clients=3, seed=0)
+    assert [part.tolist() for part in parts] == [[3, 1], [], [2]]
+    assert {part.dtype for part in parts} == {np.dtype(np.int64)}
+
+
+def test_the_parameters_of_a_registered_partition_are_checked(monkeypatch):
+    monkeypatch.setitem(PARTITIONS, 'mine', lambda labels, num_clients: [])
+    message = "--partition=mine must take labels and, .*unexpected keyword argument 'seed'"
+    with pytest.raises(ValueError, match=message):
+        make_partition('mine', ten_classes(), num_clients=3, seed=0)
+
+
 def test_dealt_data():
     plain = Config(method='fedcad', num_clients=10, min_size=20)
     noisy = dataclasses.replace(plain, label_noise=0.5, personal_test=0.25, local_eval_every=1)
