@@ -8,9 +8,11 @@ from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.load import Loaded, load
 from jaxfed.runs.simulate import Diverged, Result, simulate
 from jaxfed.sweeps.runner import simulate_all
+from jaxfed.types import Dataset
 
 __all__ = [
     'Config',
+    'Dataset',
     'Diverged',
     'Loaded',
     'Method',

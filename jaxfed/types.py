@@ -87,12 +87,16 @@ class Cohort(NamedTuple):
 
 
 class Dataset(NamedTuple):
-    """A labelled image classification dataset in host memory."""
+    """A labelled classification dataset in host memory.
+
+    `simulate(config, dataset=...)` also takes the shapes and dtypes of `load_npz`, and converts
+    them to those below.
+    """
 
     name: str
-    x_train: np.ndarray  # [n, H, W, channels] uint8 (or float32), in the file's own units
+    x_train: np.ndarray  # [n, H, W, channels] uint8 or float32, in any units; vectors [n, 1, 1, d]
     y_train: np.ndarray  # [n] int32 in 0..C-1
     x_test: np.ndarray  # [m, H, W, channels], as x_train
     y_test: np.ndarray  # [m] int32
     num_classes: int
-    users: np.ndarray | None = None  # [n] int32, the author of each training example, if known
+    users: np.ndarray | None = None  # [n] int32, the user of each training example, if known

@@ -268,7 +268,7 @@ def test_auxiliary_data_is_taken_from_nobody(tmp_path):
         (['--augment=crop,spin'], 'spin'),
         (['--augment=cutout'], '--augment=cutout: cutout blanks a square of 16 x 16'),
         (['--dataset=npz'], '--npz=FILE'),
-        (['--npz=x.npz'], '--npz=FILE'),
+        (['--npz=x.npz'], '--npz=x.npz needs --dataset=npz'),
         (['--dataset=npz', '--npz=absent.npz'], 'absent.npz'),
         (['--dataset=npz', '--npz=text.npz'], 'text.npz'),
         (['--dataset=npz', '--npz=short.npz'], 'y_train'),

@@ -1,9 +1,9 @@
 """Datasets, their statistics and splits, and augmentation on the device.
 
-To add a dataset that TensorFlow Datasets has: nothing, `--dataset=NAME` reads it. One with an
-official archive: write `prepare/NAME.py` with a `Recipe`, which says how its examples are read, and
-list it in `prepare.RECIPES`; `python -m jaxfed.data.prepare NAME` then stores it. Any other source:
-write a module with a function that returns a `Dataset`, and call it in `load_dataset`.
+`--dataset=NAME` reads any image classification dataset of TensorFlow Datasets. To add a dataset
+with an official archive, write a `Recipe` in `prepare/NAME.py` and list it in `prepare.RECIPES`;
+`python -m jaxfed.data.prepare NAME` then stores it. To add any other source, write a module with a
+function that returns a `Dataset`, and call it in `load_dataset`.
 """
 
 import os
@@ -19,26 +19,28 @@ from jaxfed.types import Dataset
 
 Path = str | os.PathLike[str]
 
+ARRAYS_PREFIX = 'arrays/'  # of the names of datasets that a Python program passes as arrays
+
 
 def load_dataset(
     name: str, *, data_dir: Path | None = None, npz: Path | None = None, path: Path | None = None
 ) -> Dataset:
-    """Loads a labelled image dataset by name.
+    """Loads a labelled dataset by name.
 
     Args:
-      name: 'digits' (comes with scikit-learn), 'npz' (a file of arrays), 'image_folder' (folders
-        of image files), the name of an image classification dataset of TensorFlow Datasets, such
-        as 'cifar10' or 'emnist/letters', or of one that `jaxfed.data.prepare` has prepared.
-      data_dir: folder of the TFDS datasets; None for $TFDS_DATA_DIR or ~/tensorflow_datasets.
-      npz: the file, for the name 'npz'.
-      path: the folder, for the name 'image_folder'.
+      name: 'digits' (part of scikit-learn), 'npz' (a file of arrays), 'image_folder' (folders of
+        image files), or an image classification dataset of TensorFlow Datasets or of
+        `jaxfed.data.prepare`, such as 'cifar10' or 'emnist/letters'.
+      data_dir: folder of the datasets; by default $TFDS_DATA_DIR or ~/tensorflow_datasets.
+      npz: the file of 'npz'.
+      path: the folder of 'image_folder'.
 
     Returns:
       The dataset; its images are in the units of the source and may be read-only.
 
     Raises:
-      ValueError: if the dataset is unknown, missing or malformed, or its name does not go
-        together with the file or folder.
+      ValueError: if the dataset is unknown, missing or malformed, or if `npz` or `path` does not
+        match the name.
     """
     check_source(name, npz=npz, path=path)
     if npz is not None:
@@ -47,20 +49,28 @@ def load_dataset(
         return load_image_folder(path)
     if name == 'digits':
         return load_digits()
+    if name.startswith(ARRAYS_PREFIX):
+        raise ValueError(
+            f'--dataset={name} is in the memory of a Python program; pass the same arrays again, '
+            'as in jaxfed.simulate(config, dataset=...).'
+        )
     return load_tfds(name, data_dir)
 
 
 def check_source(name: str, *, npz: Path | None, path: Path | None) -> None:
-    """Raises a ValueError if a dataset's name and its file or folder do not go together."""
-    for reader, flag, value in ('npz', '--npz', npz), ('image_folder', '--path', path):
-        if (name == reader) != (value is not None):
-            raise ValueError(
-                f'--dataset={name} and {flag}={value}: give both --dataset={reader} and '
-                f'{flag}={"FILE" if reader == "npz" else "DIR"}, or neither.'
-            )
+    """Raises a ValueError if a dataset's name and its file or folder do not match."""
+    for reader, flag, value, kind in (
+        ('npz', '--npz', npz, 'FILE'),
+        ('image_folder', '--path', path, 'DIR'),
+    ):
+        if name == reader and value is None:
+            raise ValueError(f'--dataset={reader} needs {flag}={kind}.')
+        if name != reader and value is not None:
+            raise ValueError(f'{flag}={value} needs --dataset={reader}, got --dataset={name}.')
 
 
 __all__ = [
+    'ARRAYS_PREFIX',
     'AUGMENTATIONS',
     'Augment',
     'channel_statistics',

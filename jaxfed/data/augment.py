@@ -28,8 +28,12 @@ def parse_augment(text: str) -> tuple[str, ...]:
 
 
 def check_augment(names: tuple[str, ...], image_shape: tuple[int, ...]) -> None:
-    """Raises a ValueError if cutout would blank whole images of `image_shape` (H, W, ch)."""
+    """Raises a ValueError if `names` do not suit images of `image_shape` (H, W, ch)."""
     height, width = image_shape[:2]
+    if names and height == width == 1:
+        raise ValueError(
+            f'--augment must be none for feature vectors, got {",".join(names)}: it moves pixels.'
+        )
     if 'cutout' in names and min(height, width) <= _HOLE:
         raise ValueError(
             f'--augment={",".join(names)}: cutout blanks a square of {_HOLE} x {_HOLE} pixels, but '

@@ -44,8 +44,9 @@ def natural(
     labels = checked_labels(labels, num_clients)
     if users is None:
         raise ValueError(
-            'partition=natural needs the user of each example, but the dataset has no users: '
-            'choose a --dataset with users, or another --partition.'
+            '--partition=natural needs the user of each example, but the dataset has no users: '
+            'choose a --dataset with users, such as an .npz file with an array users, or another '
+            '--partition.'
         )
     users = np.asarray(users)
     if users.shape != labels.shape or not np.issubdtype(users.dtype, np.integer):

@@ -28,16 +28,18 @@ class Dealt(NamedTuple):
         return self.label_counts.sum(axis=1)
 
 
-def deal(config: Config, *, auxiliary_per_class: int = 0) -> Dealt:
+def deal(config: Config, dataset: Dataset | None = None, *, auxiliary_per_class: int = 0) -> Dealt:
     """Load the dataset, reserve validation and auxiliary data, and deal the rest to the clients.
 
     Args:
       config: settings that passed `checks.check`.
+      dataset: arrays in memory, used instead of the data that `config.dataset` names.
       auxiliary_per_class: examples that the method needs; --auxiliary_per_class replaces it.
     """
-    dataset = load_dataset(
-        config.dataset, data_dir=config.data_dir, npz=config.npz, path=config.path
-    )
+    if dataset is None:
+        dataset = load_dataset(
+            config.dataset, data_dir=config.data_dir, npz=config.npz, path=config.path
+        )
     per_class = config.auxiliary_per_class
     if per_class == 0 and auxiliary_per_class:
         raise ValueError(

@@ -20,9 +20,10 @@ from jaxfed.metrics.measures import Need, needs, parse_clients, parse_measures
 from jaxfed.models import make_model, ops, with_precision
 from jaxfed.recording import run_files, trackers
 from jaxfed.runs import checks, config_flags
+from jaxfed.runs.arrays import checked_arrays, name_arrays
 from jaxfed.runs.deal import Dealt, deal
 from jaxfed.runs.seeds import sample_cohort
-from jaxfed.types import Cohort, Model
+from jaxfed.types import Cohort, Dataset, Model
 
 
 class Measures(NamedTuple):
@@ -54,21 +55,29 @@ class Experiment(NamedTuple):
         return height, width, channels
 
 
-def set_up(config: Config, method: Method | None = None) -> Experiment:
+def set_up(
+    config: Config, method: Method | None = None, dataset: Dataset | None = None
+) -> Experiment:
     """Make an experiment and its work directory, which is not created if anything else fails.
 
     Args:
       config: the settings.
       method: used instead of the one that `config.method` names.
+      dataset: arrays in memory, used instead of the data that `config.dataset` names.
     """
-    experiment = make_experiment(config, method)
+    if dataset is not None:
+        dataset = checked_arrays(dataset)
+        config = name_arrays(config, dataset)
+    experiment = make_experiment(config, method, dataset)
     workdir = distributed.broadcast_from_leader(
         'work directory', lambda: str(run_files.make_workdir(config, experiment.parts))
     )
     return experiment._replace(workdir=Path(workdir))
 
 
-def make_experiment(config: Config, method: Method | None = None) -> Experiment:
+def make_experiment(
+    config: Config, method: Method | None = None, dataset: Dataset | None = None
+) -> Experiment:
     """Check the settings, load and deal the data, build method and network; write nothing."""
     checks.check(config)
     if method is not None:
@@ -83,7 +92,7 @@ def make_experiment(config: Config, method: Method | None = None) -> Experiment:
         trackers.check(config)
         if config.workdir is not None:
             run_files.check_workdir(Path(config.workdir), config, parts)
-    dealt = deal(config, auxiliary_per_class=method.auxiliary)
+    dealt = deal(config, dataset, auxiliary_per_class=method.auxiliary)
     dataset = dealt.dataset
     arrays = (dataset.y_train, dataset.y_test, *dealt.partition, dataset.x_train, dataset.x_test)
     distributed.check_data(config.dataset, arrays)

@@ -79,6 +79,8 @@ def load(workdir: str | os.PathLike[str], *, method: Method | None = None) -> Lo
 
     def apply(x: Any) -> Array:
         x = np.asarray(x)
+        if x.ndim == 2 and shape[:2] == (1, 1):  # feature vectors [m, d]
+            x = x[:, None, None]
         if x.ndim != 4 or x.shape[1:] != shape or x.dtype.kind not in 'uif':
             raise ValueError(
                 f'x has shape {x.shape} and dtype {x.dtype}; the network takes images '

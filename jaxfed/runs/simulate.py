@@ -28,7 +28,7 @@ from jaxfed.runs.model_file import save_model
 from jaxfed.runs.prepare import Prepared, memory_in_words, prepare
 from jaxfed.runs.rounds import Stop, Watch, never, no_recorder, open_recorder, train_rounds
 from jaxfed.runs.state import resume
-from jaxfed.types import PyTree
+from jaxfed.types import Dataset, PyTree
 
 
 class Diverged(RuntimeError):
@@ -45,12 +45,20 @@ class Result(NamedTuple):
     workdir: Path
 
 
-def simulate(config: Config, *, method: Method | None = None, quiet: bool = True) -> Result:
+def simulate(
+    config: Config,
+    *,
+    method: Method | None = None,
+    dataset: Dataset | None = None,
+    quiet: bool = True,
+) -> Result:
     """Run an experiment from its settings, with the same records as the command line.
 
     Args:
       config: the settings.
       method: a method object, used instead of the one that `config.method` names.
+      dataset: arrays in memory, used instead of the data that `config.dataset` names. The records
+        name it `arrays/NAME-DIGEST`, so another run continues with the same arrays only.
       quiet: show no progress.
 
     Returns:
@@ -62,7 +70,7 @@ def simulate(config: Config, *, method: Method | None = None, quiet: bool = True
       Unavailable: if a chosen tracker cannot be opened, before the first round.
       Diverged: if training produces values that are not finite.
     """
-    return train(set_up(config, method), quiet=quiet)
+    return train(set_up(config, method, dataset), quiet=quiet)
 
 
 def train(

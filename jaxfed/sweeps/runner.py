@@ -15,12 +15,14 @@ from jaxfed.config import Config
 from jaxfed.internal import console, files
 from jaxfed.recording import run_files
 from jaxfed.recording.progress import grid_progress
+from jaxfed.runs.arrays import checked_arrays, name_arrays
 from jaxfed.runs.experiment import Experiment, make_experiment
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.load import load
 from jaxfed.runs.seeds import seed_of
 from jaxfed.runs.simulate import Diverged, Result
 from jaxfed.sweeps.training import group, train_group
+from jaxfed.types import Dataset
 
 
 def is_done(config: Config, *, measures: Literal['included', 'any'] = 'included') -> bool:
@@ -50,9 +52,9 @@ def _is_finished(workdir: Path) -> bool:
     return (workdir / run_files.SUMMARY).exists()
 
 
-def set_up_all(configs: Iterable[Config]) -> list[Experiment]:
+def set_up_all(configs: Iterable[Config], dataset: Dataset | None = None) -> list[Experiment]:
     """Do the work of `set_up` for many experiments; nothing is written unless all are valid."""
-    experiments = share_images(make_experiment(config) for config in configs)
+    experiments = share_images(make_experiment(config, None, dataset) for config in configs)
     for experiment in experiments:
         run_files.make_workdir(experiment.config, experiment.parts)
     return experiments
@@ -189,7 +191,11 @@ def read_result(workdir: Path) -> Result:
 
 
 def simulate_all(
-    configs: Mapping[str, Config], folder: str | os.PathLike[str], *, quiet: bool = True
+    configs: Mapping[str, Config],
+    folder: str | os.PathLike[str],
+    *,
+    dataset: Dataset | None = None,
+    quiet: bool = True,
 ) -> dict[str, Result | Diverged | TooLarge]:
     """Run experiments, as many at once as can share a program, each recorded as if alone.
 
@@ -198,6 +204,7 @@ def simulate_all(
     Args:
       configs: name -> settings; the experiment's work directory is `folder/name`.
       folder: the parent of the work directories; created if it does not exist.
+      dataset: arrays in memory instead of the data that the settings name; as in `simulate`.
       quiet: show no progress.
 
     Returns:
@@ -212,6 +219,9 @@ def simulate_all(
     for name in configs:
         if not name or Path(name).name != name or name.startswith('.'):
             raise ValueError(f'configs: {name!r} must be the name of a folder, without a slash.')
+    if dataset is not None:
+        dataset = checked_arrays(dataset)
+        configs = {name: name_arrays(config, dataset) for name, config in configs.items()}
     placed = {
         name: dataclasses.replace(config, workdir=str(place / name))
         for name, config in configs.items()
@@ -225,7 +235,7 @@ def simulate_all(
             unfinished,
             place,
             groups,
-            set_up_all(unfinished).__getitem__,
+            set_up_all(unfinished, dataset).__getitem__,
             lambda numbers: ', '.join(names[i] for i in numbers),
             show_failures=False,
             quiet=quiet,

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from jaxfed.data import load_npz
+from jaxfed import Config
+from jaxfed.data import channel_statistics, load_npz
+from jaxfed.runs.deal import deal
 
 
 def arrays(**changes):
@@ -42,10 +44,51 @@ def test_npz_may_lack_a_class(tmp_path):
     assert load_npz(tmp_path / 'a.npz').num_classes == 5
 
 
+def test_npz_of_float64_becomes_float32(tmp_path):
+    x = np.linspace(0, 1, 12 * 60).reshape(12, 4, 5, 3)
+    np.savez(tmp_path / 'a.npz', **arrays(x_train=x, x_test=x[:6].astype(np.float32)))
+    dataset = load_npz(tmp_path / 'a.npz')
+    assert dataset.x_train.dtype == dataset.x_test.dtype == np.float32
+    np.testing.assert_array_equal(dataset.x_train, x.astype(np.float32))
+
+
+def test_npz_of_feature_vectors(tmp_path):
+    x = np.arange(12 * 7.0).reshape(12, 7)
+    np.savez(tmp_path / 'a.npz', **arrays(x_train=x, x_test=x[:6]))
+    dataset = load_npz(tmp_path / 'a.npz')
+    assert dataset.x_train.shape == (12, 1, 1, 7)
+    np.testing.assert_array_equal(dataset.x_train[:, 0, 0], x)
+    # Each feature has its mean and deviation.
+    np.testing.assert_allclose(channel_statistics(dataset.x_train)[0], x.mean(0))
+
+
+def test_npz_of_signals_are_not_channels_first(tmp_path):
+    x = np.zeros((12, 1, 64, 9), np.float32)
+    np.savez(tmp_path / 'a.npz', **arrays(x_train=x, x_test=x[:6]))
+    assert load_npz(tmp_path / 'a.npz').x_train.shape == (12, 1, 64, 9)
+
+
+@pytest.mark.parametrize(
+    'users',
+    [np.repeat([30, 10, 20], 4), np.repeat(['c', 'a', 'b'], 4), np.repeat([b'c', b'a', b'b'], 4)],
+)
+def test_npz_with_users(tmp_path, users):
+    np.savez(tmp_path / 'a.npz', **arrays(users=users))
+    settings = Config(
+        dataset='npz', npz=str(tmp_path / 'a.npz'), partition='natural', num_clients=3
+    )
+    dealt = deal(settings)
+    assert dealt.dataset.users.dtype == np.int32
+    assert dealt.dataset.users.tolist() == [2] * 4 + [0] * 4 + [1] * 4
+    assert sorted(part.tolist() for part in dealt.partition) == [
+        [0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     'changes, message',
     [
-        ({'y_train': np.arange(11) % 3}, '12 images in x_train but 11 labels'),
+        ({'y_train': np.arange(11) % 3}, '12 examples in x_train but 11 labels'),
         ({'y_train': np.arange(12) - 1}, 'labels from -1'),
         ({'y_test': np.arange(6)}, 'label 5 in y_test'),
         (
@@ -55,8 +98,27 @@ def test_npz_may_lack_a_class(tmp_path):
         ({'y_train': np.arange(12) / 2}, 'dtype float64 in y_train'),
         ({'x_test': np.zeros((6, 4, 4, 3), np.uint8)}, r'\(4, 4, 3\) uint8 in x_test'),
         ({'x_test': np.zeros((6, 4, 5, 3), np.float32)}, 'float32 in x_test'),
-        ({'x_train': np.zeros((12, 60), np.uint8)}, r'shape \(12, 60\) in x_train'),
-        ({'x_train': np.zeros((12, 4, 5, 3))}, 'dtype float64 in x_train'),
+        ({'x_train': np.zeros(12, np.uint8)}, r'shape \(12,\) in x_train'),
+        (
+            {'x_train': np.zeros((12, 60), np.uint8)},
+            r'\(1, 1, 60\) uint8 in x_train but \(4, 5, 3\)',
+        ),
+        ({'x_train': np.zeros((12, 4, 5, 3), int)}, 'dtype int64 in x_train'),
+        ({'x_train': np.full((12, 4, 5, 3), 1e39)}, '720 values in x_train .* beyond float32'),
+        (
+            {'x_train': np.zeros((12, 3, 32, 32), np.uint8)},
+            r'shape \(12, 3, 32, 32\) in x_train, .* like channels first: .*transpose\(0, 2, 3, 1',
+        ),
+        ({'x_train': np.zeros((12, 1, 28, 28), np.uint8)}, 'looks like channels first'),
+        (
+            {'y_train': np.arange(12) % 3 + 1, 'y_test': np.arange(6) % 3 + 1},
+            'labels from 1 to 3: number the classes from 0, as in y - 1',
+        ),
+        ({'users': np.arange(11)}, r'shape \(11,\) and dtype int64 in users'),
+        (
+            {'users': np.zeros(12)},
+            'dtype float64 in users: it must be one integer or text for each',
+        ),
         ({'x_train': np.zeros((0, 4, 5, 3), np.uint8)}, 'shape .* in x_train'),
         ({'x_train': np.full((12, 4, 5, 3), np.nan, np.float32)}, '720 values in x_train'),
         ({'x_train': np.array([{}] * 12)}, 'x_train no plain array'),
@@ -76,7 +138,7 @@ def test_npz_that_is_none(tmp_path):
     whole = path.read_bytes()
     for content in (b'', b'text', whole[: len(whole) // 2]):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r'is not an \.npz archive, or was cut short'):
+        with pytest.raises(ValueError, match=r'is not an \.npz archive, or is truncated'):
             load_npz(path)
     np.savez(path, x_train=arrays()['x_train'])
     with pytest.raises(ValueError, match='has no y_train, x_test, y_test, only x_train'):

@@ -1,0 +1,133 @@
+"""Datasets from arrays, checked and converted to the shapes and dtypes of `Dataset`."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from jaxfed.types import Dataset
+
+ARRAYS = ('x_train', 'y_train', 'x_test', 'y_test')
+_LARGEST_LABEL = 1_000_000
+
+
+def make_dataset(
+    name: str, source: str, arrays: Mapping[str, np.ndarray], num_classes: int | None = None
+) -> Dataset:
+    """Makes a dataset from arrays, after checking them.
+
+    Args:
+      name: name of the dataset.
+      source: flag or argument that passed the arrays, for messages.
+      arrays: name -> array for `ARRAYS`, as in `load_npz`; `users` is optional.
+      num_classes: number of classes; by default the largest training label plus one.
+
+    Raises:
+      ValueError: if an array has another shape, dtype or range than `load_npz` describes.
+    """
+    made = {}
+    for split in ('train', 'test'):
+        x, y = f'x_{split}', f'y_{split}'
+        made[x] = _checked_inputs(arrays[x], source, x)
+        made[y] = _checked_labels(arrays[y], source, y)
+        if len(made[x]) != len(made[y]):
+            raise ValueError(
+                f'{source} has {len(made[x])} examples in {x} but {len(made[y])} labels in {y}: '
+                'store one label per example.'
+            )
+    train, test = made['x_train'], made['x_test']
+    if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
+        raise ValueError(
+            f'{source} has examples {train.shape[1:]} {train.dtype} in x_train but '
+            f'{test.shape[1:]} {test.dtype} in x_test: make shapes and dtypes equal.'
+        )
+    if num_classes is None:
+        num_classes = _count_classes(made['y_train'], made['y_test'], source)
+    largest = max(made['y_train'].max(), made['y_test'].max())
+    if largest >= num_classes:
+        raise ValueError(
+            f'{source} has label {largest} with num_classes={num_classes}: labels must be from 0 '
+            f'to {num_classes - 1}.'
+        )
+    users = arrays.get('users')
+    if users is not None:
+        made['users'] = _numbered_users(users, len(train), source)
+    return Dataset(name, num_classes=num_classes, **made)
+
+
+def _checked_inputs(array: np.ndarray, source: str, key: str) -> np.ndarray:
+    """Returns images or feature vectors as [n, H, W, channels] uint8 or float32."""
+    shape = array.shape
+    if array.ndim not in (2, 3, 4) or not array.size:
+        raise ValueError(
+            f'{source} has shape {shape} in {key}: pass images [n, H, W] or [n, H, W, channels], '
+            'or feature vectors [n, d], all sizes at least 1.'
+        )
+    # One channel is also the height of a signal [n, 1, W, channels], whose width differs.
+    colour_first = array.ndim == 4 and shape[1] == 3 and min(shape[2:]) > 4
+    grey_first = array.ndim == 4 and shape[1] == 1 and shape[2] == shape[3] > 4
+    if colour_first or grey_first:
+        raise ValueError(
+            f'{source} has shape {shape} in {key}, which looks like channels first: pass '
+            f'[n, H, W, channels], as in {key}.transpose(0, 2, 3, 1).'
+        )
+    if array.dtype != np.uint8 and array.dtype.kind != 'f':
+        raise ValueError(
+            f"{source} has dtype {array.dtype} in {key}: use .astype('uint8') for pixels from 0 to "
+            "255, else .astype('float32')."
+        )
+    if array.dtype != np.uint8:
+        with np.errstate(over='ignore'):
+            array = array.astype(np.float32, copy=False)
+        bad = np.count_nonzero(~np.isfinite(array))
+        if bad:
+            raise ValueError(
+                f'{source} has {bad} values in {key} that are NaN, infinite or beyond float32: '
+                'replace them.'
+            )
+    # A feature is a channel, so each is normalised by its mean and deviation.
+    return array.reshape({2: (-1, 1, 1, shape[-1]), 3: (*shape, 1), 4: shape}[array.ndim])
+
+
+def _checked_labels(array: np.ndarray, source: str, key: str) -> np.ndarray:
+    """Returns labels as [n] int32."""
+    if array.ndim != 1 or not array.size or array.dtype.kind not in 'iu':
+        raise ValueError(
+            f'{source} has shape {array.shape} and dtype {array.dtype} in {key}: labels must be '
+            '[n] integers, one per example.'
+        )
+    if not 0 <= array.min() <= array.max() <= _LARGEST_LABEL:
+        labels = f'labels from {array.min()} to {array.max()}'
+        raise ValueError(f'{source} has {labels} in {key}: number the classes from 0.')
+    return array.astype(np.int32, copy=False)
+
+
+def _count_classes(y_train: np.ndarray, y_test: np.ndarray, source: str) -> int:
+    """Returns the number of classes, after checking that the labels number them from 0."""
+    num_classes = int(y_train.max()) + 1
+    used = np.union1d(y_train, y_test)
+    if used[-1] >= num_classes:
+        raise ValueError(
+            f'{source} has label {used[-1]} in y_test but labels only up to {num_classes - 1} in '
+            'y_train: remove test examples of classes that are not trained.'
+        )
+    if used[0] > 0:
+        raise ValueError(
+            f'{source} has labels from {used[0]} to {used[-1]}: number the classes from 0, as in '
+            f'y - {used[0]}.'
+        )
+    if 2 * used.size < num_classes:
+        raise ValueError(
+            f'{source} has the largest label {num_classes - 1}, but only {used.size} different '
+            f'labels: number the classes 0..{used.size - 1}, or correct the label if it is wrong.'
+        )
+    return num_classes
+
+
+def _numbered_users(users: np.ndarray, num_examples: int, source: str) -> np.ndarray:
+    """Returns the users of the training examples, numbered from 0 in sorted order, [n] int32."""
+    if users.shape != (num_examples,) or users.dtype.kind not in 'iuSU':
+        raise ValueError(
+            f'{source} has shape {users.shape} and dtype {users.dtype} in users: it must be one '
+            f'integer or text for each of the {num_examples} training examples.'
+        )
+    return np.unique(users, return_inverse=True)[1].astype(np.int32)

@@ -1,0 +1,43 @@
+"""Datasets that a Python program passes as arrays in memory."""
+
+import dataclasses
+import re
+
+import numpy as np
+
+from jaxfed.config import DEFAULTS, Config
+from jaxfed.data import ARRAYS_PREFIX
+from jaxfed.data.arrays import ARRAYS, make_dataset
+from jaxfed.recording.checkpoints import digest
+from jaxfed.types import Dataset
+
+_DIGITS = 8  # of the digest
+
+
+def checked_arrays(dataset: Dataset) -> Dataset:
+    """Returns a user's dataset checked and converted, with the recorded name and a digest."""
+    source = f'dataset={dataset.name!r}'
+    if not re.fullmatch(r'[\w.+-]+', dataset.name):
+        raise ValueError(f'{source} must have a name of letters, digits and any of "_.+-".')
+    if not isinstance(dataset.num_classes, int | np.integer) or dataset.num_classes < 1:
+        raise ValueError(f'{source} must have num_classes of at least 1.')
+    fields = {field: getattr(dataset, field) for field in (*ARRAYS, 'users')}
+    arrays = {field: np.asarray(array) for field, array in fields.items() if array is not None}
+    made = make_dataset(dataset.name, source, arrays, int(dataset.num_classes))
+    content = digest(
+        {
+            field: np.asarray(value)
+            for field, value in made._asdict().items()
+            if field != 'name' and value is not None
+        }
+    )
+    return made._replace(name=f'{ARRAYS_PREFIX}{dataset.name}-{content[:_DIGITS]}')
+
+
+def name_arrays(config: Config, dataset: Dataset) -> Config:
+    """Returns the settings with the name of a dataset from `checked_arrays`."""
+    if config.dataset != DEFAULTS['dataset'] and not config.dataset.startswith(ARRAYS_PREFIX):
+        raise ValueError(
+            f'--dataset={config.dataset} and arrays from Python exclude each other; omit one.'
+        )
+    return dataclasses.replace(config, dataset=dataset.name)
