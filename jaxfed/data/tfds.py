@@ -53,12 +53,12 @@ def load_tfds(name: str, data_dir: str | os.PathLike[str] | None = None) -> Data
     """
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"--dataset={name} is not a dataset name: use 'name' or 'name/config', optionally with "
-            "':1.2.3', a version."
+            f"--dataset={name!r} is not a dataset name: use 'name' or 'name/config', optionally "
+            "with a version, ':1.2.3'."
         )
     root = data_folder(data_dir)
     if root.exists() and not root.is_dir():
-        raise ValueError(f'data_dir={root} is no folder: give --data_dir that of the datasets.')
+        raise ValueError(f'--data_dir={root} must be the folder of the datasets, but is a file.')
     directory = _find(name, root) or _prepare(name, root)
     base = name.partition(':')[0]
     description = (directory / 'dataset_info.json').read_bytes()
@@ -76,7 +76,7 @@ def _find(name: str, root: Path) -> Path | None:
     configs = sorted({f.parent.parent.name for f in (root / base).glob('*/*/dataset_info.json')})
     if not folders and configs:
         names = ', '.join(f'{base}/{config}' for config in configs)
-        raise ValueError(f'dataset={name!r} has configurations: choose one of {names}.')
+        raise ValueError(f'--dataset={name} has configurations: choose one of {names}.')
     return max(folders, key=lambda folder: _number(folder.name), default=None)
 
 
@@ -91,37 +91,39 @@ def _prepare(name: str, root: Path) -> Path:
     import tensorflow_datasets as tfds
 
     base = name.partition(':')[0].partition('/')[0]
-    missing = f'dataset={name!r} is not prepared in {root}'
+    missing = f'--dataset={name} is not prepared in --data_dir={root}'
+    parent = next((p for p in root.absolute().parents[:3] if _find(name, p)), None)
+    if parent:
+        raise ValueError(f'{missing}; pass the parent folder, --data_dir={parent}.')
     if base in RECIPES and name not in (base, f'{base}:{VERSION}'):
         raise ValueError(
-            f'{missing}, and {base} is prepared in version {VERSION} alone, without '
-            f'configurations: write --dataset={base}.'
+            f'{missing}, and {base} has only version {VERSION} and no configurations; use '
+            f'--dataset={base}.'
         )
     if base in RECIPES:
         raise ValueError(
-            f'{missing}: give its --data_dir, or prepare it from the official archive at '
-            f'{RECIPES[base].homepage}:\n  '
+            f'{missing}; pass another --data_dir, or download the official archive from '
+            f'{RECIPES[base].homepage} and run: '
             f"python -m jaxfed.data.prepare {base} --archive=FILE --data_dir='{root}'"
         )
     known = tfds.list_builders(with_community_datasets=False)
     if base not in known:
-        near = difflib.get_close_matches(base, ['digits', 'npz', 'image_folder', *RECIPES, *known])
+        names = ['digits', 'npz', 'image_folder', *RECIPES, *known]
+        near = difflib.get_close_matches(base.lower(), names)
+        question = f' Did you mean {" or ".join(near)}?' if near else ''
         raise ValueError(
-            f'{missing} and no name that TensorFlow Datasets knows: '
-            f'{"did you mean " + " or ".join(near) + "?" if near else "check it, or"} '
-            'Give --data_dir if it is prepared elsewhere, or use --dataset=npz with your arrays.'
+            f'{missing}, and TensorFlow Datasets does not have it.{question} Pass another '
+            '--data_dir if it is prepared elsewhere, or use --dataset=npz for your own arrays.'
         )
     if importlib.util.find_spec('tensorflow') is None:
         raise ValueError(
-            f'{missing}: give its --data_dir, use --dataset=npz, or prepare it with\n  '
-            "pip install 'jaxfed[prepare]'\n  "
-            f'python -c "import tensorflow_datasets as tfds; tfds.builder({name!r}, '
-            f"data_dir='{root}', file_format='array_record').download_and_prepare()\""
+            f'{missing}; pass another --data_dir, or install TensorFlow with '
+            "pip install 'jaxfed[prepare]' and repeat the command, which then downloads it."
         )
     _log.info('Preparing %s in %s; later runs read it.', name, root)
     builder = tfds.builder(name, data_dir=root, file_format='array_record')
     with explain_errors(
-        f'dataset={name!r} could not be prepared in {root}',
+        f'--dataset={name} could not be prepared in {root}',
         'check network and disk, or pass the --data_dir of a prepared copy',
         catch=OSError,
     ):
@@ -137,7 +139,7 @@ def _decode(name: str, directory: Path, store: cache.Store) -> Dataset:
     test = 'test' if 'test' in splits else 'validation'
     if 'train' not in splits or test not in splits:
         raise ValueError(
-            f'dataset={name!r} must have the splits train and test (or validation), got '
+            f'--dataset={name} must have the splits train and test (or validation), got '
             f'{", ".join(splits)}: choose another --dataset.'
         )
     x_train, y_train, users = _decode_split(name, directory, builder, 'train', store)
@@ -149,7 +151,7 @@ def _decode(name: str, directory: Path, store: cache.Store) -> Dataset:
     for split, y in ('train', y_train), (test, y_test):
         if not 0 <= y.min() <= y.max() < num_classes:
             raise ValueError(
-                f'dataset={name!r} has labels from {y.min()} to {y.max()} in the split {split!r}, '
+                f'--dataset={name} has labels from {y.min()} to {y.max()} in the split {split!r}, '
                 f'outside its {num_classes} classes: choose a dataset with all labels.'
             )
     numbers = _numbered(name, features['user'], users) if 'user' in features else None
@@ -165,7 +167,7 @@ def _open(name: str, directory: Path) -> Any:
         file_format = json.loads((directory / 'dataset_info.json').read_text()).get('fileFormat')
     if file_format != 'array_record':
         raise ValueError(
-            f'dataset={name!r} in {directory} is stored as {file_format or "tfrecord"}, which '
+            f'--dataset={name} in {directory} is stored as {file_format or "tfrecord"}, which '
             "cannot be read without TensorFlow: prepare it with file_format='array_record' in "
             'another --data_dir.'
         )
@@ -177,7 +179,7 @@ def _open(name: str, directory: Path) -> Any:
     for key, kind in (('image', tfds.features.Image), ('label', tfds.features.ClassLabel)):
         if not isinstance(features.get(key), kind):
             raise ValueError(
-                f'dataset={name!r} has no feature {key!r} of type {kind.__name__}, only '
+                f'--dataset={name} has no feature {key!r} of type {kind.__name__}, only '
                 f'{", ".join(features)}: choose an image classification dataset.'
             )
     return builder
@@ -191,7 +193,7 @@ def _decode_split(
     with _reading(name, directory, files):
         source = builder.as_data_source(split)
     if not len(source):
-        raise ValueError(f'dataset={name!r} has no examples in the split {split!r}.')
+        raise ValueError(f'--dataset={name} has no examples in the split {split!r}.')
     labels: list[int] = []
     users: list[Any] = []
 
@@ -205,7 +207,7 @@ def _decode_split(
             images = np.stack([example['image'] for example in block])
             if images.dtype != np.uint8:
                 raise ValueError(
-                    f'dataset={name!r} has {images.dtype} images: only uint8 is supported.'
+                    f'--dataset={name} has {images.dtype} images: only uint8 is supported.'
                 )
             labels.extend(example['label'] for example in block)
             users.extend(example.get('user') for example in block)
@@ -232,7 +234,7 @@ def _reading(name: str, directory: Path, files: str) -> Any:
     """Converts every exception of the libraries that read prepared files to a ValueError."""
     # They raise RuntimeError, KeyError, ParseError and more, by the kind of damage.
     return explain_errors(
-        f'dataset={name!r} cannot be read, {directory / files} is damaged or missing',
+        f'--dataset={name} cannot be read, {directory / files} is damaged or missing',
         f'delete the folder {directory} and prepare the dataset again',
     )
 
@@ -241,5 +243,5 @@ def _check_shapes(name: str, shapes: set[tuple[int, ...]]) -> None:
     """Raises a ValueError if images have several shapes."""
     if len(shapes) > 1:
         raise ValueError(
-            f'dataset={name!r} has unequal images {sorted(shapes)[:2]}: use --dataset=npz.'
+            f'--dataset={name} has unequal images {sorted(shapes)[:2]}: use --dataset=npz.'
         )

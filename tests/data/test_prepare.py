@@ -72,7 +72,9 @@ def test_data_dir_that_is_no_folder(tmp_path, archive):
     (tmp_path / 'file').write_text('no folder')
     with pytest.raises(ValueError, match=r'--data_dir=.*/file is a file; name a directory'):
         prepare('cinic10', archive, tmp_path / 'file', official=UNCHECKED)
-    with pytest.raises(ValueError, match=r'data_dir=.*/file is no folder: give --data_dir'):
+    with pytest.raises(
+        ValueError, match=r'--data_dir=.*/file must be the folder of the datasets, but is a file'
+    ):
         load_dataset('cinic10', data_dir=tmp_path / 'file')
 
 
@@ -116,9 +118,7 @@ def test_unprepared_datasets_name_the_command(tmp_path):
         with pytest.raises(ValueError, match=r'download it from https://datashare.*--archive=FILE'):
             prepare('cinic10', archive, tmp_path)
     for name in 'cinic10/x', 'cinic10:2.0.0':
-        with pytest.raises(
-            ValueError, match=r'version 1\.0\.0 alone.*: write --dataset=cinic10\.$'
-        ):
+        with pytest.raises(ValueError, match=r'only version 1\.0\.0 .*; use --dataset=cinic10\.$'):
             load_dataset(name, data_dir=tmp_path)
 
 
