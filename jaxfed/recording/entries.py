@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxfed.config import Config
+from jaxfed.config import Config, partition_values
 from jaxfed.metrics import Evaluation, rounds_to_target
 from jaxfed.metrics.measures import MEASURES, fields
+from jaxfed.partition import partition_settings
 
 Entry = dict[str, Any]  # a line of metrics.jsonl
 
@@ -16,8 +17,15 @@ _EVALUATED = ('test_accuracy', 'test_loss', 'class_accuracy', *_LOCAL)
 
 
 def title_of(config: Config) -> str:
-    """Return dataset, partition and number of clients as the title of a figure."""
-    return f'{config.dataset}, {config.partition}, {config.num_clients} clients'
+    """Dataset, partition with its important settings, and clients, for titles of pictures."""
+    parameters, values = partition_settings(config.partition), partition_values(config)
+    shown = ', '.join(
+        f'{name}={value}'
+        for name, value in values.items()
+        if 'alpha' in name or value != parameters[name].default
+    )
+    partition = f'{config.partition} ({shown})' if shown else config.partition
+    return f'{config.dataset}, {partition}, {config.num_clients} clients'
 
 
 def describe_round(

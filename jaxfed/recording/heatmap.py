@@ -1,4 +1,4 @@
-"""The client x class table of a partition, as a figure and as text."""
+"""The label counts of the clients, as a figure and as a table in the terminal."""
 
 import os
 
@@ -8,11 +8,12 @@ from rich.table import Table
 from rich.text import Text
 
 _MAX_NUMBERED = 20  # clients and classes up to which the cells of the figure have numbers
+_MAX_LINED = 150  # clients or classes up to which lines separate them
 _PRINTED_CLIENTS = 20
-_PRINTED_CLASSES = 10  # up to which the printed cells are numbers
-_STRIP_WIDTH = 50  # characters, for more classes
+_PRINTED_CLASSES = 10  # number of classes up to which the printed cells are numbers
+_STRIP_WIDTH = 50  # characters of a row of more classes
 _SHADES = ' ░▒▓█'
-_ASCII = str.maketrans('·░▒▓█', '.-=*#')  # for output that is not Unicode
+_ASCII = str.maketrans('·░▒▓█', '.-=*#')  # for terminals without Unicode
 
 
 def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str) -> None:
@@ -26,33 +27,39 @@ def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str
     Reference:
       FedCAD, figure 3; FedSSD, figure 6.
     """
-    from matplotlib.colors import PowerNorm
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap, PowerNorm
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     num_clients, num_classes = counts.shape
     numbered = max(counts.shape) <= _MAX_NUMBERED
-    width = 2.5 + (0.5 if numbered else 0.15) * min(num_classes, 60)
-    height = 1.5 + (0.35 if numbered else 0.06) * min(num_clients, 150)
-    figure = Figure(figsize=(max(width, 5), max(height, 3.5)), layout='constrained')
-    axes = figure.add_subplot(title=title, xlabel='class', ylabel='client')
-    # cividis is perceptually uniform and looks the same with colour blindness. The square root
-    # separates a few examples from none and from many.
-    positive = np.ma.masked_equal(counts, 0)
-    norm = PowerNorm(0.5, vmin=1, vmax=max(counts.max(), 2))
-    image = axes.imshow(
-        positive, cmap='cividis_r', norm=norm, aspect='auto', interpolation='nearest'
-    )
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    cell = (0.45, 0.3) if numbered else (0.12, 0.25 if num_classes <= _MAX_NUMBERED else 0.09)
+    size = cell[0] * min(num_clients, 100), cell[1] * min(num_classes, 100)
+    figure = Figure(figsize=(max(size[0], 5) + 2, max(size[1], 2) + 1.3), layout='constrained')
+    axes = figure.add_subplot(title=title, xlabel='client', ylabel='class')
+    # One hue from light to dark is readable with colour blindness and in grey print. The square
+    # root separates few examples from many, and the lightest shade 1 from 0, which is white.
+    shades = ListedColormap(colormaps['Blues'](np.linspace(0.15, 1, 256)))
+    largest = max(counts.max(), 2)
+    norm = PowerNorm(0.5, vmin=1, vmax=largest)
+    positive = np.ma.masked_equal(counts.T, 0)
+    image = axes.imshow(positive, cmap=shades, norm=norm, aspect='auto', origin='lower')
+    for axis, number in (axes.xaxis, num_clients), (axes.yaxis, num_classes):
+        if number <= _MAX_NUMBERED:
+            axis.set_ticks(range(number))
+        if number <= _MAX_LINED:
+            axis.set_ticks(np.arange(number + 1) - 0.5, minor=True)
+            axis.grid(which='minor', color='0.85', linewidth=0.5)
+        axis.set_tick_params(which='minor', length=0)
     if numbered:
-        axes.set_xticks(range(num_classes))
-        axes.set_yticks(range(num_clients))
         for (i, c), count in np.ndenumerate(counts):
-            colour = 'white' if norm(count) > 0.5 else 'black'
-            text = str(count) if count else ''
-            axes.text(c, i, text, ha='center', va='center', color=colour, fontsize=7)
-    figure.colorbar(image, label='examples')
+            if count:
+                colour = 'white' if norm(count) > 0.65 else 'black'
+                axes.text(i, c, f'{count}', ha='center', va='center', color=colour, fontsize=8)
+    ticks = np.asarray(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]).tick_values(1, largest))
+    inside = ticks[(ticks > 1) & (ticks <= largest)]
+    figure.colorbar(image, label='examples (white: none)', ticks=[1, *inside])
     figure.savefig(path, dpi=150, format='png')
 
 
@@ -90,7 +97,7 @@ def print_heatmap(counts: np.ndarray, console: Console, *, most: int = _PRINTED_
 
 
 def _number(count: int, largest: int) -> Text:
-    """Format a count; the larger it is, the brighter its background."""
+    """Format a count; the larger the count, the brighter its background."""
     if not count:
         return Text('·', style='dim')
     level = int(40 + 140 * count / max(largest, 1))
@@ -98,7 +105,7 @@ def _number(count: int, largest: int) -> Text:
 
 
 def _strip(row: np.ndarray, group: int) -> Text:
-    """Shade a character for every `group` classes; the larger their share, the darker."""
+    """Shade a character for every `group` classes; the larger their count, the denser."""
     sums = np.add.reduceat(row, np.arange(0, row.size, group))
     levels = np.ceil(sums / max(sums.max(), 1) * (len(_SHADES) - 1)).astype(int)
     return Text(''.join(_SHADES[level] for level in levels))

@@ -1,4 +1,4 @@
-"""Show how data is dealt: python -m jaxfed.partition --alpha=0.1 --num_clients=20."""
+"""Shows the partition of the data: python -m jaxfed.partition --alpha=0.1 --num_clients=20."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from jaxfed.runs.listings import list_methods
 
 
 def training_counts(settings: config.Config) -> np.ndarray:
-    """How many examples of each class each client holds in training with these settings.
+    """Count the training examples of each class at each client.
 
     Args:
-      settings: of the experiment; the method's are read because what it sets aside on the server
-        is not dealt.
+      settings: of the experiment; the method matters, because the partition does not deal the
+        auxiliary examples of the server.
 
     Returns:
       [N, C] int32.
@@ -29,7 +29,7 @@ def training_counts(settings: config.Config) -> np.ndarray:
     Raises:
       ValueError: if training would refuse method, data or partition.
     """
-    # Nobody is sampled here, so the default of a round's clients forbids no small federation.
+    # No client is sampled, so the default of --clients_per_round limits nothing.
     sampled = min(settings.clients_per_round, settings.num_clients)
     settings = dataclasses.replace(settings, clients_per_round=sampled)
     checks.check(settings)
@@ -39,10 +39,10 @@ def training_counts(settings: config.Config) -> np.ndarray:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the client x class heat map, and draw it where --output says so.
+    """Print the label counts of the clients, and draw them to --output.
 
     Args:
-      arguments: what the flags left over; there may be nothing.
+      arguments: the program's name, and nothing else.
 
     Returns:
       The exit status: 0, or 2 for bad input.
@@ -63,8 +63,8 @@ def main(arguments: Sequence[str]) -> int:
                 draw_heatmap(counts, path, title=title_of(settings))
             except OSError as error:
                 raise ValueError(
-                    f'--output={path} cannot be written ({error}): give a file in a folder that is '
-                    'there and can be written to.'
+                    f'--output={path} cannot be written ({error}); name a file in an existing, '
+                    'writable folder.'
                 ) from error
     except (ValueError, OSError) as error:
         console.show_error(str(error))
@@ -74,5 +74,5 @@ def main(arguments: Sequence[str]) -> int:
 
 if __name__ == '__main__':
     config_flags.define_flags(groups=('data and seed', 'partition', 'method'))
-    flags.DEFINE_string('output', None, 'PNG file of the heat map')
+    flags.DEFINE_string('output', None, 'PNG file for the partition map')
     app.run(main, flags_parser=command_line.parse_program)

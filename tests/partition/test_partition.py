@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from rich.console import Console
 
 from jaxfed import Config
@@ -27,6 +28,7 @@ from jaxfed.partition import (
     quantity,
     sharding,
 )
+from jaxfed.recording.entries import title_of
 from jaxfed.recording.heatmap import draw_heatmap, print_heatmap
 from jaxfed.runs import checks, config_flags, deal, experiment
 from jaxfed.runs import partition_map as show
@@ -675,6 +677,44 @@ def test_many_clients_need_no_generator_each(monkeypatch):
     counts = label_counts(labels, train, 10)
     assert (counts.sum(axis=1) == 2).all() and (counts.sum(axis=0) == 2000).all()
     assert counts[1234].tolist() == np.bincount(labels[parts[1234]], minlength=10).tolist()
+
+
+def test_a_map_is_white_without_examples_and_dark_with_the_most(tmp_path):
+    draw_heatmap(np.array([[0, 900], [1, 0]]), tmp_path / 'map.png', title='title')
+    with Image.open(tmp_path / 'map.png') as image:
+        pixels = np.asarray(image.convert('RGB'))
+    height, width = pixels.shape[:2]
+    # Client 0 is on the left, class 1 above class 0, and the colour bar on the right; a point
+    # beside the middle of a cell is not in its number.
+    left, right, above, below = 0.2 * width, 0.55 * width, 0.25 * height, 0.65 * height
+    colour = {
+        (i, c): tuple(pixels[int(y), int(x)].tolist())
+        for (i, x) in enumerate((left, right))
+        for (c, y) in enumerate((below, above))
+    }
+    assert colour[0, 0] == colour[1, 1] == (255, 255, 255)
+    dark, light = colour[0, 1], colour[1, 0]
+    assert dark == (8, 48, 107)
+    assert light[2] > light[1] > light[0] > 200
+
+
+@pytest.mark.parametrize(
+    'settings, title',
+    [
+        ({'alpha': 0.05, 'num_clients': 10}, 'digits, dirichlet (alpha=0.05), 10 clients'),
+        ({'balanced': True}, 'digits, dirichlet (alpha=0.1, balanced=True), 20 clients'),
+        ({'partition': 'iid', 'alpha': 3.0}, 'digits, iid, 20 clients'),
+        ({'partition': 'quantity'}, 'digits, quantity (size_alpha=0.5), 20 clients'),
+        (
+            {'partition': 'extended_dirichlet', 'alpha': 1.0, 'min_size': 5},
+            'digits, extended_dirichlet (labels_per_client=2, alpha=1.0, min_size=5), 20 clients',
+        ),
+        ({'partition': 'sharding'}, 'digits, sharding (shards_per_client=2), 20 clients'),
+        ({'partition': 'natural', 'num_users': 30}, 'digits, natural (num_users=30), 20 clients'),
+    ],
+)
+def test_titles_name_the_settings_of_the_partition(settings, title):
+    assert title_of(Config(**settings)) == title
 
 
 @pytest.mark.parametrize('clients, classes, most', [(4, 3, 1), (30, 10, 499), (100, 62, 499)])
