@@ -8,7 +8,6 @@ function that returns a `Dataset`, and call it in `load_dataset`.
 
 import os
 
-from jaxfed.data.augment import AUGMENTATIONS, Augment, make_augment, normalise, parse_augment
 from jaxfed.data.auxiliary import split_auxiliary
 from jaxfed.data.digits import load_digits
 from jaxfed.data.image_folder import load_image_folder
@@ -71,13 +70,8 @@ def check_source(name: str, *, npz: Path | None, path: Path | None) -> None:
 
 __all__ = [
     'ARRAYS_PREFIX',
-    'AUGMENTATIONS',
-    'Augment',
     'channel_statistics',
     'check_source',
     'load_dataset',
-    'make_augment',
-    'normalise',
-    'parse_augment',
     'split_auxiliary',
 ]

@@ -76,12 +76,12 @@ def make_partition(
         impossible, or the function returns anything else than disjoint index arrays.
     """
     if name not in PARTITIONS:
-        raise ValueError(f'partition={name!r} is unknown: choose one of {", ".join(PARTITIONS)}.')
+        raise ValueError(f'--partition={name} is unknown: choose one of {", ".join(PARTITIONS)}.')
     known = partition_settings(name)
     required = {key for key, p in known.items() if p.default is p.empty}
     if not required <= settings.keys() <= known.keys():
         raise ValueError(
-            f'partition={name!r} got {", ".join(settings) or "no settings"}: it takes '
+            f'--partition={name} got {", ".join(settings) or "no settings"}: it takes '
             f'{", ".join(known) or "none"}, and requires those without a default.'
         )
     function = PARTITIONS[name]

@@ -23,7 +23,7 @@ def checked_labels(labels: np.ndarray, num_clients: int) -> np.ndarray:
     check_least('num_clients', num_clients)
     if num_clients > labels.size:
         raise ValueError(
-            f'num_clients={num_clients} is more than the {labels.size} training examples: choose '
+            f'--num_clients={num_clients} is more than the {labels.size} training examples: choose '
             f'--num_clients from 1 to {labels.size}.'
         )
     if labels.min() < 0:
@@ -36,7 +36,7 @@ def check_concentration(name: str, alpha: float) -> None:
     # The limits keep 1 / alpha and num_clients * alpha finite.
     if not 1e-100 < alpha < 1e100:
         raise ValueError(
-            f'{name}={alpha} must be a positive, finite number: choose --{name} from about 0.05 '
+            f'--{name}={alpha} must be a positive, finite number: choose --{name} from about 0.05 '
             '(very skewed) to 100 (hardly skewed).'
         )
 
@@ -46,7 +46,7 @@ def check_min_size(min_size: int, num_clients: int, num_examples: int) -> None:
     check_least('min_size', min_size)
     if min_size * num_clients > num_examples:
         raise ValueError(
-            f'min_size={min_size} for each of num_clients={num_clients} is more than the '
+            f'--min_size={min_size} for each of --num_clients={num_clients} is more than the '
             f'{num_examples} examples: lower --min_size to at most {num_examples // num_clients} '
             'or lower --num_clients.'
         )
@@ -56,12 +56,12 @@ def check_labels_per_client(labels_per_client: int, num_clients: int, num_classe
     """Checks that clients with this number of classes each can hold all classes."""
     if not 1 <= labels_per_client <= num_classes:
         raise ValueError(
-            f'labels_per_client={labels_per_client} with {num_classes} classes: choose '
+            f'--labels_per_client={labels_per_client} with {num_classes} classes: choose '
             f'--labels_per_client from 1 to {num_classes}.'
         )
     if num_clients * labels_per_client < num_classes:
         raise ValueError(
-            f'num_clients={num_clients} with labels_per_client={labels_per_client} cannot hold '
+            f'--num_clients={num_clients} with --labels_per_client={labels_per_client} cannot hold '
             f'all {num_classes} classes: raise --labels_per_client to at least '
             f'{-(-num_classes // num_clients)}.'
         )
@@ -74,7 +74,7 @@ def check_holders(holds: np.ndarray, classes: np.ndarray, class_sizes: np.ndarra
     if holders[c] > class_sizes[c]:
         raise ValueError(
             f'class {classes[c]} has {class_sizes[c]} examples for the {holders[c]} of '
-            f'num_clients={len(holds)} that hold it with labels_per_client='
+            f'--num_clients={len(holds)} that hold it with --labels_per_client='
             f'{holds[0].sum()}: lower --num_clients or --labels_per_client.'
         )
 

@@ -58,20 +58,18 @@ def natural(
     check_least('min_user_size', min_user_size)
     ids, user_of, sizes = np.unique(users, return_inverse=True, return_counts=True)
     eligible = np.flatnonzero(sizes >= min_user_size)
-    limit = f'the {eligible.size} of {ids.size} users with at least min_user_size={min_user_size}'
+    taken = num_users or eligible.size
     if num_users > eligible.size:
         raise ValueError(
-            f'num_users={num_users} is more than {limit}: lower --num_users or --min_user_size.'
+            f'--num_users={num_users} is more than the {eligible.size} of {ids.size} users with at '
+            f'least --min_user_size={min_user_size} examples: lower one of them.'
         )
-    if num_clients > (num_users or eligible.size):
-        remedy = 'lower --min_user_size'
-        if num_users:
-            limit, remedy = f'num_users={num_users}', 'raise --num_users'
+    if num_clients > taken:
         raise ValueError(
-            f'num_clients={num_clients} is more than {limit}, and users are not split: lower '
-            f'--num_clients, or {remedy}.'
+            f'--num_clients={num_clients} is more than the {taken} users that take part, and users '
+            'are not split: lower --num_clients or --min_user_size, or raise --num_users.'
         )
-    chosen = generator(seed).permutation(eligible)[: num_users or eligible.size]
+    chosen = generator(seed).permutation(eligible)[:taken]
     client_of_user = np.full(ids.size, -1)
     for i, users_of_client in enumerate(np.array_split(chosen, num_clients)):
         client_of_user[users_of_client] = i

@@ -94,8 +94,8 @@ def draw_counts(
             return counts + first * holds
         done += work
     raise ValueError(
-        f'no draw with {flag}={alpha} gave each of num_clients={len(holds)} at least '
-        f'min_size={min_size} of the {class_sizes.sum()} examples: raise --{flag}, lower '
+        f'no draw with --{flag}={alpha} gave each of --num_clients={len(holds)} at least '
+        f'--min_size={min_size} of the {class_sizes.sum()} examples: raise --{flag}, lower '
         '--num_clients or lower --min_size; if a draw was close, try another --seed.'
     )
 

@@ -37,13 +37,13 @@ def sharding(
     num_shards = num_clients * shards_per_client
     if num_shards < classes.size:
         raise ValueError(
-            f'num_clients={num_clients} with shards_per_client={shards_per_client} makes '
+            f'--num_clients={num_clients} with --shards_per_client={shards_per_client} makes '
             f'{num_shards} shards for {classes.size} classes, one class each: raise '
             f'--shards_per_client to at least {-(-classes.size // num_clients)}.'
         )
     if num_shards > labels.size:
         raise ValueError(
-            f'num_clients={num_clients} with shards_per_client={shards_per_client} makes '
+            f'--num_clients={num_clients} with --shards_per_client={shards_per_client} makes '
             f'{num_shards} shards for {labels.size} examples: lower --shards_per_client or '
             '--num_clients.'
         )

@@ -9,6 +9,7 @@ from absl import app, flags
 from rich.console import Console
 
 from jaxfed import config, methods
+from jaxfed.data.errors import explain_errors
 from jaxfed.internal import command_line, console
 from jaxfed.recording.entries import title_of
 from jaxfed.recording.heatmap import draw_heatmap, print_heatmap
@@ -59,13 +60,9 @@ def main(arguments: Sequence[str]) -> int:
         print_heatmap(counts, Console(highlight=False))
         if flags.FLAGS.output:
             path = Path(flags.FLAGS.output)
-            try:
+            advice = 'name a file in an existing, writable folder'
+            with explain_errors(f'--output={path} cannot be written', advice, catch=OSError):
                 draw_heatmap(counts, path, title=title_of(settings))
-            except OSError as error:
-                raise ValueError(
-                    f'--output={path} cannot be written ({error}); name a file in an existing, '
-                    'writable folder.'
-                ) from error
     except (ValueError, OSError) as error:
         console.show_error(str(error))
         return 2

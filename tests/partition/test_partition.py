@@ -432,16 +432,20 @@ def test_seed_decides(name):
         (
             extended_dirichlet,
             {'num_clients': 500, 'labels_per_client': 3, 'alpha': 1.0, 'min_size': 1},
-            'class 0 has 100 examples for the 150 .* labels_per_client=3',
+            'class 0 has 100 examples for the 150 .* --labels_per_client=3',
         ),
         (natural, {'num_clients': 2, 'users': None}, 'has no users: choose a --dataset'),
         (natural, {'num_clients': 2, 'users': np.zeros(3, int)}, r'users has shape \(3,\)'),
         (natural, {'num_clients': 2, 'users': np.zeros(1000)}, 'dtype float64'),
-        (natural, {'num_clients': 11, 'users': ten_classes()}, 'num_clients=11 .* 10 of 10 users'),
+        (
+            natural,
+            {'num_clients': 11, 'users': ten_classes()},
+            'num_clients=11 .* 10 users that take part',
+        ),
         (
             natural,
             {'num_clients': 5, 'users': ten_classes(), 'num_users': 4},
-            'num_clients=5 is more than num_users=4',
+            'num_clients=5 is more than the 4 users that take part',
         ),
         (natural, {'num_clients': 1, 'users': ten_classes(), 'num_users': 11}, 'num_users=11'),
         (
@@ -451,8 +455,13 @@ def test_seed_decides(name):
         ),
         (
             natural,
+            {'num_clients': 1, 'users': ten_classes(), 'num_users': 1, 'min_user_size': 101},
+            'the 0 of 10 users with at least --min_user_size=101',
+        ),
+        (
+            natural,
             {'num_clients': 1, 'users': ten_classes(), 'min_user_size': 101},
-            'the 0 of 10 users with at least min_user_size=101',
+            'num_clients=1 is more than the 0 users that take part',
         ),
         (
             natural,
@@ -489,9 +498,9 @@ def test_hold_out_refuses(share):
 @pytest.mark.parametrize(
     'name, given, message',
     [
-        ('dirichle', {}, "partition='dirichle' is unknown: choose one of iid"),
-        ('iid', {'alpha': 1.0}, "partition='iid' got alpha: it takes none"),
-        ('sharding', {}, "partition='sharding' got no settings: it takes shards_per_client"),
+        ('dirichle', {}, '--partition=dirichle is unknown: choose one of iid'),
+        ('iid', {'alpha': 1.0}, '--partition=iid got alpha: it takes none'),
+        ('sharding', {}, '--partition=sharding got no settings: it takes shards_per_client'),
     ],
 )
 def test_settings_of_another_partition_are_refused(name, given, message):
@@ -616,9 +625,9 @@ def test_users_are_dealt_without_the_auxiliary_examples(monkeypatch):
 def test_an_unreachable_minimum_is_refused(monkeypatch):
     monkeypatch.setattr(proportions, '_MAX_WORK', 10_000)
     monkeypatch.setattr(proportions, '_DRAWS_AT_ONCE', 1_000)
-    with pytest.raises(ValueError, match=r'alpha=0.01 .* min_size=99'):
+    with pytest.raises(ValueError, match=r'alpha=0.01 .* --min_size=99'):
         dirichlet(ten_classes(), num_clients=10, alpha=0.01, seed=0, min_size=99)
-    with pytest.raises(ValueError, match=r'size_alpha=0.01 .* min_size=99 .* raise --size_alpha'):
+    with pytest.raises(ValueError, match=r'size_alpha=0.01 .* --min_size=99 .* raise --size_alpha'):
         quantity(ten_classes(), num_clients=10, size_alpha=0.01, seed=0, min_size=99)
 
 
