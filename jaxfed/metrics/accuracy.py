@@ -14,9 +14,7 @@ class Evaluation(NamedTuple):
 
     accuracy: Array  # [] share of correct predictions
     loss: Array  # [] mean cross-entropy
-    class_accuracy: (
-        Array  # [C] share of correct predictions in each class, 0 for a class without examples
-    )
+    class_accuracy: Array  # [C] share of correct predictions; 0 for a class without examples
     predicted: Array  # [m] int32, the class with the largest logit
 
 

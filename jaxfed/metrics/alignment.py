@@ -12,12 +12,12 @@ def class_preference(activations: ArrayLike, y: ArrayLike, num_classes: int) -> 
 
     argmax_c mean_{x of class c} a(x)
 
-    A class without examples is never preferred. Of equal means the lowest class is preferred, so a
-    neuron that is never active prefers the first class with examples.
+    No neuron prefers a class without examples. Of equal means the lowest class wins, so a neuron
+    that is never active prefers the first class with examples.
 
     Args:
-      activations: a [m, F], of a layer with F neurons on m examples; a feature map is averaged
-        over its places, or its places are neurons.
+      activations: a [m, F], of a layer with F neurons on m examples; average a feature map over
+        its pixels, or reshape it to one neuron a pixel.
       y: [m] int32 labels.
       num_classes: C.
 

@@ -1,4 +1,4 @@
-"""Numbers of whole runs: rounds to a target accuracy, speed-up, and the mean over seeds."""
+"""Statistics of whole runs: rounds to a target accuracy, speed-up, mean over seeds."""
 
 from collections.abc import Sequence
 
@@ -8,16 +8,16 @@ Curve = tuple[Sequence[int], Sequence[float | None]]  # rounds, ascending, and t
 
 
 def rounds_to_target(curve: Curve, target: float) -> int | None:
-    """The first round with a test accuracy of at least the target.
+    """Finds the first round with a test accuracy of at least the target.
 
     min {t : A^t >= target}
 
     Args:
-      curve: rounds and accuracies; a round that was not evaluated has None.
+      curve: rounds and accuracies; None for a round without evaluation.
       target: in the same unit as the accuracies.
 
     Returns:
-      The round, None if the target is not reached.
+      The round; None if the run does not reach the target.
 
     Reference:
       He et al., Class-Wise Adaptive Self Distillation for Heterogeneous Federated Learning,
@@ -28,7 +28,7 @@ def rounds_to_target(curve: Curve, target: float) -> int | None:
 
 
 def speed_up(reference: Curve, curve: Curve, target: float | None = None) -> float | None:
-    """The factor by which a run needs fewer rounds than a reference for the same accuracy.
+    """Computes the factor by which a run needs fewer rounds than a reference for an accuracy.
 
     (reference's rounds to the target) / (this run's rounds to the target)
 
@@ -38,7 +38,7 @@ def speed_up(reference: Curve, curve: Curve, target: float | None = None) -> flo
       target: the accuracy; None for the reference's best.
 
     Returns:
-      The factor, None if one of the two does not reach the target.
+      The factor; None if one of the two does not reach the target.
 
     Reference:
       Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023, table 3.

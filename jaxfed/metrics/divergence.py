@@ -14,8 +14,8 @@ def weight_distances(models: PyTree, center: PyTree) -> Array:
     ||w_i - w_g||; its mean over i is the weight divergence
 
     Args:
-      models: w, parameters of S models [S, ...]; NumPy arrays stay on the host.
-      center: w_g, from which they started, of the same structure without the first axis.
+      models: w, parameters of S models [S, ...]; NumPy arrays remain on the host.
+      center: w_g, parameters [...] of the model from which they started.
 
     Returns:
       [S].

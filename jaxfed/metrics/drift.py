@@ -14,7 +14,7 @@ class Drift(NamedTuple):
     """Updates of S clients, d_i = w_i - w_g, and their mean d = mean_i d_i."""
 
     norms: Array  # [S], ||d_i||
-    cosines: Array  # [S], <d_i, d> / (||d_i|| ||d||), 0 where one of the two is zero
+    cosines: Array  # [S], <d_i, d> / (||d_i|| ||d||); 0 if d_i or d is zero
     diversity: Array  # [], as `diversity`
 
 
@@ -22,8 +22,8 @@ def drift(models: PyTree, start: PyTree) -> Drift:
     """Computes lengths and directions of the clients' updates, with equal weights.
 
     Args:
-      models: w, parameters of S local models [S, ...]; NumPy arrays stay on the host.
-      start: w_g, of the global model from which they started, without the first axis.
+      models: w, parameters of S local models [S, ...]; NumPy arrays remain on the host.
+      start: w_g, parameters [...] of the global model from which they started.
 
     Returns:
       The drift.

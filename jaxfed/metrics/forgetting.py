@@ -13,12 +13,12 @@ def class_forgetting(history: Array) -> Array:
 
     F_c = max_{t < T} A_c^t - A_c^T
 
-    It is negative for a class that is better than ever, and 0 after the first evaluation and for a
+    It is negative for a class with a new best accuracy, and 0 after the first evaluation and for a
     class without test examples.
 
     Args:
       history: A [T, C], class accuracies of the global model after each evaluated round. A NumPy
-        array stays on the host, so a growing history does not cause compilation.
+        array remains on the host, so a growing history causes no compilation.
 
     Returns:
       [C].

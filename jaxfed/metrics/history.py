@@ -1,4 +1,4 @@
-"""The summary of earlier rounds that measures need; its size does not grow with them."""
+"""The summary of earlier rounds for measures, of constant size."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from jaxfed.metrics.accuracy import Evaluation
 class History(NamedTuple):
     """The rounds so far in which the global model was evaluated."""
 
-    rounds: Any  # array [] int32, their number; if it is 0, the other fields have no meaning
+    rounds: Any  # array [] int32, their number; the other fields are undefined if it is 0
     best: Any  # array [C] float32, best accuracy of each class
     class_accuracy: Any  # array [C] float32, after the last of them
     predicted: Any  # array [m] int32, predictions after the last of them

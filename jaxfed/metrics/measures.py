@@ -68,7 +68,7 @@ class Measure(NamedTuple):
     """A measure; each of its functions returns some of the fields."""
 
     text: str  # description, a sentence
-    cost: str = 'nothing'  # in words
+    cost: str = 'nothing'  # description
     scalars: tuple[str, ...] = ()  # fields of metrics.jsonl; their last values go to summary.json
     arrays: tuple[str, ...] = ()  # fields of metrics.jsonl
     of_round: Callable[[RoundData], Fields] = _no_fields  # in every round
@@ -96,12 +96,11 @@ def _forgetting(data: RoundData, now: Evaluation) -> Fields:
 
 
 def _consistency(data: RoundData, now: Evaluation) -> Fields:
-    last = data.history
-    if not last.rounds:
+    if not data.history.rounds:
         return {}
     return {
-        'class_consistency': class_consistency(last.class_accuracy, now.class_accuracy),
-        'same_predictions': same_predictions(last.predicted, now.predicted),
+        'class_consistency': class_consistency(data.history.class_accuracy, now.class_accuracy),
+        'same_predictions': same_predictions(data.history.predicted, now.predicted),
     }
 
 
@@ -198,7 +197,7 @@ MEASURES: dict[str, Measure] = {
     ),
     'drift': Measure(
         text="Norms of the clients' updates, their cosines with the mean update, the means of "
-        'both, and mean squared norm to squared norm of the mean.',
+        'both, and the ratio of the mean squared norm to the squared norm of the mean.',
         cost='a pass over the local models on the host, one more copy of them',
         scalars=('update_norm', 'update_cosine', 'update_diversity'),
         arrays=('cohort', 'update_norms', 'update_cosines'),
@@ -206,7 +205,7 @@ MEASURES: dict[str, Measure] = {
         needs=('models',),
     ),
     'divergence': Measure(
-        text='Mean distance of local models to the global one from which they started, and of '
+        text='Mean distance of local models to the global model from which they started, and of '
         "clients' label shares to its normalised class accuracies.",
         cost='a pass over the local models on the host, one more copy of them',
         scalars=('weight_divergence', 'distribution_divergence'),
@@ -214,25 +213,25 @@ MEASURES: dict[str, Measure] = {
         needs=('models',),
     ),
     'alignment': Measure(
-        text='Share of the neurons before the last layer that prefer the same class in a local '
-        'model and in the global one from which it started, mean.',
+        text='Mean share of the neurons before the last layer that prefer the same class in a '
+        'local model and in the global model from which it started.',
         cost='a test of the global model, memory for the features of the test data',
         scalars=('weight_alignment',),
         of_locals=lambda data, local: {'weight_alignment': local.agreement.alignment.mean()},
         needs=('agreement',),
     ),
     'gradient_diversity': Measure(
-        text="Mean squared norm to squared norm of the mean, of the clients' full gradients at "
-        'the global model before the round.',
+        text="Ratio of the mean squared norm to the squared norm of the mean of the clients' full "
+        'gradients, at the global model before the round.',
         cost="about an epoch over the training data of the round's clients",
         scalars=('gradient_diversity',),
         of_locals=lambda data, local: {'gradient_diversity': diversity(*local.gradients)},
         needs=('gradients',),
     ),
     'teacher_kl': Measure(
-        text="Divergence of a local model's predictions on the test data from those of the global "
-        'one from which it started, mean.',
-        cost='as alignment, whose test it shares',
+        text="Mean divergence of a local model's predictions on the test data from those of the "
+        'global model from which it started.',
+        cost='the same test as alignment',
         scalars=('teacher_kl',),
         of_locals=lambda data, local: {'teacher_kl': local.agreement.kl.mean()},
         needs=('agreement',),

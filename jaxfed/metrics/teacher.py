@@ -40,7 +40,7 @@ def teacher_kl(teacher_logits: ArrayLike, logits: ArrayLike) -> Array:
 
 
 def as_teacher(outputs: Outputs, y: Array) -> Teacher:
-    """Computes the results with which students are compared.
+    """Computes the results of a teacher that `agreement` compares with a student.
 
     Args:
       outputs: of the global model on the test examples.

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxfed.models.layers import uniform_fan_in
-from jaxfed.models.norm import NORMS, Norm
+from jaxfed.models.norm import BatchNorm, Norm, group_norm
 from jaxfed.models.ops import Convolution
 from jaxfed.models.remat import recomputed
 from jaxfed.types import Array, Outputs, PyTree
@@ -15,7 +15,7 @@ Stem = Literal['cifar', 'imagenet']
 
 
 class ConvNorm(nnx.Module):
-    """A convolution and its normalisation; it has a bias where there is no normalisation."""
+    """A convolution and its normalisation; without normalisation it has a bias."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class ConvNorm(nnx.Module):
         groups: int = 1,
         use_bias: bool = False,
     ) -> None:
-        # PyTorch's padding; XLA's 'SAME' is not symmetric where strides are 2.
+        # PyTorch's padding; XLA's 'SAME' is asymmetric for strides of 2.
         edge = (size - 1) // 2
         init = uniform_fan_in(in_channels // groups * size**2)
         self.conv = nnx.Conv(
@@ -46,15 +46,19 @@ class ConvNorm(nnx.Module):
             bias_init=init,
             rngs=rngs,
         )
-        self.norm: Any = NORMS[norm](out_channels, rngs=rngs)
+        make_norm = {'batch': BatchNorm, 'group': group_norm}.get(norm)
+        self.norm: Any = nnx.data(make_norm(out_channels, rngs=rngs) if make_norm else None)
 
     def __call__(self, x: Array, mask: Array | None = None) -> Array:
         """Computes norm(x * kernel) of [B, H, W, in_channels]."""
-        return self.norm(self.conv(x), mask=mask)
+        x = self.conv(x)
+        if isinstance(self.norm, BatchNorm):
+            return self.norm(x, mask=mask)
+        return self.norm(x) if self.norm else x
 
 
 class BlockNetwork(nnx.Module):
-    """A stem, blocks, a mean over places and a classifier; subclasses make these layers."""
+    """A stem, blocks, a mean over pixels and a classifier; subclasses make these layers."""
 
     stem: ConvNorm
     blocks: nnx.List

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from flax import nnx
 
-from jaxfed.models.layers import ConvMaxPool, check_image_size, linear
+from jaxfed.models.layers import check_image_size, linear, uniform_fan_in
 from jaxfed.models.ops import Convolution
 from jaxfed.types import Array, Outputs
 
@@ -18,7 +18,7 @@ class FeedForward(nnx.Module):
     channels: ClassVar[Sequence[int]] = ()  # of the convolutions conv1, conv2, ...
     padding: ClassVar[str] = 'SAME'
     units: ClassVar[Sequence[tuple[str, int]]]  # name and width of the dense layers
-    least: ClassVar[int] = 1  # pixels of an image along each side
+    least: ClassVar[int] = 1  # smallest height and width of an image
     others: ClassVar[Sequence[str]] = ()  # networks for smaller images
 
     def __init__(
@@ -30,11 +30,11 @@ class FeedForward(nnx.Module):
         rngs: nnx.Rngs,
     ) -> None:
         check_image_size(input_shape, self.name, self.least, self.others)
+        self.conv_max_pool = convolution.conv_max_pool
         *sides, width = input_shape
         for i, channels in enumerate(self.channels, start=1):
-            conv = ConvMaxPool(
-                width, channels, size=5, padding=self.padding, convolution=convolution, rngs=rngs
-            )
+            init = uniform_fan_in(25 * width)
+            conv = nnx.Conv(width, channels, (5, 5), kernel_init=init, bias_init=init, rngs=rngs)
             setattr(self, f'conv{i}', conv)
             sides = [(side if self.padding == 'SAME' else side - 4) // 2 for side in sides]
             width = channels
@@ -47,7 +47,9 @@ class FeedForward(nnx.Module):
     def __call__(self, x: Array) -> Outputs:
         """Computes logits [B, C] and features [B, F] of images [B, H, W, channels]."""
         for i in range(len(self.channels)):
-            x = nnx.relu(getattr(self, f'conv{i + 1}')(x))
+            conv = getattr(self, f'conv{i + 1}')
+            # The bias follows the pool: the same function on a quarter of the elements.
+            x = nnx.relu(self.conv_max_pool(x, conv.kernel[...], self.padding) + conv.bias[...])
         x = x.reshape(x.shape[0], -1)
         for name, _ in self.units:
             x = nnx.relu(getattr(self, name)(x))

@@ -1,4 +1,4 @@
-"""New heads for a network whose last layer is `params['classifier']`, a kernel and a bias."""
+"""New heads for networks with the last layer `params['classifier']`, a kernel and a bias."""
 
 import jax
 import jax.numpy as jnp

@@ -1,5 +1,6 @@
 """MobileNet, version 1 (Howard et al., 2017)."""
 
+from itertools import pairwise
 from typing import Any
 
 from flax import nnx
@@ -28,9 +29,8 @@ class Separable(nnx.Module):
     """A depthwise 3x3 convolution and a 1x1 convolution, each with ReLU."""
 
     def __init__(self, in_channels: int, out_channels: int, strides: int, **options: Any) -> None:
-        self.depthwise = ConvNorm(
-            in_channels, in_channels, 3, strides, groups=in_channels, **options
-        )
+        inputs = in_channels
+        self.depthwise = ConvNorm(inputs, inputs, 3, strides, groups=inputs, **options)
         self.pointwise = ConvNorm(in_channels, out_channels, 1, **options)
 
     def __call__(self, x: Array, mask: Array | None = None) -> Array:
@@ -39,7 +39,7 @@ class Separable(nnx.Module):
 
 
 class MobileNet(BlockNetwork):
-    """A 3x3 convolution, 13 depthwise separable ones and a mean over places.
+    """A 3x3 convolution, 13 depthwise separable ones and a mean over pixels.
 
     It has 3 217 226 parameters with the stem for CIFAR (stride 1) and 10 classes, 4 231 976 with
     ImageNet's (stride 2) and 1000 classes.
@@ -72,19 +72,18 @@ class MobileNet(BlockNetwork):
         rngs: nnx.Rngs,
     ) -> None:
         if not 0 < width <= 8:
-            raise ValueError(f'--width={width} must be above 0 and at most 8.')
+            raise ValueError(f'--width must be above 0 and at most 8, got {width}.')
         options: dict[str, Any] = {'norm': norm, 'convolution': convolution, 'rngs': rngs}
 
         def scaled(channels: int) -> int:
             return max(2, 2 * int(width * channels / 2))  # an even number, for the two groups
 
         self.remat = remat
-        channels = scaled(32)
+        channels = [scaled(32), *(scaled(out) for out, _ in BLOCKS)]
         strides = 2 if stem == 'imagenet' else 1
-        self.stem = ConvNorm(input_shape[2], channels, 3, strides, **options)
-        blocks = []
-        for out, strides in BLOCKS:
-            blocks.append(Separable(channels, scaled(out), strides, **options))
-            channels = scaled(out)
-        self.blocks = nnx.List(blocks)
-        self.classifier = linear(channels, num_classes, rngs=rngs)
+        self.stem = ConvNorm(input_shape[2], channels[0], 3, strides, **options)
+        self.blocks = nnx.List(
+            Separable(*ends, strides, **options)
+            for ends, (_, strides) in zip(pairwise(channels), BLOCKS, strict=True)
+        )
+        self.classifier = linear(channels[-1], num_classes, rngs=rngs)

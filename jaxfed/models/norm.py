@@ -1,4 +1,4 @@
-"""Normalisation layers, called with (x [B, H, W, channels], mask [B] or None to evaluate)."""
+"""Normalisation layers."""
 
 from typing import Literal
 
@@ -12,12 +12,11 @@ from jaxfed.types import Array
 
 Norm = Literal['batch', 'group', 'none']
 
-GROUPS = 2
 EPSILON = 1e-5
 
 
 class BatchNorm(nnx.BatchNorm):
-    """Batch normalisation whose statistics are those of the real examples only.
+    """Batch normalisation with the statistics of the real examples of a batch.
 
     Momentum and epsilon are PyTorch's, 0.1 of the batch and 1e-5. The running variance is that of
     the batch, without PyTorch's factor m / (m - 1), m the pixels of a batch.
@@ -29,7 +28,7 @@ class BatchNorm(nnx.BatchNorm):
     def __call__(
         self, x: Array, use_running_average: bool | None = None, *, mask: Array | None = None
     ) -> Array:
-        """Normalises by the statistics of the batch, or by the running ones without a mask."""
+        """Normalises by the real examples, or without a mask by the running statistics."""
         del use_running_average
         if mask is None:
             return super().__call__(x, use_running_average=True).astype(x.dtype)
@@ -53,18 +52,18 @@ def _normalise_forward(
     # Computed in float32, like the statistics, whatever the precision of the network.
     exact = x.astype(jnp.float32)
     real = mask[:, None, None, None]
-    places = jnp.sum(mask) * x.shape[1] * x.shape[2]
-    mean, square = (jnp.sum(z, (0, 1, 2), where=real) / places for z in (exact, exact * exact))
+    pixels = jnp.sum(mask) * x.shape[1] * x.shape[2]
+    mean, square = (jnp.sum(z, (0, 1, 2), where=real) / pixels for z in (exact, exact * exact))
     var = jnp.maximum(square - mean * mean, 0.0)
     inverse = lax.rsqrt(var + EPSILON)
     y = (exact - mean) * (inverse * scale) + bias
-    return (y.astype(x.dtype), mean, var), (x, scale, bias, mask, mean, inverse, places)
+    return (y.astype(x.dtype), mean, var), (x, scale, bias, mask, mean, inverse, pixels)
 
 
 def _normalise_backward(
     residuals: tuple[Array, ...], gradients: tuple[Array, Array, Array]
 ) -> tuple[Array, Array, Array, None]:
-    x, scale, bias, mask, mean, inverse, places = residuals
+    x, scale, bias, mask, mean, inverse, pixels = residuals
     g, g_mean, g_var = gradients
     g_bias, product = (
         jnp.sum(z, (0, 1, 2))
@@ -72,48 +71,26 @@ def _normalise_backward(
     )
     g_scale = product * inverse
     factor = inverse * scale
-    # The gradient that reaches each real place through the mean and the variance.
-    slope = (2 * g_var - factor * inverse * g_scale) / places
-    shift = (g_mean - factor * g_bias) / places
+    # The gradient that reaches each real pixel through the mean and the variance.
+    slope = (2 * g_var - factor * inverse * g_scale) / pixels
+    shift = (g_mean - factor * g_bias) / pixels
 
     def of_example(x: Array, g: Array, real: Array) -> Array:
         statistics = slope * (x.astype(jnp.float32) - mean) + shift
         return (factor * g + jnp.where(real, statistics, 0.0)).astype(x.dtype)
 
-    dx = map_over_chunks(of_example, x, g, mask, places=x.shape[1] * x.shape[2])
+    dx = map_over_chunks(of_example, x, g, mask, pixels=x.shape[1] * x.shape[2])
     return dx, g_scale.astype(scale.dtype), g_bias.astype(bias.dtype), None
 
 
 _normalise.defvjp(_normalise_forward, _normalise_backward)
 
 
-class GroupNorm(nnx.GroupNorm):
-    """Group normalisation of each example over 2 groups of channels.
+def group_norm(channels: int, *, rngs: nnx.Rngs) -> nnx.GroupNorm:
+    """Makes the group normalisation of each example over 2 groups of channels.
 
     Reference:
       Wu and He, Group Normalization, ECCV 2018; 2 groups as in Reddi et al., Adaptive Federated
       Optimization, ICLR 2021.
     """
-
-    def __init__(self, channels: int, *, rngs: nnx.Rngs) -> None:
-        super().__init__(channels, num_groups=GROUPS, epsilon=EPSILON, rngs=rngs)
-
-    def __call__(self, x: Array, *, mask: Array | None = None) -> Array:
-        """Normalises each example independently of the others, so without the mask."""
-        del mask
-        return super().__call__(x)
-
-
-class Identity(nnx.Module):
-    """No normalisation."""
-
-    def __init__(self, channels: int, *, rngs: nnx.Rngs) -> None:
-        del channels, rngs
-
-    def __call__(self, x: Array, *, mask: Array | None = None) -> Array:
-        """Returns x."""
-        del mask
-        return x
-
-
-NORMS = {'batch': BatchNorm, 'group': GroupNorm, 'none': Identity}
+    return nnx.GroupNorm(channels, num_groups=2, epsilon=EPSILON, rngs=rngs)

@@ -1,4 +1,4 @@
-"""Rematerialisation: inner values are recomputed for the gradient instead of being stored."""
+"""Rematerialisation: the gradient recomputes inner values instead of storing them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,16 +7,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxfed.models.ops.lowering import on_cpu
 from jaxfed.types import Array, PyTree
 
 
-def recomputed(function: Callable[..., PyTree], *, platform: str | None = None) -> Callable:
+def recomputed(function: Callable[..., PyTree]) -> Callable:
     """Makes (weights, x, constant) -> result store only its arguments for the gradient."""
-    if (platform or jax.default_backend()) != 'cpu':
+    if not on_cpu():
         return jax.checkpoint(function)
 
     # XLA drops the barriers of `jax.checkpoint` on the CPU, so common subexpression elimination
-    # would undo it. It cannot do so inside a branch that it does not know to be taken.
+    # would undo it. A branch with an unknown condition prevents that.
     @jax.custom_vjp
     def recompute(weights: PyTree, x: Array, constant: PyTree) -> PyTree:
         return function(weights, x, constant)

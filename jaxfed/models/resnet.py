@@ -13,7 +13,7 @@ from jaxfed.types import Array
 
 
 class ResidualBlock(nnx.Module):
-    """Convolutions beside a shortcut, which is a 1x1 convolution where shapes differ."""
+    """Convolutions and a shortcut, a 1x1 convolution if shapes differ."""
 
     sizes: ClassVar[Sequence[int]]  # of the kernels of conv1, conv2, ...
     strided: ClassVar[int]  # index of the convolution that has the stride
@@ -26,10 +26,9 @@ class ResidualBlock(nnx.Module):
             step = strides if i == self.strided else 1
             conv = ConvNorm(channels[i], channels[i + 1], size, step, **options)
             setattr(self, f'conv{i + 1}', conv)
-        changes = strides > 1 or in_channels != out
-        self.shortcut = nnx.data(
-            ConvNorm(in_channels, out, 1, strides, **options) if changes else None
-        )
+        self.shortcut = nnx.data(None)
+        if strides > 1 or in_channels != out:
+            self.shortcut = ConvNorm(in_channels, out, 1, strides, **options)
 
     def __call__(self, x: Array, mask: Array | None = None) -> Array:
         """Computes relu(F(x) + shortcut(x)) of [B, H, W, in_channels]."""
@@ -52,9 +51,9 @@ class Bottleneck(ResidualBlock):
 
 
 class ResNet(BlockNetwork):
-    """A stem, stages of residual blocks of which each but the first halves the image, and a mean.
+    """A stem, stages of residual blocks and a mean; each stage but the first halves the image.
 
-    The stem for CIFAR is a 3x3 convolution; the one for ImageNet is a 7x7 convolution with stride 2
+    The stem for CIFAR is a 3x3 convolution, the one for ImageNet a 7x7 convolution with stride 2
     and a 3x3 max-pool with stride 2.
 
     Args:

@@ -65,13 +65,14 @@ class VGG11(nnx.Module):
         check_image_size(input_shape, 'vgg11', 32, ('resnet18', 'cnn'))  # halves images five times
         self.remat = remat
         options: dict[str, Any] = {'norm': norm, 'convolution': convolution, 'rngs': rngs}
-        stages = []
-        for widths in STAGES:
-            stages.append(Stage(channels, widths, **options))
-            channels = widths[-1]
-        self.stages = nnx.List(stages)
-        features = (height // 32) * (width // 32) * channels
-        self.classifier = linear(features, num_classes, rngs=rngs)
+        inputs = (channels, *(widths[-1] for widths in STAGES))
+        self.stages = nnx.List(
+            Stage(channels, widths, **options)
+            for channels, widths in zip(inputs, STAGES, strict=False)
+        )
+        self.classifier = linear(
+            (height // 32) * (width // 32) * inputs[-1], num_classes, rngs=rngs
+        )
 
     def __call__(self, x: Array, mask: Array | None = None) -> Outputs:
         """Computes logits [B, C] and features [B, F] of images [B, H, W, channels]."""

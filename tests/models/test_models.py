@@ -203,13 +203,13 @@ def test_unknown_name_lists_the_choices():
 @pytest.mark.parametrize(
     ('name', 'input_shape', 'num_classes', 'message'),
     [
-        ('lenet', (8, 8, 1), 10, r'8, 8.*--model=lenet.*16x16.*--model=cnn'),
+        ('lenet', (8, 8, 1), 10, r'--model=lenet.*16x16.*8, 8.*--model=cnn'),
         ('lenet', (32, 15, 1), 10, r'--model=lenet'),
-        ('cnn', (3, 8, 1), 10, r'3, 8.*--model=cnn.*4x4.*--model=mlp'),
+        ('cnn', (3, 8, 1), 10, r'--model=cnn.*4x4.*3, 8.*--model=mlp'),
         ('mlp', (0, 8, 1), 10, r'input_shape=\(0, 8, 1\)'),
         ('mlp', (8, 8), 10, r'input_shape=\(8, 8\)'),
         ('mlp', (8, 8, 1), 0, r'num_classes=0'),
-        ('vgg11', (28, 28, 1), 10, r'28, 28.*--model=vgg11.*32x32.*--model=resnet18'),
+        ('vgg11', (28, 28, 1), 10, r'--model=vgg11.*32x32.*28, 28.*--model=resnet18'),
     ],
 )
 def test_bad_sizes_are_refused(name, input_shape, num_classes, message):

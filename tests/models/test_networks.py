@@ -11,7 +11,7 @@ from flax import nnx
 from jax import lax
 
 from jaxfed.models import as_model, make_model, with_precision
-from jaxfed.models.norm import BatchNorm, GroupNorm
+from jaxfed.models.norm import BatchNorm, group_norm
 from jaxfed.models.ops import convolution
 from jaxfed.models.remat import recomputed
 from jaxfed.models.resnet import Bottleneck, ResNet
@@ -162,7 +162,7 @@ class OneLayer(nnx.Module):
         self.layer = norm(channels, rngs=rngs)
 
     def __call__(self, x, mask=None):
-        y = self.layer(x, mask=mask)
+        y = self.layer(x) if mask is None else self.layer(x, mask=mask)
         return Outputs(y, y)
 
 
@@ -214,7 +214,7 @@ def test_batch_normalisation_and_its_derivatives_are_those_of_its_equation(shape
 
 
 def test_group_normalisation_sees_one_example_at_a_time():
-    model = one_layer(GroupNorm, 4)
+    model = one_layer(group_norm, 4)
     assert model.stats == ()
     params = {'layer': {'scale': np.ones(4, np.float32), 'bias': np.zeros(4, np.float32)}}
     x = images(3, (5, 2, 4))
@@ -228,7 +228,9 @@ def test_group_normalisation_sees_one_example_at_a_time():
 
 
 @pytest.mark.parametrize('platform', ['cpu', 'gpu'])
-def test_recomputing_changes_neither_values_nor_gradients(platform):
+def test_recomputing_changes_neither_values_nor_gradients(platform, monkeypatch):
+    monkeypatch.setattr(jax, 'default_backend', lambda: platform)
+
     def block(weights, x, shift):
         hidden = jnp.tanh(x @ weights['a'])
         return jnp.tanh(hidden @ weights['b']) + shift, hidden.mean(0)
@@ -241,7 +243,7 @@ def test_recomputing_changes_neither_values_nor_gradients(platform):
         y, mean = function(weights, x, shift)
         return jnp.sum(y**2) + jnp.sum(mean)
 
-    again = recomputed(block, platform=platform)
+    again = recomputed(block)
     got = jax.jit(jax.value_and_grad(lambda w, x: loss(again, w, x), (0, 1)))(weights, x)
     want = jax.value_and_grad(lambda w, x: loss(block, w, x), (0, 1))(weights, x)
     chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-6)
@@ -294,7 +296,7 @@ def test_bfloat16_reaches_every_convolution_and_statistics_stay_float32():
         ('mlp', {'remat': True}, r'--remat=True is no option of --model=mlp'),
         ('resnet8', {'norm': 'layer'}, r'--norm=layer must be one of batch, group, none'),
         ('resnet8', {'stem': 'large'}, r'--stem=large must be one of cifar, imagenet'),
-        ('mobilenet', {'width': 0.0}, r'--width=0.0 must be above 0'),
+        ('mobilenet', {'width': 0.0}, r'--width must be above 0 and at most 8, got 0.0'),
         ('mobilenet', {'width': 'wide'}, r"--width='wide' must be a number"),
         ('resnet8', {'depth': 3}, r'--depth=3 is no option of --model=resnet8\.'),
     ],

@@ -1,5 +1,7 @@
 """Operations: equal to their plain counterparts in value and gradients, however mapped over."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -278,41 +280,45 @@ def test_weight_gradient_of_many_places(shape, kernel, strides, groups):
 
 @pytest.mark.parametrize('platform', ['cpu', 'gpu'])
 @pytest.mark.parametrize('batch', [1, 4, 5])
-def test_chunks_are_the_whole(batch, platform):
+def test_chunks_are_the_whole(batch, platform, monkeypatch):
     x = np.random.default_rng(0).standard_normal((batch, 4), np.float32)
     y = np.arange(batch, dtype=np.float32)
-    given = {'places': 512, 'platform': platform}  # two examples at a time
-    total = sum_over_chunks(lambda x, y: x.T @ y, x, y, **given)
+    monkeypatch.setattr(jax, 'default_backend', lambda: platform)
+    pixels = 512  # two examples at a time
+    total = sum_over_chunks(lambda x, y: x.T @ y, x, y, pixels=pixels)
     np.testing.assert_allclose(total, x.T @ y, rtol=1e-5, atol=1e-6)
-    mapped = map_over_chunks(lambda x, y: x * y, x, y, **given)
+    mapped = map_over_chunks(lambda x, y: x * y, x, y, pixels=pixels)
     np.testing.assert_allclose(mapped, x * y[:, None], rtol=1e-6)
-    loops = str(jax.make_jaxpr(lambda *a: sum_over_chunks(lambda x, y: x.T @ y, *a, **given))(x, y))
+    total = functools.partial(sum_over_chunks, lambda x, y: x.T @ y, pixels=pixels)
+    loops = str(jax.make_jaxpr(total)(x, y))
     assert ('scan' in loops or 'while' in loops) == (batch > 1 and platform == 'cpu')
 
 
 def test_chunks_of_bfloat16_are_added_up_in_float32():
     x = jnp.ones((600, 1), jnp.bfloat16)  # adding 1 to 256 changes nothing in bfloat16
-    total = sum_over_chunks(lambda x: x.sum(0), x, places=1024)
+    total = sum_over_chunks(lambda x: x.sum(0), x, pixels=1024)
     assert total.dtype == jnp.bfloat16
     np.testing.assert_array_equal(total, jnp.full(1, 600, jnp.bfloat16))
 
 
-def test_lowering_by_platform_and_shape():
+def test_lowering_by_platform_and_shape(monkeypatch):
+    platform = 'cpu'
+    monkeypatch.setattr(jax, 'default_backend', lambda: platform)
     cnn = [((32, 32), (5, 5, 3, 32)), ((16, 16), (5, 5, 32, 64))]
-    assert [lowering(*shapes, pooled=True, platform='cpu') for shapes in cnn] == [
+    assert [lowering(*shapes, pooled=True) for shapes in cnn] == [
         'blocks',
         'fourier',
     ]
-    assert lowering((32, 32), (3, 3, 64, 64), platform='cpu') == 'unrolled'
-    assert lowering((32, 32), (3, 3, 64, 128), (2, 2), platform='cpu') == 'unrolled'
-    assert lowering((32, 32), (1, 1, 64, 256), platform='cpu') == 'unrolled'
-    assert lowering((32, 32), (3, 3, 3, 16), platform='cpu') == 'unrolled'
-    assert lowering((16, 16), (3, 3, 32, 32), platform='cpu') == 'fourier'
-    assert lowering((8, 8), (3, 3, 128, 256), platform='cpu') == 'fourier'
-    assert lowering((8, 8), (3, 3, 256, 256), platform='cpu') == 'unrolled'
-    assert lowering((2, 2), (3, 3, 512, 512), platform='cpu') == 'patches'
-    assert lowering(*cnn[0], platform='gpu') == lowering(*cnn[1], platform='tpu') == 'grouped'
-    assert lowering(*cnn[0]) == lowering(*cnn[0], platform=jax.default_backend())
+    assert lowering((32, 32), (3, 3, 64, 64)) == 'unrolled'
+    assert lowering((32, 32), (3, 3, 64, 128), (2, 2)) == 'unrolled'
+    assert lowering((32, 32), (1, 1, 64, 256)) == 'unrolled'
+    assert lowering((32, 32), (3, 3, 3, 16)) == 'unrolled'
+    assert lowering((16, 16), (3, 3, 32, 32)) == 'fourier'
+    assert lowering((8, 8), (3, 3, 128, 256)) == 'fourier'
+    assert lowering((8, 8), (3, 3, 256, 256)) == 'unrolled'
+    assert lowering((2, 2), (3, 3, 512, 512)) == 'patches'
+    platform = 'gpu'
+    assert lowering(*cnn[0]) == lowering(*cnn[1]) == 'grouped'
 
 
 def test_unknown_lowering_is_refused():

@@ -6,20 +6,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxfed.models.ops.lowering import on_cpu
 from jaxfed.types import Array
 
-# Places of images in a chunk. Fewer make matrix products short, more leave the cache.
-PLACES = 1024
+# Pixels in a chunk. Fewer make matrix products short, more exceed the cache.
+PIXELS = 1024
 
 
-def sum_over_chunks(
-    function: Callable[..., Array], *arrays: Array, places: int, platform: str | None = None
-) -> Array:
-    """Computes function(*arrays), a sum over examples [B, ...], for images of so many places."""
-    batch = arrays[0].shape[0]
-    size = -(-PLACES // max(places, 1))
-    chunks, rest = batch // size, batch % size
-    if chunks < 2 or (platform or jax.default_backend()) != 'cpu':
+def sum_over_chunks(function: Callable[..., Array], *arrays: Array, pixels: int) -> Array:
+    """Computes function(*arrays), a sum over examples [B, ...] with this number of pixels."""
+    size = -(-PIXELS // max(pixels, 1))
+    chunks, rest = divmod(arrays[0].shape[0], size)
+    if chunks < 2 or not on_cpu():
         return function(*arrays)
 
     result = jax.eval_shape(function, *(array[:size] for array in arrays))
@@ -30,21 +28,19 @@ def sum_over_chunks(
         return total + function(*chunk).astype(exact)
 
     if rest:
-        first = function(*(array[batch - rest :] for array in arrays)).astype(exact)
+        first = function(*(array[-rest:] for array in arrays)).astype(exact)
     else:
         first = jnp.zeros(result.shape, exact)
     return lax.fori_loop(0, chunks, add, first).astype(result.dtype)
 
 
-def map_over_chunks(
-    function: Callable[..., Array], *arrays: Array, places: int, platform: str | None = None
-) -> Array:
-    """Computes jax.vmap(function)(*arrays) over examples [B, ...].
+def map_over_chunks(function: Callable[..., Array], *arrays: Array, pixels: int) -> Array:
+    """Computes jax.vmap(function)(*arrays) over examples [B, ...] with this number of pixels.
 
-    The result is in memory before it is read. Otherwise the compiler would recompute it in the
-    order in which a matrix product reads it, column by column, which takes ten times as long.
+    The loop writes the result to memory. Otherwise the compiler recomputes it in the order in
+    which a matrix product reads it, column by column, which takes ten times as long.
     """
-    size = -(-PLACES // max(places, 1))
-    if arrays[0].shape[0] < 2 * size or (platform or jax.default_backend()) != 'cpu':
+    size = -(-PIXELS // max(pixels, 1))
+    if arrays[0].shape[0] < 2 * size or not on_cpu():
         return jax.vmap(function)(*arrays)
     return lax.map(lambda rows: function(*rows), arrays, batch_size=size)

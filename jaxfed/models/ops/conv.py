@@ -1,4 +1,4 @@
-"""Two-dimensional convolution that stays fast when `jax.vmap` maps over its kernels."""
+"""Two-dimensional convolution that remains fast when `jax.vmap` maps over its kernels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,22 +12,24 @@ from jaxfed.models.ops.lowering import LAYOUT, Pads, check_lowering, lowering
 from jaxfed.models.ops.unrolled import unrolled_conv
 from jaxfed.types import Array
 
+Padding = str | Sequence[tuple[int, int]]  # as for `jax.lax.conv_general_dilated`
+
 
 def conv_general_dilated(
     lhs: Array,
     rhs: Array,
     window_strides: Sequence[int],
-    padding: str | Sequence[tuple[int, int]],
+    padding: Padding,
     *,
     precision: Any = None,
     use: str | None = None,
     **options: Any,
 ) -> Array:
-    """Convolves as `jax.lax.conv_general_dilated`, with the lowering `use` if it is given.
+    """Convolves as `jax.lax.conv_general_dilated`; `use` fixes the lowering.
 
     The fast lowerings cover two-dimensional convolutions in the layout NHWC, HWIO, NHWC with any
-    stride and padding, dense or depthwise; everything else is `jax.lax.conv_general_dilated`. They
-    have reverse-mode derivatives of every order; 'unrolled' has no forward mode.
+    stride and padding, dense or depthwise; `jax.lax.conv_general_dilated` computes all others.
+    They have reverse-mode derivatives of every order; 'unrolled' has no forward mode.
     """
     strides = tuple(window_strides)
     use = conv_lowering(lhs, rhs, strides, use=use, **options)
@@ -54,6 +56,7 @@ def conv_lowering(
     strides: Sequence[int],
     *,
     use: str | None = None,
+    precision: Any = None,
     lhs_dilation: Sequence[int] | None = None,
     rhs_dilation: Sequence[int] | None = None,
     dimension_numbers: Any = None,
@@ -62,6 +65,7 @@ def conv_lowering(
     **other: Any,
 ) -> str:
     """Returns the lowering of `conv_general_dilated`: one of `LOWERINGS`, or 'depthwise'."""
+    del precision
     check_lowering(use)
     depthwise = feature_group_count == lhs.shape[-1] == rhs.shape[-1] > 1
     fast = (
@@ -82,10 +86,7 @@ def conv_lowering(
 
 
 def explicit_padding(
-    image: Sequence[int],
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    padding: str | Sequence[tuple[int, int]],
+    image: Sequence[int], kernel: Sequence[int], strides: Sequence[int], padding: Padding
 ) -> Pads:
     """Returns the zeros (low, high) along height and width."""
     if isinstance(padding, str):
@@ -97,7 +98,7 @@ def explicit_padding(
 def _patches_conv(
     x: Array, w: Array, strides: tuple[int, ...], pads: Pads, precision: Any
 ) -> Array:
-    """Convolves by one matrix product with the receptive field of each place of the result."""
+    """Convolves by one matrix product with the receptive field of each pixel of the result."""
     x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
     kernel = w.shape[:2]
     last = [x.shape[1 + i] - kernel[i] + 1 for i in range(2)]

@@ -1,30 +1,27 @@
 """A convolution and the 2x2 max-pool after it, as one operation.
 
-Because only the maxima are needed, the results of the convolution are ordered such that the four
-places of a window are four long runs of memory, and are never put back in order.
+Only the maxima are needed. So the convolution orders its results such that the four pixels of a
+window are four long runs of memory, and nothing restores the usual order.
 """
 
-from collections.abc import Sequence
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxfed.models.ops.conv import conv_general_dilated, explicit_padding
+from jaxfed.models.ops.conv import Padding, conv_general_dilated, explicit_padding
 from jaxfed.models.ops.fourier import fourier_conv
 from jaxfed.models.ops.lowering import LAYOUT, Pads, check_lowering, lowering
 from jaxfed.models.ops.pool import first_maximum, max_pool
 from jaxfed.types import Array
 
 
-def conv_max_pool(
-    x: Array, w: Array, padding: str | Sequence[tuple[int, int]], *, use: str | None = None
-) -> Array:
+def conv_max_pool(x: Array, w: Array, padding: Padding, *, use: str | None = None) -> Array:
     """Convolves x [B, H, W, in] with w [kh, kw, in, out], stride 1, and max-pools 2x2 windows.
 
-    A last row or column that fills no window is dropped; of equal maxima the first in row-major
-    order takes the whole gradient.
+    It drops a last row or column that fills no window; of equal maxima the first in row-major
+    order receives the whole gradient.
     """
     image, kernel = x.shape[1:3], w.shape
     use = pooled_lowering(x, w, use=use)
@@ -49,7 +46,7 @@ def pooled_lowering(x: Array, w: Array, *, use: str | None = None) -> str:
 
 
 def _blocks(x: Array, w: Array, pads: Pads) -> Array:
-    """Convolves 2x2 blocks of pixels; the channels of the result are the places of a window.
+    """Convolves 2x2 blocks of pixels; the channels of the result are the pixels of a window.
 
     Few channels become four times as many, which is faster in matrix products, for at most
     (k + 1)^2 / k^2 of the arithmetic.
@@ -59,18 +56,18 @@ def _blocks(x: Array, w: Array, pads: Pads) -> Array:
     windows = [(image[i] + sum(pads[i]) - kernel[i] + 1) // 2 for i in range(2)]
     reach = [kernel[i] // 2 + 1 for i in range(2)]  # blocks that a window sees
     blocks = [windows[i] + reach[i] - 1 for i in range(2)]
-    # The last pads may be negative: the result does not need these rows or columns.
+    # Negative last pads remove rows or columns that the result does not need.
     edges = [(pads[i][0], 2 * blocks[i] - image[i] - pads[i][0], 0) for i in range(2)]
     x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *edges, (0, 0, 0)))
     x = x.reshape(batch, blocks[0], 2, blocks[1], 2, channels)
     x = x.transpose(0, 1, 3, 2, 4, 5).reshape(batch, *blocks, 4 * channels)
 
-    def placed(low: tuple[int, int]) -> Array:
-        """Pads the kernel such that it computes the place `low` of a window."""
+    def shift(low: tuple[int, int]) -> Array:
+        """Pads the kernel such that it computes the pixel `low` of a window."""
         edges = [(low[i], 2 * reach[i] - kernel[i] - low[i]) for i in range(2)]
         return jnp.pad(w, (*edges, (0, 0), (0, 0)))
 
-    w = jnp.stack([placed((row, column)) for row in range(2) for column in range(2)], axis=3)
+    w = jnp.stack([shift((row, column)) for row in range(2) for column in range(2)], axis=3)
     w = w.reshape(reach[0], 2, reach[1], 2, channels, 4 * out)
     w = w.transpose(0, 2, 1, 3, 4, 5).reshape(*reach, 4 * channels, 4 * out)
     y = conv_general_dilated(x, w, (1, 1), 'VALID', dimension_numbers=LAYOUT, use='unrolled')
@@ -88,7 +85,7 @@ def _fourier(x: Array, w: Array, pads: Pads) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _largest(leading: bool, y: Array) -> Array:
-    """Computes the maximum over the four places of a window.
+    """Computes the maximum over the four pixels of a window.
 
     If `leading`, y [2, W, 2, H, B, out] -> [W, H, B, out]; else y [..., 4 out] -> [..., out].
     """
@@ -97,17 +94,15 @@ def _largest(leading: bool, y: Array) -> Array:
 
 def _largest_forward(leading: bool, y: Array) -> tuple[Array, Array]:
     if leading:
-        places = [y[column, :, row] for row in range(2) for column in range(2)]
-    else:
-        places = jnp.split(y, 4, axis=-1)
-    return first_maximum(places)
+        return first_maximum([y[column, :, row] for row in range(2) for column in range(2)])
+    return first_maximum(jnp.split(y, 4, axis=-1))
 
 
 def _largest_backward(leading: bool, position: Array, g: Array) -> tuple[Array]:
-    places = [jnp.where(position == index, g, 0) for index in range(4)]
+    pixels = [jnp.where(position == index, g, 0) for index in range(4)]
     if not leading:
-        return (jnp.concatenate(places, axis=-1),)
-    by_column = [jnp.stack([places[column], places[2 + column]], axis=1) for column in range(2)]
+        return (jnp.concatenate(pixels, axis=-1),)
+    by_column = [jnp.stack([pixels[column], pixels[2 + column]], axis=1) for column in range(2)]
     return (jnp.stack(by_column),)
 
 

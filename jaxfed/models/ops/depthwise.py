@@ -16,13 +16,12 @@ def depthwise_conv(x: Array, w: Array, strides: Sequence[int], pads: Pads) -> Ar
 
     y[b, i, j, c] = sum_{k, l} x[b, s_1 i + k, s_2 j + l, c] w[k, l, 0, c], strides s
 
-    It is elementwise arithmetic, which XLA fuses, and stays so under derivatives and `jax.vmap`.
+    This elementwise arithmetic, which XLA fuses, remains elementwise under derivatives and
+    `jax.vmap`.
     """
     convolve = partial(_shifted_sum, tuple(strides), pads)
 
-    @jax.custom_vjp
-    def conv(x: Array, w: Array) -> Array:
-        return convolve(x, w)
+    conv = jax.custom_vjp(convolve)
 
     def backward(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
         x, w = residuals
@@ -31,8 +30,8 @@ def depthwise_conv(x: Array, w: Array, strides: Sequence[int], pads: Pads) -> Ar
         def dw(x: Array, g: Array) -> Array:
             return jax.vjp(lambda w: convolve(x, w), w)[1](g)[0]
 
-        # Each element of the kernel has a product as large as the images, so they are chunked.
-        return dx, sum_over_chunks(dw, x, g, places=g.shape[1] * g.shape[2])
+        # In chunks, because each element of the kernel has a product as large as the images.
+        return dx, sum_over_chunks(dw, x, g, pixels=g.shape[1] * g.shape[2])
 
     conv.defvjp(lambda x, w: (conv(x, w), (x, w)), backward)
     return conv(x, w)

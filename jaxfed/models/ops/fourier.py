@@ -2,14 +2,15 @@
 
 With X, W and Y the transforms of image, kernel and result, a convolution is one small complex
 matrix product at each frequency, Y = X W: for 5x5 kernels a ninth of the arithmetic. The
-transforms are matrix products too, so all of it runs at the speed of matrix products, and mapping
-and differentiating it need no special rules.
+transforms are matrix products too, so the whole convolution has the speed of matrix products, and
+`jax.vmap` and `jax.grad` need no special rules.
 
-Rows have the frequencies 2 pi u / N. Columns have 2 pi (v + 1/2) / N, which a real image spreads
-over N / 2 complex numbers exactly, with no special case at either end: what wraps around changes
-sign, but the period N is chosen so that no value of the result wraps around.
+Rows have the frequencies 2 pi u / N. Columns have 2 pi (v + 1/2) / N, for which a real image has
+exactly N / 2 complex numbers, without a special case at either end. Values that wrap around change
+sign, but the period N is so large that no value of the result wraps around.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -45,13 +46,13 @@ def _transform(
     v = 2 * np.pi * (np.arange(half) + 0.5) / (2 * half)
     taps = [np.arange(kernel[i]) - padding[i][0] for i in range(2)]
 
-    def angles(frequency: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        angle = np.outer(frequency, place)
+    def angles(frequency: np.ndarray, pixel: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        angle = np.outer(frequency, pixel)
         return np.cos(angle), np.sin(angle)
 
-    cos, sin = angles(v, np.arange(image[1]))
+    cos, sin = angles(v, range(image[1]))
     forth_columns = np.stack([cos, -sin], 1).reshape(-1, image[1])
-    cos, sin = angles(u, np.arange(image[0]))
+    cos, sin = angles(u, range(image[0]))
     forth_rows = np.block([[cos, sin], [-sin, cos]])
 
     phase = np.add.outer(np.outer(v, taps[1]), np.outer(u, taps[0]))  # [V, kw, U, kh]
@@ -60,12 +61,11 @@ def _transform(
     kernel_real = np.stack([cos, -sin], 1).reshape(-1, cos.shape[1])
     kernel_imag = np.stack([sin, cos], 1).reshape(-1, cos.shape[1])
 
-    cos, sin = angles(u, np.array(rows))
+    cos, sin = angles(u, rows)
     back_rows = np.block([[cos.T, -sin.T], [sin.T, cos.T]])
-    cos, sin = angles(v, np.array(columns))
+    cos, sin = angles(v, columns)
     back_columns = np.stack([cos, -sin], 1).reshape(-1, len(columns)).T / (half * periods[0])
-    matrices = (forth_columns, forth_rows, kernel_real, kernel_imag, back_rows, back_columns)
-    return _Transform(*matrices)
+    return _Transform(forth_columns, forth_rows, kernel_real, kernel_imag, back_rows, back_columns)
 
 
 def fourier_conv(
@@ -73,12 +73,12 @@ def fourier_conv(
 ) -> Array:
     """Convolves x [B, H, W, in] with w [kh, kw, in, out], stride 1, to [columns, rows, B, out].
 
-    y[o] = sum_j x[o + j - low] w[j], for the given rows and columns o in their order
+    y[o] = sum_j x[o + j - low] w[j], for `rows` and `columns` o in their order
     """
     batch, *image, channels = x.shape
     *kernel, _, out = w.shape
     dtype = jnp.result_type(x, w)
-    exact = jnp.promote_types(dtype, jnp.float32)  # bfloat16 is too coarse for the transforms
+    exact = jnp.promote_types(dtype, jnp.float32)  # bfloat16 is too imprecise for the transforms
     t = _transform(tuple(image), tuple(kernel), padding, rows, columns)
     t = _Transform(*(matrix.astype(exact) for matrix in t))
     x, w = x.astype(exact), w.astype(exact)

@@ -2,11 +2,11 @@
 
 - `grouped`: `jax.lax.conv_general_dilated` and its automatic gradients; `jax.vmap` over
   kernels makes it a grouped convolution.
-- `unrolled`: one convolution for each kernel, with its gradients written down (`ops.unrolled`).
-- `patches`: one matrix product with the receptive field of each place of the result.
+- `unrolled`: one convolution for each kernel, with explicit gradients (`ops.unrolled`).
+- `patches`: one matrix product with the receptive field of each pixel of the result.
 - `fourier`: matrix products at each frequency (`ops.fourier`).
-- `blocks`: where a 2x2 max-pool follows, a convolution of 2x2 blocks of pixels (`ops.conv_pool`);
-  elsewhere the same as `unrolled`.
+- `blocks`: a convolution of 2x2 blocks of pixels (`ops.conv_pool`) if a 2x2 max-pool follows,
+  otherwise the same as `unrolled`.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,12 @@ def lowering(
     strides: Sequence[int] = (1, 1),
     *,
     pooled: bool = False,
-    platform: str | None = None,
 ) -> str:
     """Chooses one of `LOWERINGS` for an image [H, W] and a kernel [height, width, in, out].
 
     `pooled` is whether a 2x2 max-pool follows.
     """
-    if (platform or jax.default_backend()) != 'cpu':
+    if not on_cpu():
         return 'grouped'
     height, width, channels, _ = kernel
     if pooled and channels < 4:
@@ -45,6 +44,11 @@ def lowering(
         return 'fourier'
     # On tiny images one product is faster: 5 % on 4x4, 40 % on 2x2, of 512 to 512 channels.
     return 'patches' if max(image) <= 4 else 'unrolled'
+
+
+def on_cpu() -> bool:
+    """Returns whether programs run on the CPU by default."""
+    return jax.default_backend() == 'cpu'
 
 
 def check_lowering(use: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Max-pooling with a written-down backward pass."""
+"""Max-pooling with an explicit backward pass."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,8 @@ from jaxfed.types import Array
 def max_pool(x: Array, size: int = 2) -> Array:
     """Computes the maxima [B, H // size, W // size, channels] of disjoint windows.
 
-    As in PyTorch, rows and columns that fill no window are dropped, and of equal maxima the first
-    in row-major order takes the whole gradient. XLA's gradient (select-and-scatter) does the same
+    As in PyTorch, it drops rows and columns that fill no window, and of equal maxima the first in
+    row-major order receives the whole gradient. XLA's gradient (select-and-scatter) does the same,
     but is several times slower on the CPU.
     """
     if x.ndim != 4 or size < 1 or min(x.shape[1:3]) < size:
@@ -45,7 +45,7 @@ def max_pool(x: Array, size: int = 2) -> Array:
 
 
 def first_maximum(arrays: Sequence[Array]) -> tuple[Array, Array]:
-    """Computes the elementwise maximum and the uint8 index of the first array that has it."""
+    """Computes the elementwise maximum and the uint8 index of the first array with this value."""
     maximum, position = arrays[0], jnp.zeros(arrays[0].shape, jnp.uint8)
     for index, array in enumerate(arrays[1:], start=1):
         position = jnp.where(array > maximum, jnp.uint8(index), position)

@@ -1,10 +1,10 @@
-"""The lowering 'unrolled': one convolution for each kernel, with its gradients written down.
+"""The lowering 'unrolled': one convolution for each kernel, with explicit gradients.
 
-`jax.vmap` over kernels makes a grouped convolution, whose gradients are very slow, and on the CPU
-a convolution inside a loop leaves the fast path unless its dimension numbers are NHWC, HWIO, NHWC,
-which those of the automatic weight gradient are not. In this module the convolution and its input
-gradient are convolutions in that layout, the weight gradient is a sum of matrix products, and a
-batching rule defines what mapping over each operand means.
+`jax.vmap` over kernels makes a grouped convolution, whose gradients are very slow. On the CPU a
+convolution inside a loop is fast only in the layout NHWC, HWIO, NHWC, which the automatic weight
+gradient does not have. In this module the convolution and its input gradient are convolutions in
+that layout, the weight gradient is a sum of matrix products, and a batching rule defines `jax.vmap`
+over each operand.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,21 +50,20 @@ def unrolled_conv(
     x: Array, w: Array, strides: tuple[int, ...], pads: Pads, precision: Any
 ) -> Array:
     """Convolves x [B, H, W, in] with w [height, width, in, out]."""
-    geometry = _Geometry(x.shape[1:3], w.shape[:2], strides, pads, precision)
-    return _differentiable(geometry)[0](x, w)
+    return _differentiable(_Geometry(x.shape[1:3], w.shape[:2], strides, pads, precision))(x, w)
 
 
 @cache
-def _differentiable(geometry: _Geometry) -> tuple[Bilinear, Bilinear, Bilinear]:
-    """Makes a convolution y = conv(x, w) and its gradients dx(g, w) and dw(x, g).
+def _differentiable(geometry: _Geometry) -> Bilinear:
+    """Makes a convolution y = conv(x, w) from itself and its gradients dx(g, w) and dw(x, g).
 
-    Each is linear in both operands and the gradients of each are the other two.
+    Each is linear in both operands, and the gradients of each are the other two.
     """
     image, kernel, strides, pads, precision = geometry
     low, spread = [pads[i][0] for i in range(2)], geometry.spread
     dx_pads = [(kernel[i] - 1 - low[i], image[i] + low[i] - spread[i]) for i in range(2)]
 
-    # The batching rules know which axis of each operand and of the result merely repeats.
+    # `folds` are the axes of each operand and of the result that grow together.
     @partial(_batched, folds=((0, 0), (3, 3)))
     def forward(x: Array, w: Array) -> Array:
         return _convolve(x, w, strides, pads, (1, 1), precision)
@@ -77,22 +76,15 @@ def _differentiable(geometry: _Geometry) -> tuple[Bilinear, Bilinear, Bilinear]:
     @partial(_batched, folds=((3, 2), (3, 3)))
     def weight_gradient(x: Array, g: Array) -> Array:
         # The shifted copies of all images would be far larger than the cache.
-        places = geometry.outputs[0] * geometry.outputs[1]
-        return sum_over_chunks(partial(_weight_gradient, geometry), x, g, places=places)
+        pixels = geometry.outputs[0] * geometry.outputs[1]
+        return sum_over_chunks(partial(_weight_gradient, geometry), x, g, pixels=pixels)
 
-    # Each forward pass goes through the function itself, for derivatives of higher order.
+    # Each forward pass calls the function itself, for derivatives of higher order.
     conv, dx, dw = map(jax.custom_vjp, (forward, input_gradient, weight_gradient))
-    conv.defvjp(_with_residuals(conv), lambda xw, g: (dx(g, xw[1]), dw(xw[0], g)))
-    dx.defvjp(_with_residuals(dx), lambda gw, x: (conv(x, gw[1]), dw(x, gw[0])))
-    dw.defvjp(_with_residuals(dw), lambda xg, w: (dx(xg[1], w), conv(xg[0], w)))
-    return conv, dx, dw
-
-
-def _with_residuals(
-    function: Bilinear,
-) -> Callable[[Array, Array], tuple[Array, tuple[Array, Array]]]:
-    """Makes the forward pass of a vjp that stores both operands."""
-    return lambda a, b: (function(a, b), (a, b))
+    conv.defvjp(lambda x, w: (conv(x, w), (x, w)), lambda xw, g: (dx(g, xw[1]), dw(xw[0], g)))
+    dx.defvjp(lambda g, w: (dx(g, w), (g, w)), lambda gw, x: (conv(x, gw[1]), dw(x, gw[0])))
+    dw.defvjp(lambda x, g: (dw(x, g), (x, g)), lambda xg, w: (dx(xg[1], w), conv(xg[0], w)))
+    return conv
 
 
 def _convolve(
@@ -104,7 +96,7 @@ def _convolve(
     precision: Any,
 ) -> Array:
     """Convolves x, dilated and padded, with w in the fast layout."""
-    if w.shape[:2] == (1, 1):  # a matrix product; padding and dilation stay zero
+    if w.shape[:2] == (1, 1):  # a matrix product; padding and dilation remain zero
         edges = ((0, 0, 0), *((*pads[i], dilation[i] - 1) for i in range(2)), (0, 0, 0))
         if strides == (1, 1):
             y = jnp.matmul(x, w[0, 0], precision=precision)
@@ -116,8 +108,8 @@ def _convolve(
         x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, extra)))
         w = jnp.pad(w, ((0, 0), (0, 0), (0, extra), (0, 0)))
     if any(w.shape[i] > x.shape[1 + i] for i in range(2)) and dilation == (1, 1):
-        # The compiler swaps a small image and its kernel, which leaves the fast path, unless the
-        # padding happens before a barrier.
+        # Without a barrier after the padding, the compiler swaps a small image and its kernel,
+        # which is slow.
         x = lax.optimization_barrier(jnp.pad(x, ((0, 0), *pads, (0, 0))))
         pads = ((0, 0), (0, 0))
     return lax.conv_general_dilated(
@@ -136,8 +128,8 @@ def _weight_gradient(geometry: _Geometry, x: Array, g: Array) -> Array:
 
     tall = outputs[0] >= 8 and kernel[0] > 1 and strides[0] == 1
     if tall and out <= channels * kernel[1]:
-        # All places in one product: x shifted by columns with g shifted by rows. The narrower of
-        # the two is copied for every row of the kernel.
+        # All pixels in one product: x shifted by columns with g shifted by rows. g, the narrower
+        # of the two, has a copy for every row of the kernel.
         edge = kernel[0] - 1
         g = jnp.pad(g, ((0, 0), (edge, edge), (0, 0), (0, 0)))
         down = [g[:, edge - i : edge - i + x.shape[1]] for i in range(kernel[0])]
@@ -149,17 +141,17 @@ def _weight_gradient(geometry: _Geometry, x: Array, g: Array) -> Array:
         fields = wide[:, i : i + rows : strides[0]].reshape(-1, wide.shape[3])
         return jnp.matmul(fields.T, g.reshape(-1, out), precision=precision)
 
-    # One product for each row of the kernel: the pixels under it with the gradient of each place.
+    # One product for each row of the kernel: the pixels under it with the gradient of each pixel.
     dw = jnp.stack([product(i) for i in range(kernel[0])])
     return dw.reshape(*kernel, channels, out)
 
 
 def _batched(function: Bilinear, *, folds: tuple[tuple[int, int], tuple[int, int]]) -> Bilinear:
-    """Gives a bilinear function its batching rule.
+    """Adds a batching rule to a bilinear function.
 
-    `folds` holds, for each operand, its axis and the axis of the result that grow together: an
-    operand that is mapped over alone is folded into them, which leaves one large convolution. If
-    both operands are mapped over, the function is unrolled.
+    `folds` holds, for each operand, its axis and the axis of the result that grow together. If
+    `jax.vmap` maps over one operand, the rule folds the mapped axis into them, for one large
+    convolution. If it maps over both, the rule unrolls the function.
     """
     batched = jax.custom_batching.custom_vmap(function)
 
