@@ -27,7 +27,7 @@ class Outputs(NamedTuple):
     """What a network computes for a batch."""
 
     logits: Array  # [B, C]
-    features: Array  # [B, F], the input of the last layer
+    features: Array  # [B, F], the input of the last layer; the logits of a network without features
     stats: PyTree = ()  # in training the new batch statistics, of a network that has them
 
 
@@ -35,18 +35,22 @@ class Model(NamedTuple):
     """A network as a pair of pure functions; parameters are a nested dict of arrays.
 
     A network with batch statistics has their initial values in `stats`, and its `apply` takes two
-    more arguments: (params, x, stats) evaluates, (params, x, stats, mask [B]) trains.
+    more arguments: (params, x, stats) evaluates, (params, x, stats, mask [B]) trains. A network
+    with `random`, such as one with dropout, takes a key in training: (params, x, stats, mask, key).
     """
 
     init: Callable[[Array], PyTree]  # random key -> params
     apply: Callable[..., Outputs]  # (params, x [B, H, W, channels]) -> Outputs
     stats: PyTree = ()  # running means and variances; not trained, not seen by methods
+    random: bool = False  # whether training draws random numbers
 
     def evaluate(self, params: PyTree, x: Array, stats: PyTree) -> Outputs:
         """Logits and features of x [B, H, W, channels] with fixed statistics."""
         return self.apply(params, x, stats) if self.stats else self.apply(params, x)
 
-    def train(self, params: PyTree, x: Array, stats: PyTree, mask: Array) -> Outputs:
+    def train(
+        self, params: PyTree, x: Array, stats: PyTree, mask: Array, key: Array | None = None
+    ) -> Outputs:
         """Outputs of x [B, H, W, channels] with the batch's statistics, and new running ones.
 
         Args:
@@ -54,6 +58,7 @@ class Model(NamedTuple):
           x: [B, H, W, channels] images.
           stats: running batch statistics, () for a network without.
           mask: [B] bool, False for the padding of a short batch, which the statistics ignore.
+          key: random key of this step; required if the network is `random`.
 
         Returns:
           Logits, features and new running statistics.
@@ -61,10 +66,10 @@ class Model(NamedTuple):
         Raises:
           ValueError: if `apply` does not return the new ones.
         """
-        if not self.stats:
+        if not self.stats and not self.random:
             return self.apply(params, x)
-        outputs = self.apply(params, x, stats, mask)
-        if not outputs.stats:
+        outputs = self.apply(params, x, stats, mask, *([key] if self.random else []))
+        if self.stats and not outputs.stats:
             raise ValueError(
                 'the network has batch statistics, so its apply(params, x, stats, mask) must give '
                 "the new ones in Outputs.stats; a method's `adapt` passes them on."

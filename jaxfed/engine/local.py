@@ -200,9 +200,10 @@ def local_step(
     """One step of the local optimizer on one batch; `origin` is that of the lane's client."""
     server, tuned, shared = origin
     method, batch = context.method_of(tuned), _draw_batch(context, device, lane)
+    key = _network_key(lane) if context.model.random else None
 
     def objective(params: PyTree) -> tuple[Array, PyTree]:
-        outputs = context.model.train(params, batch.x, lane.stats, batch.mask)
+        outputs = context.model.train(params, batch.x, lane.stats, batch.mask, key)
         view = LocalView(
             params=params,
             outputs=outputs,
@@ -278,6 +279,12 @@ def _draw_batch(context: Context, device: DeviceInputs, lane: Lane) -> Batch:
     augment = partial(context.augment, jax.random.fold_in(lane.key, lane.step))
     x = device.experiment(lane.slot)
     return _batch(augment, device, x, lane.order[epoch], places, size)
+
+
+def _network_key(lane: Lane) -> Array:
+    """The random key of the network in a lane's next step, for instance of its dropout."""
+    # Augmentation derives its keys from the same one, by small numbers.
+    return jax.random.fold_in(jax.random.fold_in(lane.key, lane.step), 0x6E657477)
 
 
 def _batch(

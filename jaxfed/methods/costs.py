@@ -88,7 +88,7 @@ def method_cost(
             **common, stats=stats, apply=evaluate, fold=fold, begun=(), steps=number
         )
         client = client._replace(begun=method.begin(client))
-        outputs = model.train(params, batch.x, stats, batch.mask)
+        outputs = model.train(params, batch.x, stats, batch.mask, jax.random.key(0))
         view = LocalView(**common, outputs=outputs, batch=batch, apply=apply, begun=client.begun)
         method.supervised(view)
         method.penalty(view)

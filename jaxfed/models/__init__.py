@@ -1,26 +1,38 @@
-"""Networks: flax.nnx modules, which the rest of jaxfed uses as a pair of pure functions."""
+"""Networks: flax modules, which the rest of jaxfed uses as a pair of pure functions."""
 
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from flax import nnx
+from flax import linen
 
 from jaxfed.internal.type_checks import check_value
 from jaxfed.models import ops
+from jaxfed.models.check import check_network, one_line
 from jaxfed.models.feedforward import CNN, MLP, LeNet
+from jaxfed.models.functional import as_model, linen_model
 from jaxfed.models.mobilenet import MobileNet
 from jaxfed.models.ops import Convolution
 from jaxfed.models.precision import Precision, with_precision
 from jaxfed.models.resnet import ResNet8, ResNet18, ResNet50
 from jaxfed.models.vgg import VGG11
-from jaxfed.types import Array, Model, Outputs, PyTree
+from jaxfed.types import Model
 
-__all__ = ['MODELS', 'Precision', 'as_model', 'make_model', 'options', 'with_precision']
+__all__ = [
+    'BUILT_IN',
+    'MODELS',
+    'Precision',
+    'as_model',
+    'check_network',
+    'make_model',
+    'options',
+    'with_precision',
+]
 
 DEFAULT_CONVOLUTION = ops.convolution()
+# name -> class or function that makes a module of flax.nnx or flax.linen. It receives the arguments
+# of `PASSED` that it declares, by name; its parameters with a default are options.
 MODELS: dict[str, Any] = {
     'cnn': CNN,
     'lenet': LeNet,
@@ -31,6 +43,8 @@ MODELS: dict[str, Any] = {
     'resnet50': ResNet50,
     'vgg11': VGG11,
 }
+BUILT_IN = frozenset(MODELS.values())
+PASSED = ('input_shape', 'num_classes', 'convolution', 'rngs')
 
 
 def options(name: str) -> Mapping[str, inspect.Parameter]:
@@ -42,13 +56,41 @@ def options(name: str) -> Mapping[str, inspect.Parameter]:
     Returns:
       Name -> inspect.Parameter.
     """
-    # nnx replaces the signatures of its classes, but not those of their constructors.
-    parameters = inspect.signature(MODELS[name].__init__).parameters
     return {
-        name: parameter
-        for name, parameter in parameters.items()
-        if parameter.default is not inspect.Parameter.empty
+        key: parameter
+        for key, parameter in _parameters(name).items()
+        if parameter.default is not parameter.empty and key not in (*PASSED, 'parent', 'name')
     }
+
+
+def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
+    """Lists the parameters of the function, constructor or partial of either in the registry."""
+    network = functools.partial(MODELS[name])  # flattens a partial
+    function, arguments = network.func, network.args
+    if isinstance(function, type):
+        # nnx replaces the signatures of its classes, but not those of their constructors.
+        function, arguments = function.__init__, (None, *arguments)
+    return inspect.signature(functools.partial(function, *arguments, **network.keywords)).parameters
+
+
+def _is_variadic(parameter: inspect.Parameter) -> bool:
+    return parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+
+
+def _declared(name: str) -> set[str]:
+    """Returns which values of `PASSED` a network takes; raises if it requires other ones."""
+    parameters = _parameters(name)
+    others = parameters.keys() - {*PASSED, *options(name)}
+    for key in sorted(others):
+        parameter = parameters[key]
+        if parameter.default is parameter.empty and not _is_variadic(parameter):
+            raise ValueError(
+                f'--model={name} requires {key!r}, but jaxfed passes only {", ".join(PASSED)}, as '
+                f'far as the network declares them. Give {key!r} a default.'
+            )
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return set(PASSED)
+    return {key for key in PASSED if key in parameters}
 
 
 def make_model(
@@ -71,14 +113,17 @@ def make_model(
     Returns:
       `init(key) -> params`, a nested dict of float32 arrays, and
       `apply(params, x [B, H, W, channels]) -> Outputs`, both pure; `Model` describes networks with
-      batch statistics.
+      batch statistics or dropout.
 
     Raises:
       ValueError: if the name is unknown, the network has no such option, a value is invalid, a size
-        is below 1 or the images are too small for the network.
+        is below 1, the images are too small for the network, or its constructor fails.
     """
     if name not in MODELS:
-        raise ValueError(f'model={name!r} is unknown; choose one of {", ".join(sorted(MODELS))}.')
+        raise ValueError(
+            f'model={name!r} is unknown; choose one of {", ".join(sorted(MODELS))}, or assign your '
+            f'network to jaxfed.models.MODELS[{name!r}] first.'
+        )
     if len(input_shape) != 3 or min(input_shape) < 1:
         raise ValueError(
             f'input_shape={input_shape} must be (height, width, channels), each 1 or more.'
@@ -95,44 +140,21 @@ def make_model(
             )
         check_value(f'--{option}', value, options(name)[option].annotation)
 
-    def build(rngs: nnx.Rngs) -> nnx.Module:
-        return MODELS[name](
-            tuple(input_shape), num_classes, convolution=convolution, rngs=rngs, **settings
-        )
-
-    return as_model(build)
-
-
-def as_model(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
-    """Turns an nnx module into a pair of pure functions.
-
-    Args:
-      build: random streams -> module; `module(x) -> Outputs` evaluates it, and `module(x, mask)`
-        trains one with batch statistics.
-
-    Returns:
-      The network.
-    """
-    # Shapes only: the functions below must not hold a set of parameters alive.
-    shapes = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
-    split: Any = nnx.split(shapes, nnx.Param, nnx.BatchStat)
-    graph, _, stat_shapes = split
-    # The mean is 0 and the variance 1 before the first batch.
-    initial_stats = jax.tree.map_with_path(
-        lambda path, leaf: jnp.full(leaf.shape, float(path[-1].key == 'var'), leaf.dtype),
-        nnx.to_pure_dict(stat_shapes),
+    declared = _declared(name)
+    values = (tuple(input_shape), num_classes, convolution)
+    passed = {key: value for key, value in zip(PASSED, values, strict=False) if key in declared}
+    make = functools.partial(MODELS[name], **passed, **settings)
+    try:
+        if 'rngs' in declared:
+            return as_model(lambda rngs: make(rngs=rngs))
+        module = make()
+        if isinstance(module, linen.Module):
+            return linen_model(module, input_shape)
+    except ValueError:
+        raise
+    except Exception as error:  # of any kind, from the user's network
+        raise ValueError(f'--model={name} fails when it is made: {one_line(error)}') from error
+    raise ValueError(
+        f'--model={name} must declare rngs, the random streams of its initialisation, or make a '
+        f'flax.linen module, got {type(module).__name__}.'
     )
-
-    def init(key: Array) -> PyTree:
-        return nnx.to_pure_dict(nnx.state(build(nnx.Rngs(key)), nnx.Param))
-
-    def apply(params: PyTree, x: Array, stats: PyTree = (), mask: Array | None = None) -> Outputs:
-        if initial_stats and not stats:
-            raise ValueError('the network has batch statistics; call apply(params, x, stats).')
-        module: Any = nnx.merge(graph, params, jax.tree.map(jnp.asarray, stats or {}))
-        if mask is None:
-            return module(x)
-        outputs = module(x, mask)
-        return outputs._replace(stats=nnx.to_pure_dict(nnx.state(module, nnx.BatchStat)))
-
-    return Model(init=init, apply=apply, stats=initial_stats or ())

@@ -68,6 +68,11 @@ def with_projection(model: Model, *, width: int = 256) -> Model:
         # The original classifier is replaced, so its result is not used.
         unused = {'kernel': jnp.zeros((features, classes)), 'bias': jnp.zeros(classes)}
         outputs = model.apply({**body, 'classifier': unused}, x, *mode)
+        if outputs.features.shape[-1] != features:
+            raise ValueError(
+                'the projection requires the input of the classifier as features; return '
+                'jaxfed.types.Outputs(logits, features) from the network.'
+            )
 
         def layer(name: str, x: Array) -> Array:
             return x @ params[name]['kernel'] + params[name].get('bias', 0.0)

@@ -17,7 +17,7 @@ from jaxfed.methods.costs import MethodCost, method_cost
 from jaxfed.methods.hooks import check_hooks
 from jaxfed.methods.method import Method
 from jaxfed.metrics.measures import Need, needs, parse_clients, parse_measures
-from jaxfed.models import make_model, ops, with_precision
+from jaxfed.models import BUILT_IN, MODELS, check_network, make_model, ops, with_precision
 from jaxfed.recording import run_files, trackers
 from jaxfed.runs import checks, config_flags
 from jaxfed.runs.arrays import checked_arrays, name_arrays
@@ -100,6 +100,9 @@ def make_experiment(
     check_augment(augmentations, input_shape)
     network = make_network(config, input_shape, dataset.num_classes)
     model = with_precision(method.adapt(network), config.precision)
+    if MODELS[config.model] not in BUILT_IN:
+        classes = dataset.num_classes
+        check_network(config.model, model, input_shape=input_shape, num_classes=classes)
     names = parse_measures(config.measure)
     measures = Measures(names, needs(names), parse_clients(config.confusion_clients))
     mean, std = channel_statistics(dataset.x_train)

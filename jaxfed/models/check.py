@@ -1,0 +1,56 @@
+"""The check of a user's network before training."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxfed.types import Model, PyTree
+
+
+def check_network(
+    name: str, model: Model, *, input_shape: tuple[int, ...], num_classes: int
+) -> None:
+    """Checks what a network takes and returns, without computing it.
+
+    Args:
+      name: the key of `MODELS`, for messages.
+      model: the network.
+      input_shape: height, width and channels of an image.
+      num_classes: C.
+
+    Raises:
+      ValueError: if the network fails on such images, has no parameters, or returns outputs of
+        other shapes than logits [B, C] and features [B, F].
+    """
+    shape, batch = jax.ShapeDtypeStruct, 2
+    x, mask = shape((batch, *input_shape), jnp.float32), shape((batch,), jnp.bool_)
+
+    def run(model_key: Any, x: Any, mask: Any) -> tuple[PyTree, Any, Any]:
+        params = model.init(model_key)
+        evaluated = model.evaluate(params, x, model.stats)
+        return params, evaluated, model.train(params, x, model.stats, mask, model_key)
+
+    try:
+        params, *results = jax.eval_shape(run, jax.random.key(0), x, mask)
+    except Exception as error:  # of any kind, from the user's module
+        raise ValueError(f'--model={name} fails on images {x.shape}: {one_line(error)}') from error
+    if not jax.tree.leaves(params):
+        raise ValueError(f'--model={name} has no parameters, such as nnx.Param.')
+    for logits, features, _ in results:
+        if logits.shape != (batch, num_classes) or not jnp.issubdtype(logits.dtype, jnp.floating):
+            raise ValueError(
+                f'--model={name} must return float logits of shape {(batch, num_classes)} for '
+                f'{batch} images of {num_classes} classes, got {logits.dtype} {logits.shape}.'
+            )
+        if features.ndim != 2 or len(features) != batch:
+            raise ValueError(
+                f'--model={name} must return features of shape ({batch}, F) for {batch} images, '
+                f'got {features.shape}.'
+            )
+
+
+def one_line(error: Exception) -> str:
+    """The first line of an exception's message, after its type unless that is ValueError."""
+    line = next(iter(str(error).splitlines()), '')
+    return line if isinstance(error, ValueError) else f'{type(error).__name__}: {line}'
