@@ -65,12 +65,12 @@ def options(name: str) -> Mapping[str, inspect.Parameter]:
 
 def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
     """Lists the parameters of the function, constructor or partial of either in the registry."""
-    network = functools.partial(MODELS[name])  # flattens a partial
-    function, arguments = network.func, network.args
-    if isinstance(function, type):
+    network: Any = functools.partial(MODELS[name])  # flattens a partial
+    if inspect.isclass(network.func):
         # nnx replaces the signatures of its classes, but not those of their constructors.
-        function, arguments = function.__init__, (None, *arguments)
-    return inspect.signature(functools.partial(function, *arguments, **network.keywords)).parameters
+        function = network.func.__init__
+        network = functools.partial(function, None, *network.args, **network.keywords)
+    return inspect.signature(network).parameters
 
 
 def _is_variadic(parameter: inspect.Parameter) -> bool:
