@@ -1,8 +1,8 @@
-"""The tests see eight devices, so that what is shared out among devices is.
+"""The tests run on eight devices of the CPU, so that they cover the distribution over devices.
 
-Compiling takes most of their time, and half as long where programs need not be fast; what the
-compiler makes of the convolutions is tested as users run it (`test_ops`), and so are whole runs in
-processes of their own (`test_main`). What one test has compiled others do not compile again.
+Compilation takes most of their time, and half as much without optimizations; tests that depend on
+the compiler start processes with its defaults (`test_ops`, `test_main`). Tests share compiled
+programs.
 """
 
 import argparse
@@ -18,12 +18,12 @@ from jaxfed.sweeps import training
 
 jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_disable_most_optimizations', True)
-with pytest.MonkeyPatch.context() as patch:  # processes that tests start do not inherit it
-    # A quarter less time again. A jaxlib that does not know a flag ends the process.
+with pytest.MonkeyPatch.context() as patch:  # processes of tests do not inherit it
+    # Saves another quarter of the time. An unknown flag ends the process.
     if jaxlib.__version__.startswith('0.10.'):
-        given = os.environ.get('XLA_FLAGS', '')
-        patch.setenv('XLA_FLAGS', f'{given} --xla_cpu_use_fusion_emitters=false')
-    jax.devices()  # from here on no command that a test runs can change their number
+        xla_flags = os.environ.get('XLA_FLAGS', '')
+        patch.setenv('XLA_FLAGS', f'{xla_flags} --xla_cpu_use_fusion_emitters=false')
+    jax.devices()  # later commands cannot change their number any more
 
 
 def pytest_addoption(parser):
@@ -43,7 +43,7 @@ def positive(text):
 
 @pytest.fixture(scope='session', autouse=True)
 def shared_programs(tmp_path_factory):
-    """Programs that several tests compile are compiled once."""
+    """Several tests share compiled programs."""
     jax.config.update('jax_compilation_cache_dir', str(tmp_path_factory.mktemp('compiled')))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
     compilation_cache.reset_cache()
@@ -51,7 +51,7 @@ def shared_programs(tmp_path_factory):
 
 @pytest.fixture
 def cheap_runs(shared_programs, monkeypatch):
-    """Runs in this process share programs, draw no pictures and leave nothing behind."""
+    """Runs in this process share programs, draw no pictures and write no cache."""
     monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', '')
     for picture in ('draw_heatmap', 'draw_accuracy'):
         monkeypatch.setattr(simulate, picture, lambda *_, **__: None)
@@ -59,7 +59,7 @@ def cheap_runs(shared_programs, monkeypatch):
 
 @pytest.fixture
 def programs(monkeypatch):
-    """The number of experiments of each program that was trained."""
+    """The number of experiments of each trained program."""
     counts, inner = [], training.train_experiments
 
     def train(experiments, *arguments, **keywords):

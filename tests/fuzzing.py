@@ -1,7 +1,7 @@
 """Invalid input for `test_fuzz`, by the part of jaxfed that reads it.
 
-Each target makes a strategy of inputs and a check of one input. The check passes if the input is
-accepted, or refused by a ValueError or OSError in one line that names it; all else is a failure.
+Each target makes a strategy of inputs and a check of one input. The check passes if jaxfed accepts
+the input, or refuses it by a ValueError or OSError in one line that names it; it fails otherwise.
 """
 
 import bz2
@@ -43,8 +43,7 @@ from jaxfed.report.reading import read_run
 from jaxfed.runs import checks, config_flags, load, model_file
 from jaxfed.runs.experiment import make_network
 from tests.data import archives
-from tests.recording import test_checkpoints
-from tests.report import test_report
+from tests.recorded_runs import entry, make_run, make_state
 
 
 class Target(NamedTuple):
@@ -225,7 +224,7 @@ def make_npz(folder: Path):
 
 PICTURES = [archives.encoded(archives.plain(32, 7), kind) for kind in ('png', 'jpeg')]
 OFFICIAL = {
-    'cinic10': archives.cinic_files(each=1),
+    'cinic10': archives.cinic_files(per_class=1),
     'tiny_imagenet': archives.tiny_files(),
     'femnist': archives.in_json(archives.leaf_files()),
 }
@@ -377,7 +376,7 @@ def make_model_bytes(folder: Path):
     return DAMAGE, check
 
 
-def make_model_told(folder: Path):
+def make_model_metadata(folder: Path):
     """A whole model.safetensors that describes an impossible network."""
     path, arrays = write_model(folder)
     held = model_file.read_model(path)[0]._asdict()
@@ -417,7 +416,7 @@ def make_checkpoint(folder: Path):
     whole, workdir = folder / 'whole', folder / 'run'
     with open_checkpoints(whole, keep=2) as manager:
         for round_ in (2, 5):
-            save_checkpoint(manager, round_, test_checkpoints.make_state(round_))
+            save_checkpoint(manager, round_, make_state(round_))
     files = sorted(p for p in (whole / FOLDER).rglob('*') if p.is_file())
 
     def check(edits):
@@ -430,11 +429,11 @@ def make_checkpoint(folder: Path):
             elif path.exists():
                 path.write_bytes(damaged(path.read_bytes(), damage))
         with accepted_or_refused(str(workdir)), open_checkpoints(workdir, keep=2) as manager:
-            saved = restore(manager, test_checkpoints.make_state(0))
+            saved = restore(manager, make_state(0))
             # A missing checkpoint is no damage; a restored state is a saved one, to the last bit.
             assert saved is None or saved.round in (2, 5)
             if saved is not None:
-                chex.assert_trees_all_equal(saved.state, test_checkpoints.make_state(saved.round))
+                chex.assert_trees_all_equal(saved.state, make_state(saved.round))
 
     edits = st.tuples(st.integers(0, 1000), st.none() | DAMAGE)
     return st.lists(edits, min_size=1, max_size=20), check
@@ -446,9 +445,9 @@ FILES = ('config.json', 'metrics.jsonl', 'summary.json', 'partition.json')
 def make_workdir(folder: Path):
     """A work directory with a damaged file, for a run that resumes and for a report."""
     whole, workdir = folder / 'whole', folder / 'run'
-    lines = [test_report.entry(1, 0.4), test_report.entry(2, 0.5, update_norm=2.0)]
+    lines = [entry(1, 0.4), entry(2, 0.5, update_norm=2.0)]
     lines[-1]['confusion'] = (np.eye(4, dtype=int) * 9 + 1).tolist()
-    test_report.make_run(whole, lines)
+    make_run(whole, lines)
     parts = methods.resolve('fedavg', {})
     made = config.Config(rounds=3, workdir=str(workdir))
 
@@ -495,7 +494,7 @@ TARGETS = {
     'npz': Target(make_npz, 400),
     'archives': Target(make_archive, 200),
     'model.safetensors, damaged': Target(make_model_bytes, 150),
-    'model.safetensors, untrue': Target(make_model_told, 50),
+    'model.safetensors, untrue': Target(make_model_metadata, 50),
     'checkpoints': Target(make_checkpoint, 25),
     'work directories': Target(make_workdir, 150),
 }
@@ -523,7 +522,7 @@ def run(name: str, folder: Path, inputs: int | None = None, first_seed: int = 0)
         short = settings(common, max_examples=target.examples, derandomize=True)
         short(given(strategy)(check))()
         return outcomes
-    share = max(inputs * target.examples // sum(each.examples for each in TARGETS.values()), 1)
+    share = max(inputs * target.examples // sum(other.examples for other in TARGETS.values()), 1)
     for batch, start in enumerate(range(0, share, _BATCH)):
         random = settings(common, max_examples=min(_BATCH, share - start), database=None)
         seed(first_seed + batch)(random(given(strategy)(check)))()

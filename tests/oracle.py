@@ -80,12 +80,12 @@ def run_round(
     mean_stats = jax.tree.map(jnp.zeros_like, global_stats)
     uploads, new_states, loss_sum = None, [], 0.0
     for slot, client in enumerate(cohort):
-        own = order[start[client] : start[client] + size[client]]
+        examples = order[start[client] : start[client] + size[client]]
         info = ClientInfo(data.label_counts[client], data.size[client])
         static, state = method.prepare(info), jax.tree.map(lambda s, i=slot: s[i], states)
 
-        def fold(f, carry, own=own):
-            for batch in batches(x, y, own, settings.batch_size):
+        def fold(f, carry, examples=examples):
+            for batch in batches(x, y, examples, settings.batch_size):
                 carry = f(carry, batch)
             return carry
 
@@ -112,8 +112,8 @@ def run_round(
             shuffled = epoch_order(
                 jax.random.fold_in(order_key, epoch), jnp.asarray(size[client]), settings.longest
             )
-            shuffled = own[np.asarray(shuffled)[: size[client]]]
-            assert sorted(shuffled) == sorted(own)
+            shuffled = examples[np.asarray(shuffled)[: size[client]]]
+            assert sorted(shuffled) == sorted(examples)
             for batch in batches(x, y, shuffled, settings.batch_size):
                 differentiate = jax.value_and_grad(objective, has_aux=True)
                 (loss, stats), gradient = differentiate(w, stats, batch)

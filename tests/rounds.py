@@ -18,11 +18,11 @@ def run_experiments(programs, mesh, server, states, cohort, plan, tuned, keys, d
 
 def add_axis(server, states, cohort, plan, learning_rate, key, data):
     """The arguments of `run_experiments` after the mesh, from those of one experiment."""
-    server, cohort, key, own = jax.tree.map(
+    server, cohort, key, stacked_data = jax.tree.map(
         lambda leaf: leaf[None], (server, cohort, key, data._replace(x=()))
     )
     tuned = Tuned(np.array([learning_rate]))
-    return server, states, cohort, plan, tuned, key, own._replace(x=data.x)
+    return server, states, cohort, plan, tuned, key, stacked_data._replace(x=data.x)
 
 
 def run_round(programs, mesh, *arguments):

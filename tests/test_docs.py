@@ -51,15 +51,15 @@ def public():
                 yield f'{info.name}.{name}', thing
                 for key, member in vars(thing).items():
                     # Defaults of a tuple's fields are functions that were written elsewhere.
-                    own = getattr(member, '__qualname__', '') == f'{name}.{key}'
-                    if not key.startswith('_') and inspect.isfunction(member) and own:
+                    is_member = getattr(member, '__qualname__', '') == f'{name}.{key}'
+                    if not key.startswith('_') and inspect.isfunction(member) and is_member:
                         yield f'{info.name}.{name}.{key}', member
 
 
 PUBLIC = dict(public())
 
 
-def test_the_walk_finds_what_is_public():
+def test_public_names_are_found():
     found = {
         'jaxfed.runs.simulate.simulate',
         'jaxfed.methods.method.LocalView.mean',
@@ -117,7 +117,7 @@ def whole(a, b):
     return a, b
 
 
-def test_a_docstring_that_is_incomplete_is_found():
+def test_incomplete_docstrings_are_found():
     assert list(faults(whole, False)) == ["it takes ['a', 'b'] and Args describe ['a']"]
     assert next(faults(lambda a: a, True)) == 'its first line is not one sentence'
 
@@ -141,7 +141,7 @@ def of_sweep(arguments):
 
 
 @pytest.mark.parametrize('text', list(blocks('sh')))
-def test_every_command_has_flags_that_do(text, tmp_path, monkeypatch):
+def test_every_command_has_valid_flags(text, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)  # flag files are named from here
     monkeypatch.setitem(PARTITIONS, 'released', released_partition)
     monkeypatch.setitem(SAMPLINGS, 'released', released_schedule)
@@ -226,8 +226,8 @@ def test_every_example_runs(text, trained, registries, cheap_runs, tmp_path, mon
         settings = dataclasses.replace(settings, **small)
         checks.check(settings)
         deal.deal(settings)
-        own = method or {part.name for part in parts} - known or {settings.model} - networks
-        return simulate(settings, method=built) if own else trained
+        changed = method or {part.name for part in parts} - known or {settings.model} - networks
+        return simulate(settings, method=built) if changed else trained
 
     def all_short(configs, folder):
         return {name: short(settings) for name, settings in configs.items()}
@@ -239,8 +239,8 @@ def test_every_example_runs(text, trained, registries, cheap_runs, tmp_path, mon
 
 
 def test_every_field_of_the_records_is_explained(trained):
-    told = set(re.findall(r'`(\w+)`', (ROOT / 'docs' / 'records.md').read_text()))
-    assert trained.metrics[0].keys() | trained.summary.keys() <= told
+    explained = set(re.findall(r'`(\w+)`', (ROOT / 'docs' / 'records.md').read_text()))
+    assert trained.metrics[0].keys() | trained.summary.keys() <= explained
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What a person meets first at the command line: help, a dry run, devices, progress."""
+"""The first hour at the command line: help, a dry run, devices, progress."""
 
 import dataclasses
 import json
@@ -30,9 +30,9 @@ def shown_by(flag, capsys):
         flags.FLAGS.unparse_flags()
         flags.FLAGS(['jaxfed', flag])
     assert ended.value.code == 0
-    told = capsys.readouterr()
-    assert not told.err
-    return told.out
+    shown = capsys.readouterr()
+    assert not shown.err
+    return shown.out
 
 
 @pytest.mark.parametrize('flag', ['--help', '--helpshort', '-?'])
@@ -63,13 +63,13 @@ def test_helpfull_has_every_flag(capsys):
 def test_help_of_a_program_has_its_own_flags(monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', ['of_my_own.py'])
     with flagsaver.flagsaver():
-        own = flags.DEFINE_float(
+        flag = flags.DEFINE_float(
             'strength_of_mine', 0.5, 'what I added', module_name='of_my_own.py'
         )
         try:
             text = shown_by('--help', capsys)
         finally:
-            delattr(flags.FLAGS, own.name)
+            delattr(flags.FLAGS, flag.name)
     line = next(line for line in text.splitlines() if 'strength_of_mine' in line)
     assert re.fullmatch(r'  --strength_of_mine +what I added \[0\.5\]', line)
 
@@ -85,11 +85,11 @@ def test_groups_without_flags_and_long_texts():
     assert max(map(len, lines)) <= 80
 
 
-def test_dry_run_tells_all_and_leaves_nothing(command, tmp_path, capsys):  # noqa: F811
+def test_dry_run_describes_the_run_and_writes_nothing(command, tmp_path, capsys):  # noqa: F811
     make_npz(tmp_path / 'tiny.npz')
     before = set(tmp_path.rglob('*'))
-    given = ('--method=fedlmd+fedprox', '--tau=2', '--dry_run', '--local_eval_every=2', *TINY)
-    assert command(*given) == 0
+    flags_ = ('--method=fedlmd+fedprox', '--tau=2', '--dry_run', '--local_eval_every=2', *TINY)
+    assert command(*flags_) == 0
     assert set(tmp_path.rglob('*')) == before
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
@@ -101,7 +101,7 @@ def test_dry_run_tells_all_and_leaves_nothing(command, tmp_path, capsys):  # noq
     experiment = make_experiment(settings)
     steps = client_steps(experiment)
     assert f'{steps.min()} / {np.median(steps):g} / {steps.max()}' in text
-    for told in (
+    for line in (
         '120 examples at the clients, 30 test examples, 6x6x1 uint8, 3 classes',
         'dirichlet (alpha=1.0, min_size=10, balanced=False)',
         '2 of 4 a round',
@@ -111,12 +111,12 @@ def test_dry_run_tells_all_and_leaves_nothing(command, tmp_path, capsys):  # noq
         'convolutions none',
         'no work directory was made',
     ):
-        assert told in text
+        assert line in text
     assert re.search(r'memory about \d+ MiB of [\d.]+ GiB on each', text)
     assert re.search(r'time about \d+ s with evaluation', text)
 
 
-def test_dry_run_of_what_is_too_large(command, tmp_path, monkeypatch, capsys):  # noqa: F811
+def test_dry_run_of_a_run_that_does_not_fit_into_memory(command, tmp_path, monkeypatch, capsys):  # noqa: F811
     make_npz(tmp_path / 'tiny.npz')
     before = set(tmp_path.rglob('*'))
     monkeypatch.setattr(prepare, 'memory', lambda mesh: 1.0)
@@ -125,28 +125,28 @@ def test_dry_run_of_what_is_too_large(command, tmp_path, monkeypatch, capsys):  
     assert set(tmp_path.rglob('*')) == before
 
 
-def test_a_plan_is_no_setting():
+def test_dry_run_is_no_setting():
     with pytest.raises(ValueError, match='--dry_run=True is a flag of'):
         config_flags.parse(['--dry_run'])
 
 
-def test_time_is_told_from_one_round():
+def test_the_time_estimate_follows_from_one_round():
     settings = jaxfed.Config(rounds=10, eval_every=3, local_eval_every=4)
     timed = dry_run.Timed(training=2.0, steps=10, evaluation=1.0, local_evaluation=5.0)
     # 1000 steps of .2 s, 4 evaluations, 3 of local models.
     assert dry_run.estimate(settings, timed, 1000) == '0:03:39'
 
 
-def test_convolutions_are_told_as_they_are_computed():
-    told = dry_run.convolutions(make_experiment(jaxfed.Config(model='cnn')))
-    assert told == {
+def test_dry_run_lists_the_used_convolutions():
+    used = dry_run.convolutions(make_experiment(jaxfed.Config(model='cnn')))
+    assert used == {
         '5x5, 1 to 32 and 2x2 max-pool on 8x8': 'blocks',
         '5x5, 32 to 64 and 2x2 max-pool on 4x4': 'fourier',
     }
     forced = dry_run.convolutions(make_experiment(jaxfed.Config(model='resnet8', conv='patches')))
     assert set(forced.values()) == {'patches'}
-    told = dry_run.convolutions(make_experiment(jaxfed.Config(model='mobilenet', width=0.05)))
-    assert 'depthwise' in told.values()
+    used = dry_run.convolutions(make_experiment(jaxfed.Config(model='mobilenet', width=0.05)))
+    assert 'depthwise' in used.values()
     with pytest.raises(ValueError, match='use='):
         ops.observed('no way')
 
@@ -162,7 +162,7 @@ class Device:
 
 
 @pytest.mark.parametrize(
-    'here, words',
+    'local_devices, words',
     [
         ([Device('cpu')] * 4, '4 cpu cores, each one a device'),
         ([Device('cpu')], '1 cpu device of 7 cores'),
@@ -170,9 +170,9 @@ class Device:
         ([Device('tpu', 'TPU v4')], '1 x TPU v4'),
     ],
 )
-def test_devices_in_words(here, words, monkeypatch):
+def test_devices_in_words(local_devices, words, monkeypatch):
     monkeypatch.setattr(devices, 'cores', lambda: 7)
-    assert devices.describe_devices(here) == words
+    assert devices.describe_devices(local_devices) == words
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_devices_in_words(here, words, monkeypatch):
         (True, False, False, {'platforms': 'cpu'}, None),
     ],
 )
-def test_an_idle_accelerator_is_told(gpu, tpu, installed, environment, message, monkeypatch):
+def test_an_idle_accelerator_warns(gpu, tpu, installed, environment, message, monkeypatch):
     monkeypatch.setattr(devices, 'has_nvidia_driver', lambda: gpu)
     monkeypatch.setattr(devices, 'has_tpu', lambda: tpu)
     monkeypatch.setattr(devices.importlib.util, 'find_spec', lambda name: installed or None)
@@ -195,8 +195,8 @@ def test_an_idle_accelerator_is_told(gpu, tpu, installed, environment, message, 
     monkeypatch.setattr(devices, 'asked_platforms', lambda: asked)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    told = devices.idle_accelerator()
-    assert told is None if message is None else message in told
+    warning = devices.idle_accelerator()
+    assert warning is None if message is None else message in warning
     monkeypatch.setattr(devices.jax, 'default_backend', lambda: 'gpu')
     assert devices.idle_accelerator() is None
 
@@ -209,7 +209,7 @@ def test_the_warning_is_no_error(command, tmp_path, monkeypatch, capsys):  # noq
     assert shown.out.startswith('device: ')
 
 
-def test_a_platform_that_is_not_there(command, monkeypatch, capsys):  # noqa: F811
+def test_a_missing_platform_is_one_line(command, monkeypatch, capsys):  # noqa: F811
     def fail():
         raise RuntimeError("Unable to initialize backend 'bla'")
 
@@ -223,8 +223,8 @@ def progress_of(seconds, rounds, monkeypatch, **settings):
     made = Console(highlight=False, width=80, record=True, **settings)
     monkeypatch.setattr(console, 'TERMINAL', made)
     with run_progress(rounds, quiet=False) as report:
-        for i, each in enumerate(seconds, start=1):
-            report({'round': i, 'test_accuracy': 0.5, 'train_loss': 1.0, 'seconds': each})
+        for i, round_seconds in enumerate(seconds, start=1):
+            report({'round': i, 'test_accuracy': 0.5, 'train_loss': 1.0, 'seconds': round_seconds})
     return made.export_text().splitlines()
 
 
@@ -291,7 +291,7 @@ def test_a_flag_file_that_is_no_text(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'flag, told',
+    'flag, message',
     [
         ('--bta=1', '--bta is not a flag; did you mean --beta or --tau? --help shows the flags.'),
         (
@@ -309,21 +309,21 @@ def test_a_flag_file_that_is_no_text(tmp_path):
         ('--flagfile=/no/such', "Unable to open flagfile: [Errno 2] No such file or directory: '/"),
     ],
 )
-def test_flags_that_do_not_do_are_one_line(flag, told, capsys):
+def test_invalid_flags_are_one_line(flag, message, capsys):
     with flagsaver.flagsaver(), pytest.raises(SystemExit) as ended:
         flags.FLAGS.unparse_flags()
         command_line.parse_program(['jaxfed', flag])
     shown = capsys.readouterr()
     assert ended.value.code == 2
     assert shown.err.startswith('error: ') and shown.err.count('\n') == 1
-    assert told in shown.err and not shown.out
+    assert message in shown.err and not shown.out
     with pytest.raises(ValueError) as refused:
         config_flags.parse([flag])
     assert f'error: {refused.value}\n' == shown.err
 
 
 @pytest.mark.parametrize('terminal', [False, True])
-def test_last_words_leave_the_cursor(terminal, monkeypatch, capsys, tmp_path):
+def test_the_last_error_restores_the_cursor(terminal, monkeypatch, capsys, tmp_path):
     with (tmp_path / 'out').open('w') as file:
         made = Console(file=file, force_terminal=terminal, _environ={'TERM': 'xterm'})
         monkeypatch.setattr(console, 'TERMINAL', made)

@@ -106,28 +106,28 @@ def test_run_leaves_its_records(command, tmp_path, capsys):
 @pytest.mark.slow
 def test_a_sweep_from_the_command_line(command, tmp_path, capsys):
     make_npz(tmp_path / 'tiny.npz')
-    given = (
+    arguments = (
         '--method=fedprox', '--sweep=mu=.1,1 learning_rate=.01,.1', '--seeds=2', '--validation=.2',
         '--halving=1', '--dataset=npz', '--npz=tiny.npz', '--workdir=out', *SMALL,
     )  # fmt: skip
-    assert command(*given, '--dry_run') == 0
+    assert command(*arguments, '--dry_run') == 0
     shown = ' '.join(capsys.readouterr().out.split())
     assert 'mu 0.1 to 1, learning_rate 0.01 to 0.1, 2 seeds: 8 experiments at once' in shown
     assert 'Nothing was trained' in shown and not (tmp_path / 'out').exists()
-    assert command(*given) == 0
+    assert command(*arguments) == 0
     assert len(re.findall(r' 1 │ stopped early │', capsys.readouterr().out)) == 2
     names = {path.name for path in (tmp_path / 'out').glob('[!.]*')}
     assert 'mu0.1_learning_rate0.01_seed1' in names and 'sweep.csv' in names and len(names) == 9
     assert report([*map(str, (tmp_path / 'out').glob('*/')), '--output=page.html']) == 0
     page = (tmp_path / 'page.html').read_text()
     assert 'stopped early, 1 of 3 rounds' in page and 'mu' in page
-    for flags_, told in (
+    for flags_, message in (
         (('--together=-1',), '--together must be at least 1, or 0 to choose, got -1'),
         (('--resume',), '--resume=True: a sweep always continues'),
         (('--halving=3',), '--halving must be rounds below --rounds=3'),
     ):
-        assert command(*given, *flags_) == 2
-        assert told in capsys.readouterr().err
+        assert command(*arguments, *flags_) == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -155,10 +155,10 @@ def test_same_seed_same_metrics_other_method_same_partition(tmp_path):
 
 def test_evaluation_only_where_it_is_due(cheap_runs, command, tmp_path):
     make_npz(tmp_path / 'tiny.npz')
-    given = ('--method=fedavg', '--dataset=npz', '--npz=tiny.npz', '--rounds=5', *SMALL[:1])
-    given += SMALL[2:]
-    assert command(*given, '--workdir=all') == 0
-    assert command(*given, '--workdir=some', '--eval_every=2', '--local_eval_every=3') == 0
+    arguments = ('--method=fedavg', '--dataset=npz', '--npz=tiny.npz', '--rounds=5', *SMALL[:1])
+    arguments += SMALL[2:]
+    assert command(*arguments, '--workdir=all') == 0
+    assert command(*arguments, '--workdir=some', '--eval_every=2', '--local_eval_every=3') == 0
     every, some = (
         [json.loads(line) for line in (tmp_path / name / 'metrics.jsonl').read_text().splitlines()]
         for name in ('all', 'some')
@@ -456,13 +456,13 @@ def test_a_signal_before_the_first_round_ends_with_a_line(
     make_npz(tmp_path / 'tiny.npz')
     monkeypatch.setattr(signals.os, '_exit', end)
     before = signal.getsignal(number)
-    given = ('--dataset=npz', '--npz=tiny.npz', '--workdir=out', *SMALL)
+    arguments = ('--dataset=npz', '--npz=tiny.npz', '--workdir=out', *SMALL)
 
     def ended(module, place):
         with monkeypatch.context() as patch:
             patch.setattr(module, place, stop)
             with pytest.raises(Ended, match=str(128 + number)):
-                command(*given)
+                command(*arguments)
         assert signal.getsignal(number) == before
         return capsys.readouterr().err
 
@@ -473,18 +473,18 @@ def test_a_signal_before_the_first_round_ends_with_a_line(
     # A run that goes on keeps what it has, and the same command ends it.
     with monkeypatch.context() as patch:
         patch.setattr(simulate, '_finish', lambda *_, **__: (_ for _ in ()).throw(OSError('full')))
-        assert command(*given) == 1
+        assert command(*arguments) == 1
     for module, place in (deal, 'load_dataset'), (simulate, 'prepare'):
         capsys.readouterr()
         assert ended(module, place) == f'error: {word}; the rounds done are in out.\n'
     assert len((tmp_path / 'out' / 'metrics.jsonl').read_text().splitlines()) == 3
-    assert command(*given) == 0
+    assert command(*arguments) == 0
 
 
 def test_halving_looks_at_every_experiment(command, tmp_path, capsys):
-    given = ('--model=mlp', '--rounds=3', f'--workdir={tmp_path / "s"}', '--validation=0.1')
-    assert command('--sweep=validation=0,0.1', '--halving=1', *given) == 2
+    arguments = ('--model=mlp', '--rounds=3', f'--workdir={tmp_path / "s"}', '--validation=0.1')
+    assert command('--sweep=validation=0,0.1', '--halving=1', *arguments) == 2
     assert 'compares settings on held-out training data' in capsys.readouterr().err
-    assert command('--sweep=rounds=1,3', '--halving=1', *given) == 2
+    assert command('--sweep=rounds=1,3', '--halving=1', *arguments) == 2
     assert '--halving must be rounds below --rounds=1' in capsys.readouterr().err
     assert not (tmp_path / 's').exists()

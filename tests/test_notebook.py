@@ -1,4 +1,4 @@
-"""The notebook runs from its first cell to its last, with small settings."""
+"""The notebook runs from the first cell to the last, with small settings."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def cell_of(notebook, tag):
     return cell
 
 
-def test_it_runs(notebook, tmp_path, monkeypatch):
+def test_the_notebook_runs(notebook, tmp_path, monkeypatch):
     monkeypatch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', 'true')  # compiles in half the time
     monkeypatch.setenv('PYTHONPATH', str(NOTEBOOK.parent.parent))
     monkeypatch.setenv('IPYTHONDIR', str(tmp_path / 'ipython'))
@@ -44,7 +44,7 @@ def test_it_runs(notebook, tmp_path, monkeypatch):
     assert len(list((tmp_path / 'runs').glob('*/summary.json'))) == 3
 
 
-def test_its_committed_outputs_are_of_a_whole_run(notebook):
+def test_the_committed_outputs_are_complete(notebook):
     code = [cell for cell in notebook.cells if cell.cell_type == 'code']
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     outputs = [output for cell in code for output in cell.outputs]
@@ -56,7 +56,7 @@ def test_its_committed_outputs_are_of_a_whole_run(notebook):
     assert NOTEBOOK.stat().st_size < 500_000
 
 
-def test_its_settings_for_an_accelerator_are_valid(notebook):
+def test_the_settings_for_an_accelerator_are_valid(notebook):
     import jaxfed
     from jaxfed.runs import checks
 

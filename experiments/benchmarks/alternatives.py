@@ -2,13 +2,13 @@
 
 Every system trains the FedNTD CNN by federated averaging on the same images: 10 equal clients a
 round, one local epoch, batches of 50, SGD with momentum, no augmentation, and an evaluation on the
-same test images after each round. The systems run one after another, each in its own process, so
-that no system slows another one or adds to its peak memory. The first round is not counted.
+same test images after each round. The systems run one after another in separate processes, so that
+they share neither cores nor memory. The first round is not counted.
 
 python -m experiments.benchmarks.alternatives --output=experiments/results/alternatives_cpu.json
 """
 
-import importlib.util
+import contextlib
 import json
 import statistics
 import subprocess
@@ -66,13 +66,8 @@ def sample(name: str, data_dir: str, *, train: int, test: int) -> Data:
         )
     rng = np.random.default_rng(0)
     rows, tested = rng.permutation(sizes[0])[:train], rng.permutation(sizes[1])[:test]
-    return Data(
-        dataset.name,
-        dataset.x_train[rows],
-        dataset.y_train[rows],
-        dataset.x_test[tested],
-        dataset.y_test[tested],
-    )
+    x, y, x_test, y_test = dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test
+    return Data(dataset.name, x[rows], y[rows], x_test[tested], y_test[tested])
 
 
 def load(args: flags.FlagValues) -> Data:
@@ -80,9 +75,7 @@ def load(args: flags.FlagValues) -> Data:
     sizes = {'train': CLIENTS * args.examples_per_client, 'test': args.test_examples}
     if args.data_dir is None:
         if args['dataset'].present:
-            raise app.UsageError(
-                f'--dataset={args.dataset} needs --data_dir, the folder of the dataset.'
-            )
+            raise app.UsageError(f'--dataset={args.dataset} needs --data_dir, its folder.')
         return synthetic(**sizes)
     try:
         return sample(args.dataset, args.data_dir, **sizes)
@@ -112,32 +105,23 @@ def prepare(data: Data, folder: str, *, rounds: int, machine: dict[str, Any]) ->
     return work
 
 
-def has(module: str) -> bool:
-    """Whether a module is installed."""
-    return importlib.util.find_spec(module) is not None
-
-
 def tree_memory(pid: int) -> float | None:
     """Memory in MiB that a process and all its descendants use at present.
 
     Returns:
-      The sum, shared pages counted once where the system reports them; None without psutil.
+      The sum, shared pages counted once if the system reports them; None without psutil.
     """
-    if not has('psutil'):
+    if not reporting.has('psutil'):
         return None
     import psutil
 
-    total = 0
-    try:
+    total, tree = 0, []
+    with contextlib.suppress(psutil.Error):  # the process has ended
         tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    except psutil.Error:  # it has ended
-        return 0.0
     for process in tree:
-        try:
+        with contextlib.suppress(psutil.Error):
             memory = process.memory_full_info()
             total += getattr(memory, 'pss', memory.rss)
-        except psutil.Error:
-            continue
     return total / MIB
 
 
@@ -192,22 +176,19 @@ def describe_machine() -> dict[str, Any]:
     )
     result = subprocess.run([sys.executable, '-c', code], stdout=subprocess.PIPE, check=True)
     machine = json.loads(result.stdout.splitlines()[-1])
-    return {**machine, 'flwr': version('flwr') if has('flwr') else 'not installed'}
+    return {**machine, 'flwr': version('flwr') if reporting.has('flwr') else 'not installed'}
 
 
 def find_systems() -> list[str]:
     """Keys of the systems that are installed; prints how to install the others."""
     keys = []
     for key, system in SYSTEMS.items():
-        if all(map(has, system.needs)):
+        if all(map(reporting.has, system.needs)):
             keys.append(key)
             continue
         name = system.name.partition(',')[0]
-        reporting.console.print(
-            f"{name} is not installed and is left out: pip install '{system.install}'.",
-            markup=False,
-            soft_wrap=True,
-        )
+        hint = f"{name} is not installed and is left out: pip install '{system.install}'."
+        reporting.console.print(hint, markup=False, soft_wrap=True)
     return keys
 
 
@@ -217,7 +198,9 @@ def notes(report: dict[str, Any], work: Work) -> list[str]:
     names = [entry['system'] for entry in report['systems']]
     if any(system.processes and system.name in names for system in SYSTEMS.values()):
         summed = "all processes' sum, each second, shared pages once (psutil)"
-        memory += f'; Flower: {summed if has("psutil") else "not measured, pip install psutil"}'
+        memory += (
+            f'; Flower: {summed if reporting.has("psutil") else "not measured, pip install psutil"}'
+        )
     lines = [
         f'{report["data"]}, {" x ".join(map(str, work.shape))}, {work.classes} classes, '
         f'{work.examples_per_client} examples a client, {report["settings"]["test_examples"]} '
@@ -244,13 +227,14 @@ def show(report: dict[str, Any], work: Work) -> None:
         'final_accuracy': '.3f',
         'ratio_to_jaxfed': '.2f',
     }
-    rows = []
-    for entry in report['systems']:
-        numbers = [
-            '-' if entry[name] is None else format(entry[name], form)
-            for name, form in formats.items()
-        ]
-        rows.append([entry['system'], *numbers])
+
+    def cell(value: float | None, form: str) -> str:
+        return '-' if value is None else format(value, form)
+
+    rows = [
+        [entry['system'], *(cell(entry[name], form) for name, form in formats.items())]
+        for entry in report['systems']
+    ]
     table = reporting.make_table(
         f'FedNTD CNN, federated averaging, {CLIENTS} clients, batches of {BATCH_SIZE}',
         ('system', 's a\nround', 'client-\nsteps/s', 'peak\nMiB', 'accuracy', 'to\njaxfed'),
@@ -300,12 +284,8 @@ if __name__ == '__main__':
     flags.DEFINE_integer(
         'examples_per_client', 500, 'Training examples of each client.', lower_bound=BATCH_SIZE
     )
-    flags.DEFINE_integer(
-        'test_examples', 2000, 'Test images evaluated after each round.', lower_bound=1
-    )
+    reporting.define_positive('test_examples', 2000, 'Test images evaluated after each round.')
     flags.DEFINE_string('dataset', 'cifar10', 'TFDS image classification set.')
-    flags.DEFINE_string(
-        'data_dir', None, 'Directory of prepared TFDS datasets; without it images are synthetic.'
-    )
+    flags.DEFINE_string('data_dir', None, 'Directory of TFDS datasets [synthetic images].')
     flags.DEFINE_string('output', None, reporting.JSON_FILE)
     reporting.run(main)

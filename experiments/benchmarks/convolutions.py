@@ -1,4 +1,4 @@
-"""Every way to compute a convolution, on the shapes of the networks: which one is fastest where.
+"""All lowerings of a convolution on the shapes of the networks: the fastest one for each shape.
 
 A program computes a convolution and both of its gradients for several clients, each with its own
 kernel, in a compiled loop over devices and lanes as in the engine. The programs of a shape take
@@ -174,16 +174,16 @@ def measure(shape: Shape, args: flags.FlagValues, *, mesh: Mesh, lanes: int) -> 
         use: jax_program(shape, use, mesh=mesh, lanes=lanes, **work)
         for use in lowerings_of(shape, args.lowerings)
     }
-    if reporting.has_torch() and jax.default_backend() == 'cpu':
+    if reporting.has('torch') and jax.default_backend() == 'cpu':
         programs[TORCH] = torch_program(shape, clients=clients, **work)
     seconds = time_in_turns(programs, args.repeats, description=shape.name)
     client_steps = clients * args.steps
-    medians = {use: statistics.median(each) for use, each in seconds.items() if use != TORCH}
+    medians = {use: statistics.median(values) for use, values in seconds.items() if use != TORCH}
     return {
         **shape._asdict(),
         'milliseconds': {
-            name: [1e3 * each / client_steps for each in measured]
-            for name, measured in seconds.items()
+            name: [1e3 * value / client_steps for value in values]
+            for name, values in seconds.items()
         },
         'fastest': min(medians, key=lambda use: medians[use]),
         'chosen': lowering(
@@ -233,13 +233,8 @@ def main(args: flags.FlagValues) -> None:
     shapes = [shape for name in names for shape in SHAPES[name]]
     report = {
         'machine': reporting.machine(),
-        'settings': {
-            'devices': mesh.size,
-            'lanes': lanes,
-            'batch_size': args.batch_size,
-            'steps': args.steps,
-            'repeats': args.repeats,
-        },
+        'settings': {'devices': mesh.size, 'lanes': lanes}
+        | reporting.settings(args, 'batch_size', 'steps', 'repeats'),
         'convolutions': [measure(shape, args, mesh=mesh, lanes=lanes) for shape in shapes],
     }
     reporting.console.print(make_table(report))
@@ -249,16 +244,12 @@ def main(args: flags.FlagValues) -> None:
 if __name__ == '__main__':
     flags.DEFINE_enum('shapes', 'all', ['all', *SHAPES], 'Which convolutions.')
     flags.DEFINE_list(
-        'lowerings',
-        None,
-        f'Of {", ".join(LOWERINGS)} [all that differ; on a CPU without grouped, which takes very '
-        'long there].',
+        'lowerings', None, f'Of {", ".join(LOWERINGS)} [all; on a CPU without grouped, a slow one].'
     )
-    flags.DEFINE_integer(
-        'lanes', None, 'Clients side by side on a device [1 on a CPU, 10 elsewhere].', lower_bound=1
-    )
-    flags.DEFINE_integer('batch_size', 32, 'Images of each client.', lower_bound=1)
-    flags.DEFINE_integer('steps', 3, 'Turns of the compiled loop.', lower_bound=1)
-    flags.DEFINE_integer('repeats', 5, 'Measurements of each program.', lower_bound=1)
+    positive = reporting.define_positive
+    positive('lanes', None, 'Clients side by side on a device [1 on a CPU, 10 elsewhere].')
+    positive('batch_size', 32, 'Images of each client.')
+    positive('steps', 3, 'Turns of the compiled loop.')
+    positive('repeats', 5, 'Measurements of each program.')
     flags.DEFINE_string('output', None, reporting.JSON_FILE)
     reporting.run(main)

@@ -1,4 +1,4 @@
-"""The measurements of `cost_model`: rounds and evaluations of cases, in processes of their own.
+"""The measurements of `cost_model`: rounds and evaluations of cases, in separate processes.
 
 The cases of D devices are measured by one process on D cores. All processes and cases take turns.
 """
@@ -220,6 +220,6 @@ def main(args: flags.FlagValues) -> None:
 
 
 if __name__ == '__main__':
-    flags.DEFINE_integer('devices', 1, 'Devices of the cases, each a core.', lower_bound=1)
-    flags.DEFINE_integer('repeats', 7, 'Measurements of each case, at most.', lower_bound=1)
+    reporting.define_positive('devices', 1, 'Devices of the cases, each a core.')
+    reporting.define_positive('repeats', 7, 'Measurements of each case, at most.')
     reporting.run(main)

@@ -25,7 +25,7 @@ Cases are measured in turns, on a core of a CPU for each device; those with some
 python -m experiments.benchmarks.cost_model --output=experiments/results/cost_model_cpu
 """
 
-import time
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +38,7 @@ from scipy.optimize import nnls
 from experiments.benchmarks import cost_cases, reporting
 from experiments.benchmarks.cost_cases import CASES, TESTED, Case, Counts, Measured, Turn, step_of
 from experiments.benchmarks.rounds import CLASSES, SHAPE
+from experiments.benchmarks.timing import seconds
 from jaxfed import methods
 from jaxfed.engine.evaluation import chunk_size
 from jaxfed.engine.lanes import choose_lanes, schedule
@@ -118,49 +119,46 @@ def fit(columns: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, float]:
 
 def fit_all(measured: Sequence[Measured]) -> dict[str, Fit]:
     """Fits the models of `TERMS` to the cases that are not held out."""
-    fitted = [each for each in measured if not each.case.held_out]
+    fitted = [m for m in measured if not m.case.held_out]
 
     def best(
         columns: Callable[[Measured, float], np.ndarray], wanted: list[float], grid: np.ndarray
     ) -> Fit:
-        fits = {
-            h: fit(np.stack([columns(each, h) for each in fitted]), np.array(wanted)) for h in grid
-        }
+        fits = {h: fit(np.stack([columns(m, h) for m in fitted]), np.array(wanted)) for h in grid}
         h = min(fits, key=lambda h: fits[h][1])
         return Fit(fits[h][0], float(h))
 
     return {
-        'round': best(time_columns, [each.median('work') for each in fitted], CONTENTION),
-        'test': best(test_columns, [each.median('test_work') for each in fitted], CONTENTION),
-        'memory': best(memory_columns, [each.counts.memory for each in fitted], np.zeros(1)),
+        'round': best(time_columns, [m.median('work') for m in fitted], CONTENTION),
+        'test': best(test_columns, [m.median('test_work') for m in fitted], CONTENTION),
+        'memory': best(memory_columns, [m.counts.memory for m in fitted], np.zeros(1)),
     }
 
 
 def compare(measured: Sequence[Measured], fits: dict[str, Fit]) -> list[dict[str, Any]]:
     """An entry for each case: measured, predicted, and `error`, predicted over measured less 1."""
-    h, of_test = fits['round'].contention, fits['test'].contention
+    h, h_test = fits['round'].contention, fits['test'].contention
     entries = []
-    for each in measured:
-        entry: dict[str, Any] = each.case._asdict() | {
-            'busiest': each.counts.busiest,
-            'executed': each.counts.executed,
-            'needed_bytes': each.counts.needed,
+    for m in measured:
+        entry: dict[str, Any] = m.case._asdict() | {
+            'busiest': m.counts.busiest,
+            'executed': m.counts.executed,
+            'needed_bytes': m.counts.needed,
         }
-        for name, model, columns in (
-            ('work', 'round', time_columns(each, h)),
-            ('round', 'round', time_columns(each, h, wall_clock=True)),
-            ('test_work', 'test', test_columns(each, of_test)),
-            ('test', 'test', test_columns(each, of_test, wall_clock=True)),
-            ('memory', 'memory', memory_columns(each)),
+        for name, model, values, columns in (
+            ('work', 'round', m.all('work'), time_columns(m, h)),
+            ('round', 'round', m.all('round'), time_columns(m, h, wall_clock=True)),
+            ('test_work', 'test', m.all('test_work'), test_columns(m, h_test)),
+            ('test', 'test', m.all('test'), test_columns(m, h_test, wall_clock=True)),
+            ('memory', 'memory', [m.counts.memory], memory_columns(m)),
         ):
-            in_memory = name == 'memory'
-            median = each.counts.memory if in_memory else each.median(name)
+            median = statistics.median(values)
             predicted = float(columns @ fits[model].values)
             entry[name] = {
                 'measured': median,
                 'predicted': predicted,
                 'error': predicted / median - 1,
-                'measurements': [median] if in_memory else each.all(name),
+                'measurements': values,
             }
         entries.append(entry)
     return entries
@@ -219,15 +217,14 @@ def traffic(name: str, method: str, *, clients: int, devices: int) -> dict[str, 
 def host_seconds(cohort_size: int) -> dict[str, float]:
     """Seconds of the host: scheduling a cohort on 4 devices or S / 8 lanes, choosing lanes."""
     steps = np.random.default_rng(0).integers(1, 200, cohort_size)
-    ticks = [time.perf_counter()]
-    schedule(steps, lanes=1, devices=4)
-    ticks.append(time.perf_counter())
-    schedule(steps, lanes=max(cohort_size // 8, 1))
-    ticks.append(time.perf_counter())
-    choose_lanes([np.tile(steps, 10)], cohort_size=cohort_size, most=cohort_size)
-    ticks.append(time.perf_counter())
-    names = ('four_devices_s', 'one_device_s', 'choose_lanes_s')
-    return {'clients': cohort_size, **dict(zip(names, np.diff(ticks).tolist(), strict=True))}
+    calls = {
+        'four_devices_s': lambda: schedule(steps, lanes=1, devices=4),
+        'one_device_s': lambda: schedule(steps, lanes=max(cohort_size // 8, 1)),
+        'choose_lanes_s': lambda: choose_lanes(
+            [np.tile(steps, 10)], cohort_size=cohort_size, most=cohort_size
+        ),
+    }
+    return {'clients': cohort_size, **{name: seconds(call) for name, call in calls.items()}}
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
@@ -323,7 +320,7 @@ def main(args: flags.FlagValues) -> None:
 
 
 if __name__ == '__main__':
-    flags.DEFINE_integer('repeats', 7, 'Measurements of each case.', lower_bound=1)
+    reporting.define_positive('repeats', 7, 'Measurements of each case.')
     flags.DEFINE_string('measured', None, 'File of earlier measurements, to fit them again.')
     flags.DEFINE_string('output', None, reporting.JSON_AND_PICTURE)
     reporting.run(main)

@@ -90,13 +90,8 @@ def step_program(
     plan = schedule([size.steps] * size.clients, lanes=lanes, devices=mesh.size)
     params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), lanes))
     whole, dealt = PartitionSpec(), PartitionSpec(AXIS)
-    over_devices = jax.shard_map(
-        train,
-        mesh=mesh,
-        in_specs=(whole, whole, dealt, whole, whole),
-        out_specs=dealt,
-        check_vma=False,
-    )
+    specs = (whole, whole, dealt, whole, whole)
+    over_devices = jax.shard_map(train, mesh=mesh, in_specs=specs, out_specs=dealt, check_vma=False)
     params, teacher, x, y = replicate((params, model.init(jax.random.key(1)), x, y), mesh)
     arguments = (params, teacher, split(plan.steps.sum(axis=1), mesh), x, y)
     compiled = jax.jit(over_devices).lower(*arguments).compile()
@@ -106,18 +101,24 @@ def step_program(
 def make_programs(size: Size, mesh: Mesh, lanes: list[int]) -> dict[str, Callable[[], Any]]:
     """PyTorch's program if it is installed, and those of jaxfed for each number of lanes."""
     model = network(size.model)
-    runs = {TORCH: programs.torch_program(size)} if reporting.has_torch() else {}
+    runs = {TORCH: programs.torch_program(size)} if reporting.has('torch') else {}
     for number in lanes:
         step = functools.partial(step_program, model, size, mesh=mesh, lanes=number)
         whole = functools.partial(round_program, size, model, mesh=mesh, lanes=number)
         augment = ('crop', 'flip')
-        bare, full = (f'{part}, {number} lane(s)' for part in ('bare step', 'round'))
+        bare, full = _names(number)
         runs[bare] = step()
         runs[full] = whole().run
         runs[f'{full}, crop+flip'] = whole(augment=augment).run
         runs[f'{bare}, fedlmd'] = step(method='fedlmd')
         runs[f'{full}, crop+flip, fedlmd'] = whole(augment=augment, method='fedlmd').run
     return runs
+
+
+def _names(lanes: int) -> tuple[str, str]:
+    """The names of the bare step and of the round."""
+    words = reporting.plural(lanes, 'lane')
+    return f'bare step, {words}', f'round, {words}'
 
 
 def measure_naive(size: Size) -> list[float]:
@@ -160,11 +161,13 @@ def show(report: dict[str, Any], lanes: list[int]) -> None:
     reporting.console.print(table)
     median = {entry['program']: entry['median_ms'] for entry in report['programs']}
     for number in lanes:
-        whole, bare = f'round, {number} lane(s), crop+flip', f'bare step, {number} lane(s)'
-        ratio, fedlmd = (median[whole + end] / median[bare + end] for end in ('', ', fedlmd'))
+        bare, full = _names(number)
+        ratio, fedlmd = (
+            median[f'{full}, crop+flip{end}'] / median[bare + end] for end in ('', ', fedlmd')
+        )
         reporting.console.print(
-            f'{number} lane(s) a device: a whole round takes {ratio:.2f} times its bare steps, '
-            f'with FedLMD {fedlmd:.2f}.'
+            f'{reporting.plural(number, "lane")} a device: a whole round takes {ratio:.2f} times '
+            f'its bare steps, with FedLMD {fedlmd:.2f}.'
         )
 
 
@@ -185,7 +188,7 @@ def main(args: flags.FlagValues) -> None:
     size = Size(args.model, args.clients, batch_size, args.steps)
     mesh = programs.use_devices(args.devices, most=size.clients)
     lanes = parse_lanes(args.lanes, mesh, size.clients)
-    if not reporting.has_torch():
+    if not reporting.has('torch'):
         hint = "PyTorch is not installed and is left out: pip install 'jaxfed[bench]'."
         reporting.console.print(hint, markup=False)
     with reporting.console.status('compiling'):
@@ -195,12 +198,8 @@ def main(args: flags.FlagValues) -> None:
         comparison.milliseconds[NAIVE] = measure_naive(size._replace(steps=args.naive_steps))
     report = {
         'machine': reporting.machine(),
-        'settings': {
-            **size._asdict(),
-            'repeats': args.repeats,
-            'devices': mesh.size,
-            'naive_steps': args.naive_steps,
-        },
+        'settings': {**size._asdict(), 'devices': mesh.size}
+        | reporting.settings(args, 'repeats', 'naive_steps'),
         'matmul_gflops': comparison.matmul_gflops,
         'gflop_per_step': comparison.gflop,
         'programs': [describe(comparison, name) for name in comparison.milliseconds],
@@ -211,21 +210,12 @@ def main(args: flags.FlagValues) -> None:
 
 if __name__ == '__main__':
     flags.DEFINE_enum('model', 'cnn', list(BATCH_SIZES), 'Network.')
-    flags.DEFINE_integer('clients', 10, 'Clients in training.', lower_bound=1)
-    flags.DEFINE_integer(
-        'batch_size',
-        None,
-        "Examples in a batch [the papers': 50 for cnn, 64 for lenet].",
-        lower_bound=1,
-    )
-    flags.DEFINE_integer('steps', 10, 'Local steps in one measurement.', lower_bound=1)
-    flags.DEFINE_integer(
-        'naive_steps',
-        1,
-        'Steps of the naive program, measured once; 0 leaves it out.',
-        lower_bound=0,
-    )
-    flags.DEFINE_integer('repeats', 7, 'Measurements of each program.', lower_bound=1)
+    positive = reporting.define_positive
+    positive('clients', 10, 'Clients in training.')
+    positive('batch_size', None, "Examples in a batch [the papers': 50 for cnn, 64 for lenet].")
+    positive('steps', 10, 'Local steps in one measurement.')
+    flags.DEFINE_integer('naive_steps', 1, 'Steps of the naive program; 0 skips it.', lower_bound=0)
+    positive('repeats', 7, 'Measurements of each program.')
     flags.DEFINE_string('devices', 'all', "Number of devices, or 'all'.")
     flags.DEFINE_list('lanes', ['1'], 'Clients side by side on a device, rows for each number.')
     flags.DEFINE_string('output', None, reporting.JSON_FILE)

@@ -41,10 +41,9 @@ def measure(size: Size, mesh: Mesh, repeats: int) -> dict[str, Any]:
     if 'remat' in options(size.model):
         model = network(size.model, remat=True)
         rounds['round, --remat'] = round_program(size, model, mesh=mesh, lanes=1)
-    runs: dict[str, Callable[[], Any]] = {}
-    if reporting.has_torch():
-        runs[TORCH] = torch_program(size)
-    runs |= {name: compiled.run for name, compiled in rounds.items()}
+    runs: dict[str, Callable[[], Any]] = {name: compiled.run for name, compiled in rounds.items()}
+    if reporting.has('torch'):
+        runs = {TORCH: torch_program(size), **runs}
     comparison = programs.compare(size, runs, repeats=repeats)
     memory = {name: compiled.memory for name, compiled in rounds.items()}
     return {
@@ -61,18 +60,16 @@ def measure(size: Size, mesh: Mesh, repeats: int) -> dict[str, Any]:
 def rows(entry: dict[str, Any]) -> list[list[str]]:
     """The rows of a network in the table."""
     first, cells = [entry['model'], f'{entry["gflop_per_step"]:.2f}'], []
-    for i, program in enumerate(entry['programs']):
+    for program in entry['programs']:
         ratio, memory = program['ratio_to_torch'], program['memory_bytes_per_device']
-        cells.append(
-            [
-                *(['', ''] if i else first),
-                program['program'],
-                f'{program["median_ms"]:.1f}',
-                '-' if ratio is None else f'{ratio:.2f}',
-                f'{program["share_of_matmul_peak"]:.0%}',
-                '-' if memory is None else f'{memory / 2**20:.0f}',
-            ]
-        )
+        numbers = [
+            f'{program["median_ms"]:.1f}',
+            '-' if ratio is None else f'{ratio:.2f}',
+            f'{program["share_of_matmul_peak"]:.0%}',
+            '-' if memory is None else f'{memory / 2**20:.0f}',
+        ]
+        cells.append([*first, program['program'], *numbers])
+        first = ['', '']
     return cells
 
 
@@ -88,14 +85,15 @@ def main(args: flags.FlagValues) -> None:
         reporting.console.print(f'{name} ...')
         size = Size(name, args.clients, args.batch_size, args.steps)
         entries.append(measure(size, mesh, args.repeats))
-    settings = {name: args[name].value for name in ('clients', 'batch_size', 'steps', 'repeats')}
     report = {
         'machine': reporting.machine(),
-        'settings': {**settings, 'devices': mesh.size},
+        'settings': reporting.settings(args, 'clients', 'batch_size', 'steps', 'repeats')
+        | {'devices': mesh.size},
         'networks': entries,
     }
     table = reporting.make_table(
-        f'{args.clients} clients, batches of {args.batch_size}, {mesh.size} device(s)',
+        f'{args.clients} clients, batches of {args.batch_size}, '
+        f'{reporting.plural(mesh.size, "device")}',
         ('network', 'GFLOP', 'program', 'ms a step', 'to PyTorch', 'to peak', 'MiB a device'),
         [row for entry in entries for row in rows(entry)],
         caption=reporting.caption(reporting.machine()),
@@ -107,10 +105,10 @@ def main(args: flags.FlagValues) -> None:
 
 if __name__ == '__main__':
     flags.DEFINE_list('models', list(MODELS), f'Networks, of {", ".join(MODELS)}.')
-    flags.DEFINE_integer('clients', 4, 'Clients in training.', lower_bound=1)
-    flags.DEFINE_integer('batch_size', 50, 'Examples in a batch.', lower_bound=1)
-    flags.DEFINE_integer('steps', 10, 'Local steps in one measurement.', lower_bound=1)
-    flags.DEFINE_integer('repeats', 3, 'Measurements of each program.', lower_bound=1)
+    reporting.define_positive('clients', 4, 'Clients in training.')
+    reporting.define_positive('batch_size', 50, 'Examples in a batch.')
+    reporting.define_positive('steps', 10, 'Local steps in one measurement.')
+    reporting.define_positive('repeats', 3, 'Measurements of each program.')
     flags.DEFINE_string('devices', 'all', "Number of devices, or 'all'.")
     flags.DEFINE_string('output', None, reporting.JSON_FILE)
     reporting.run(main)

@@ -11,14 +11,8 @@ import numpy as np
 from absl import app
 from jax.sharding import Mesh
 
-from experiments.benchmarks.rounds import (
-    CLASSES,
-    LEARNING_RATE,
-    MOMENTUM,
-    SHAPE,
-    CohortRound,
-    compile_cohort,
-)
+from experiments.benchmarks import rounds
+from experiments.benchmarks.rounds import CLASSES, LEARNING_RATE, MOMENTUM, SHAPE
 from experiments.benchmarks.timing import time_in_turns
 from jaxfed.engine.devices import check_devices, cores, make_mesh, use_every_core
 from jaxfed.models import make_model
@@ -106,10 +100,10 @@ def torch_program(size: Size) -> Callable[[], None]:
     return run
 
 
-def round_program(size: Size, model: Model, **keywords: Any) -> CohortRound:
+def round_program(size: Size, model: Model, **keywords: Any) -> rounds.CohortRound:
     """A whole round of jaxfed's engine, with `keywords` as for `compile_cohort`."""
     sizes = np.full(size.clients, size.batch_size * size.steps)
-    return compile_cohort(model, sizes, batch_size=size.batch_size, **keywords)
+    return rounds.compile_cohort(model, sizes, batch_size=size.batch_size, **keywords)
 
 
 def matrix_product(side: int = MATMUL_SIDE) -> Callable[[], Any]:
@@ -139,7 +133,7 @@ def compare(size: Size, runs: Mapping[str, Callable[[], Any]], *, repeats: int) 
     seconds = time_in_turns({**runs, MATMUL: matrix_product()}, repeats)
     peak = 2 * MATMUL_SIDE**3 / statistics.median(seconds.pop(MATMUL)) / 1e9
     milliseconds = {
-        name: [1e3 * each / size.client_steps for each in measured]
-        for name, measured in seconds.items()
+        name: [1e3 * value / size.client_steps for value in values]
+        for name, values in seconds.items()
     }
     return Comparison(milliseconds, operations(size) / 1e9, peak)

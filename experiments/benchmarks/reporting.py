@@ -1,5 +1,6 @@
-"""The parts that all benchmarks share: command line, tables, JSON files and pictures."""
+"""The shared parts of all benchmarks: command line, tables, JSON files and pictures."""
 
+import functools
 import importlib.util
 import json
 import platform
@@ -22,6 +23,7 @@ JSON_FILE = 'File to write the measurements to, as JSON.'
 JSON_AND_PICTURE = 'Files to write, without suffix: .json, .png and .svg.'
 
 console = Console(highlight=False)
+define_positive = functools.partial(flags.DEFINE_integer, lower_bound=1)
 
 
 def run(main: Callable[[flags.FlagValues], None]) -> None:
@@ -40,13 +42,23 @@ def run(main: Callable[[flags.FlagValues], None]) -> None:
     app.run(start)
 
 
-def has_torch() -> bool:
-    """Whether PyTorch is installed."""
-    return importlib.util.find_spec('torch') is not None
+def settings(args: flags.FlagValues, *names: str) -> dict[str, Any]:
+    """The values of some flags."""
+    return {name: args[name].value for name in names}
+
+
+def has(module: str) -> bool:
+    """Whether a module is installed."""
+    return importlib.util.find_spec(module) is not None
+
+
+def plural(number: int, noun: str) -> str:
+    """A number with its noun."""
+    return f'{number} {noun}' + ('' if number == 1 else 's')
 
 
 def machine() -> dict[str, str | int]:
-    """The hardware that is measured, and the versions of the software."""
+    """The measured hardware, and the versions of the software."""
     processor = platform.processor() or platform.machine()
     cpuinfo = Path('/proc/cpuinfo')
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
@@ -59,12 +71,12 @@ def machine() -> dict[str, str | int]:
         'python': platform.python_version(),
         'jax': jax.__version__,
         'flax': version('flax'),
-        'torch': version('torch') if has_torch() else 'not installed',
+        'torch': version('torch') if has('torch') else 'not installed',
     }
 
 
 def caption(described: dict[str, str | int]) -> str:
-    """The machine in a line."""
+    """The machine on one line."""
     return ', '.join(f'{key} {value}' for key, value in described.items())
 
 

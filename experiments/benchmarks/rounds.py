@@ -96,15 +96,11 @@ def compile_cohort(
     weight_decay: float = 0.0,
 ) -> CohortRound:
     """Compiles a round of clients with `sizes` [S] random images, all of which take part."""
-    clients, longest = len(sizes), int(sizes.max())
+    clients = len(sizes)
     settings = LocalSettings(
-        local_epochs=local_epochs,
-        batch_size=batch_size,
-        momentum=MOMENTUM,
-        weight_decay=weight_decay,
-        aggregation='size',
-        longest=longest,
-    )
+        local_epochs=local_epochs, batch_size=batch_size, momentum=MOMENTUM,
+        weight_decay=weight_decay, aggregation='size', longest=int(sizes.max()),
+    )  # fmt: skip
     mean, std = np.full(SHAPE[-1], 128.0, np.float32), np.full(SHAPE[-1], 64.0, np.float32)
     to_input = functools.partial(normalise, mean=mean, std=std)
     augmented = make_augment(augment, mean=mean, std=std)
@@ -116,9 +112,8 @@ def compile_cohort(
     server = jax.tree.map(lambda leaf: leaf[None], server)
     server, keys, data = replicate((server, jax.random.key(1)[None], random_data(sizes)), mesh)
     states = client_states.create([client_state], clients)
-    cohort = Cohort(
-        np.arange(clients, dtype=np.int32)[None], np.full((1, clients), local_epochs, np.int32)
-    )
+    ids = np.arange(clients, dtype=np.int32)[None]
+    cohort = Cohort(ids, np.full_like(ids, local_epochs))
     steps = local_epochs * steps_per_epoch(sizes, batch_size)
     plan = schedule(steps, lanes=lanes, devices=mesh.size)
     tuned = Tuned(np.array([LEARNING_RATE]))
@@ -145,6 +140,12 @@ def random_data(sizes: np.ndarray) -> TrainingData:
         for array in (drawn, np.arange(n), start, sizes, np.stack(counts))
     )
     return TrainingData(x, y, order, start, size, label_counts)
+
+
+def largest_difference(a: PyTree, b: PyTree) -> float:
+    """Largest absolute difference of two trees of arrays."""
+    differences = jax.tree.map(lambda x, y: np.abs(np.asarray(x) - np.asarray(y)).max(), a, b)
+    return float(np.max(jax.tree.leaves(differences)))
 
 
 def write_images(path: Path, *, train: int, test: int) -> Path:

@@ -26,11 +26,17 @@ from rich.progress import track
 from experiments.benchmarks import reporting
 from experiments.benchmarks.rounds import Trainer
 from experiments.benchmarks.timing import interleave
+from experiments.benchmarks.unequal_clients import (
+    ALPHAS,
+    CLIENTS,
+    COHORT,
+    client_steps,
+    partition_sizes,
+    shares_of,
+)
 from jaxfed import Config
 from jaxfed.engine.devices import use_every_core
 from jaxfed.engine.lanes import choose_lanes, schedule
-from jaxfed.engine.local import steps_per_epoch
-from jaxfed.partition import make_partition
 from jaxfed.recording.style import COLOURS, save, style
 from jaxfed.runs.experiment import set_up
 from jaxfed.runs.simulate import train
@@ -39,12 +45,12 @@ from jaxfed.sweeps.sweep import Member, expand, parse_grid
 from jaxfed.sweeps.training import train_group
 
 GRID, SEEDS = 'beta=0.3,1,3,10 tau=1,3', 2
-# Of the shares: a round of the papers.
-ALPHAS = (0.05, 0.1, 0.5)
-CLASSES, EXAMPLES, CLIENTS, COHORT = 10, 50_000, 100, 10
-BATCH_SIZE, EPOCHS, ROUNDS = 50, 5, 50
+ROUNDS = 50  # of the shares
 LANES = (1, 2, 3, 4, 5, 8, 10, 16, 32, 64, 160)
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
+SHOWN = (
+    'dataset', 'model', 'num_clients', 'clients_per_round', 'local_epochs', 'batch_size', 'alpha',
+)  # fmt: skip
 
 
 def make_config(data_dir: str | None, model: str | None, rounds: int) -> Config:
@@ -90,7 +96,7 @@ def time_rounds(base: Config, folder: Path, *, repeats: int, grid: str = GRID) -
     longer = dataclasses.replace(base, rounds=repeats + 2, eval_every=repeats + 2)
     experiments = set_up_all([member.config for member in members(longer, folder, grid)])
     shared = Trainer(experiments)
-    single = [Trainer([each]) for each in track(experiments, 'compiling', transient=True)]
+    single = [Trainer([one]) for one in track(experiments, 'compiling', transient=True)]
     runs = {
         'together': shared.run_round,
         'alone': lambda: sum(trainer.run_round() for trainer in single),
@@ -109,10 +115,10 @@ def describe(trainers: Sequence[Trainer]) -> dict[str, Any]:
     """Seconds of compilation, and the lanes, devices and memory of each program."""
     prepared = [trainer.prepared for trainer in trainers]
     return {
-        'compile_s': sum(each.compile_seconds for each in prepared),
-        'lanes': [each.lanes for each in prepared],
-        'devices': [each.mesh.size for each in prepared],
-        'memory_bytes': [each.needed for each in prepared],
+        'compile_s': sum(program.compile_seconds for program in prepared),
+        'lanes': [program.lanes for program in prepared],
+        'devices': [program.mesh.size for program in prepared],
+        'memory_bytes': [program.needed for program in prepared],
     }
 
 
@@ -155,18 +161,14 @@ def time_runs(
 def sample_steps(alpha: float, rounds: int) -> np.ndarray:
     """Local steps [R, X, S] of 8 settings times SEEDS, which share a seed's partition and cohorts.
 
-    The partitions are those of 10 classes of 5000 examples with Dirichlet concentration `alpha`.
+    The partitions are those of `unequal_clients`, with Dirichlet concentration `alpha`.
     """
-    labels, settings = np.repeat(np.arange(CLASSES), EXAMPLES // CLASSES), 8
     steps = []
     for seed in range(SEEDS):
-        parts = make_partition(
-            'dirichlet', labels, num_clients=CLIENTS, seed=seed, alpha=alpha, min_size=10
-        )
-        every = EPOCHS * steps_per_epoch(np.array([len(part) for part in parts]), BATCH_SIZE)
+        every = client_steps(partition_sizes(alpha, seed))
         rng = np.random.default_rng([seed, 1])
         cohorts = [rng.choice(every, COHORT, replace=False) for _ in range(rounds)]
-        steps += [np.stack(cohorts)] * settings
+        steps += [np.stack(cohorts)] * 8
     return np.stack(steps, axis=1)
 
 
@@ -186,15 +188,9 @@ def count(steps: np.ndarray, *, together: bool, lanes: int, devices: int) -> dic
     groups = steps.reshape(len(steps), -1) if together else steps.reshape(-1, steps.shape[-1])
     used = min(devices, groups.shape[1] // lanes)
     plans = [schedule(group, lanes=lanes, devices=used) for group in groups]
-    real, length = steps.sum(), sum(plan.length for plan in plans)
-    return {
-        'together': together,
-        'lanes': lanes,
-        'devices': devices,
-        'executed': float(real / sum(plan.executed for plan in plans)),
-        'busy': float(real / (length * lanes * devices)),
-        'sequence': length / len(steps),
-    }
+    shares = shares_of(plans, steps.sum(), lanes=lanes, devices=devices)
+    sequence = sum(plan.length for plan in plans) / len(steps)
+    return {'together': together, **shares, 'sequence': sequence}
 
 
 def count_shares(alpha: float, *, rounds: int) -> dict[str, Any]:
@@ -265,47 +261,42 @@ def draw_shares(axes: Axes, shares: dict[str, Any], key: str, x: str, y: str) ->
 def show(report: dict[str, Any]) -> None:
     """Prints the seconds and the shares."""
     timed = report['rounds']
-
-    def cells(name: str, alone: float, together: float, ratio: float, digits: int) -> list[str]:
-        return [name, f'{alone:.{digits}f}', f'{together:.{digits}f}', f'{ratio:.2f}']
-
-    a, b = (statistics.median(timed[key]['round_s']) for key in ('alone', 'together'))
-    rows = [cells('a round', a, b, timed['round_ratio'], 3)]
-    a, b = (timed[key]['compile_s'] for key in ('alone', 'together'))
-    rows.append(cells('compiling', a, b, b / a, 3))
+    alone, together = timed['alone'], timed['together']
+    a, b = (statistics.median(program['round_s']) for program in (alone, together))
+    rows = [['a round', f'{a:.3f}', f'{b:.3f}', f'{timed["round_ratio"]:.2f}']]
+    a, b = alone['compile_s'], together['compile_s']
+    rows.append(['compiling', f'{a:.3f}', f'{b:.3f}', f'{b / a:.2f}'])
     for whole in report['whole']:
         a, b = whole['alone_s'], whole['together_s']
-        rows.append(cells('whole runs', a, b, b / a, 1))
+        rows.append(['whole runs', f'{a:.1f}', f'{b:.1f}', f'{b / a:.2f}'])
     table = reporting.make_table(
         f'{timed["experiments"]} experiments, {report["settings"]["model"]}, seconds',
-        ('', 'one after another', 'in one program', 'ratio'),
+        ('time of', 'one after another', 'in one program', 'ratio'),
         rows,
         caption=reporting.caption(report['machine']),
     )
     reporting.console.print(table)
-    rows = []
-    for alpha, counted in report['shares'].items():
-        a, b = counted['chosen_on_one_device']
-        busy = [
-            ' / '.join(
-                f'{100 * point["busy"]:.0f}'
-                for point in counted['one_lane']
-                if point['together'] == together and point['devices'] in (4, 16, 64)
-            )
-            for together in (False, True)
-        ]
-        rows.append([
-            alpha, f'{a["lanes"]} to {b["lanes"]}',
-            f'{100 * a["executed"]:.0f} to {100 * b["executed"]:.0f}',
-            f'{a["sequence"]:.0f} to {b["sequence"]:.0f}', ' to '.join(busy),
-        ])  # fmt: skip
     columns = ('alpha', 'one device: lanes chosen', 'real of executed, %', 'in sequence')
     table = reporting.make_table(
         'Steps without and with lanes shared by experiments',
         (*columns, '4 / 16 / 64 devices busy, %'),
-        rows,
+        [_shares_row(alpha, counted) for alpha, counted in report['shares'].items()],
     )
     reporting.console.print(table)
+
+
+def _shares_row(alpha: str, counted: dict[str, Any]) -> list[str]:
+    """A row of the table of shares."""
+    chosen = counted['chosen_on_one_device']
+    cells = [
+        [f'{scale * point[key]:.0f}' for point in chosen]
+        for key, scale in (('lanes', 1), ('executed', 100), ('sequence', 1))
+    ]
+    busy: dict[bool, list[str]] = {False: [], True: []}
+    for point in counted['one_lane']:
+        if point['devices'] in (4, 16, 64):
+            busy[point['together']].append(f'{100 * point["busy"]:.0f}')
+    return [alpha, *map(' to '.join, cells), ' to '.join(map(' / '.join, busy.values()))]
 
 
 def main(args: flags.FlagValues) -> None:
@@ -320,12 +311,8 @@ def main(args: flags.FlagValues) -> None:
     wanted = 1.0 if jax.default_backend() == 'cpu' else 0.25
     report: dict[str, Any] = {
         'machine': reporting.machine(),
-        'settings': {
-            'grid': GRID, 'seeds': SEEDS, 'dataset': base.dataset, 'model': base.model,
-            'num_clients': base.num_clients, 'clients_per_round': base.clients_per_round,
-            'local_epochs': base.local_epochs, 'batch_size': base.batch_size,
-            'alpha': base.alpha, 'rounds_of_whole_runs': base.rounds,
-        },
+        'settings': {'grid': GRID, 'seeds': SEEDS, 'rounds_of_whole_runs': base.rounds}
+        | {name: getattr(base, name) for name in SHOWN},
         'rounds': rounds,
         'whole': whole,
         'shares': {f'{alpha:g}': count_shares(alpha, rounds=ROUNDS) for alpha in ALPHAS},
@@ -340,8 +327,8 @@ def main(args: flags.FlagValues) -> None:
 if __name__ == '__main__':
     flags.DEFINE_string('data_dir', None, 'Folder with CIFAR-10; without it, the digits.')
     flags.DEFINE_string('model', None, 'Network [mlp for the digits, lenet for CIFAR-10].')
-    flags.DEFINE_integer('rounds', 10, 'Rounds of the whole runs.', lower_bound=1)
-    flags.DEFINE_integer('repeats', 5, 'Rounds that are timed.', lower_bound=1)
+    reporting.define_positive('rounds', 10, 'Rounds of the whole runs.')
+    reporting.define_positive('repeats', 5, 'Timed rounds.')
     flags.DEFINE_integer('whole', 1, 'Whole runs that are timed; 0 for none.', lower_bound=0)
     flags.DEFINE_string('output', None, reporting.JSON_AND_PICTURE)
     reporting.run(main)

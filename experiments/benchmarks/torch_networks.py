@@ -3,7 +3,9 @@
 Nothing at the top imports JAX, which would count as memory of the processes of `systems`.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -17,7 +19,7 @@ def torch_network(name: str, num_classes: int, shape: Shape = (32, 32, 3)) -> nn
     Args:
       name: a key of `jaxfed.models.MODELS`.
       num_classes: number of classes C.
-      shape: of the images; other networks than 'cnn' have that of the default.
+      shape: of the images; only 'cnn' supports other shapes than the default.
 
     Returns:
       The network, [B, channels, H, W] -> [B, C].
@@ -29,14 +31,20 @@ def _pooled(convolution: nn.Module) -> list[nn.Module]:
     return [convolution, nn.ReLU(), nn.MaxPool2d(2)]
 
 
+def _dense(*widths: int) -> list[nn.Module]:
+    """Fully connected layers with ReLU between them."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in itertools.pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return layers[:-1]
+
+
 def _cnn(num_classes: int, shape: Shape) -> nn.Module:
     height, width, channels = shape
     return nn.Sequential(
         *_pooled(nn.Conv2d(channels, 32, 5, padding=2)),
         *_pooled(nn.Conv2d(32, 64, 5, padding=2)),
-        nn.Flatten(),
-        *(nn.Linear((height // 4) * (width // 4) * 64, 512), nn.ReLU()),
-        nn.Linear(512, num_classes),
+        *_dense((height // 4) * (width // 4) * 64, 512, num_classes),
     )
 
 
@@ -44,20 +52,12 @@ def _lenet(num_classes: int) -> nn.Module:
     return nn.Sequential(
         *_pooled(nn.Conv2d(3, 6, 5)),
         *_pooled(nn.Conv2d(6, 16, 5)),
-        nn.Flatten(),
-        *(nn.Linear(400, 120), nn.ReLU()),
-        *(nn.Linear(120, 84), nn.ReLU()),
-        nn.Linear(84, num_classes),
+        *_dense(400, 120, 84, num_classes),
     )
 
 
 def _mlp(num_classes: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Flatten(),
-        *(nn.Linear(3072, 200), nn.ReLU()),
-        *(nn.Linear(200, 200), nn.ReLU()),
-        nn.Linear(200, num_classes),
-    )
+    return nn.Sequential(*_dense(3072, 200, 200, num_classes))
 
 
 def _conv_norm(
@@ -111,19 +111,6 @@ def _resnet(
     return _headed(layers, channels, num_classes)
 
 
-def _resnet8(num_classes: int) -> nn.Module:
-    return _resnet(num_classes, widths=(16, 32, 64), depths=(1, 1, 1))
-
-
-def _resnet18(num_classes: int) -> nn.Module:
-    return _resnet(num_classes, widths=(64, 128, 256, 512), depths=(2, 2, 2, 2))
-
-
-def _resnet50(num_classes: int) -> nn.Module:
-    depths = (3, 4, 6, 3)
-    return _resnet(num_classes, widths=(64, 128, 256, 512), depths=depths, bottleneck=True)
-
-
 def _mobilenet(num_classes: int) -> nn.Module:
     from jaxfed.models.mobilenet import BLOCKS
 
@@ -149,12 +136,13 @@ def _vgg11(num_classes: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels, num_classes))
 
 
+WIDTHS = (64, 128, 256, 512)
 NETWORKS: dict[str, Callable[[int], nn.Module]] = {
     'lenet': _lenet,
     'mlp': _mlp,
     'mobilenet': _mobilenet,
-    'resnet8': _resnet8,
-    'resnet18': _resnet18,
-    'resnet50': _resnet50,
+    'resnet8': partial(_resnet, widths=(16, 32, 64), depths=(1, 1, 1)),
+    'resnet18': partial(_resnet, widths=WIDTHS, depths=(2, 2, 2, 2)),
+    'resnet50': partial(_resnet, widths=WIDTHS, depths=(3, 4, 6, 3), bottleneck=True),
     'vgg11': _vgg11,
 }

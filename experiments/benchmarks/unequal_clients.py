@@ -1,4 +1,4 @@
-"""The useful share of the executed work when clients hold unequal numbers of examples.
+"""The useful share of the executed work if clients hold unequal numbers of examples.
 
 CIFAR-10's labels are partitioned by a Dirichlet distribution, and random cohorts are scheduled in
 different ways. As many lanes as clients on one device is the padded engine: every client of the
@@ -14,6 +14,7 @@ python -m experiments.benchmarks.unequal_clients --output=FILE.json --figure=FIL
 
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,20 @@ from absl import flags
 from matplotlib.figure import Figure
 
 from experiments.benchmarks import reporting
-from experiments.benchmarks.rounds import CLASSES, SHAPE, CohortRound, compile_cohort
+from experiments.benchmarks.rounds import (
+    CLASSES,
+    SHAPE,
+    CohortRound,
+    compile_cohort,
+    largest_difference,
+)
 from experiments.benchmarks.timing import time_in_turns
 from jaxfed.engine.devices import make_mesh, use_every_core
-from jaxfed.engine.lanes import choose_lanes, schedule
+from jaxfed.engine.lanes import Schedule, choose_lanes, schedule
 from jaxfed.engine.local import steps_per_epoch
 from jaxfed.models import make_model
 from jaxfed.partition import make_partition
 from jaxfed.recording.style import COLOURS, style
-from jaxfed.types import PyTree
 
 CLIENTS, COHORT = 100, 10
 BATCH_SIZE, EPOCHS = 50, 5
@@ -55,24 +61,23 @@ def client_steps(sizes: np.ndarray) -> np.ndarray:
     return EPOCHS * steps_per_epoch(sizes, BATCH_SIZE)
 
 
-def count(cohorts: np.ndarray, *, lanes: int, devices: int) -> dict[str, float]:
+def count(cohorts: np.ndarray, *, lanes: int, devices: int) -> dict[str, Any]:
     """Real work as a share of other work, over rounds of clients with [R, S] examples."""
     plans = [schedule(client_steps(sizes), lanes=lanes, devices=devices) for sizes in cohorts]
-    real = EPOCHS * cohorts.sum() / BATCH_SIZE
+    return shares_of(plans, EPOCHS * cohorts.sum() / BATCH_SIZE, lanes=lanes, devices=devices)
+
+
+def shares_of(
+    plans: Sequence[Schedule], real: float, *, lanes: int, devices: int
+) -> dict[str, Any]:
+    """The share of `real` steps in the executed ones, and in the capacity of lanes and devices."""
     capacity = sum(plan.length for plan in plans) * lanes * devices
-    executed = sum(plan.executed for plan in plans)
     return {
         'lanes': lanes,
         'devices': devices,
-        'executed': float(real / executed),
+        'executed': float(real / sum(plan.executed for plan in plans)),
         'busy': float(real / capacity),
     }
-
-
-def largest_difference(a: PyTree, b: PyTree) -> float:
-    """Largest absolute difference of two trees of arrays."""
-    differences = jax.tree.map(lambda x, y: np.abs(np.asarray(x) - np.asarray(y)).max(), a, b)
-    return float(np.max(jax.tree.leaves(differences)))
 
 
 def compile_round(model: str, sizes: np.ndarray, *, lanes: int, devices: int) -> CohortRound:
@@ -141,7 +146,9 @@ def show_shares(shares: dict[str, list[dict[str, Any]]], chosen: dict[str, int])
     rows = []
     for i, (lanes, devices) in enumerate(ARRANGEMENTS):
         counts = [entries[i] for entries in shares.values()]
-        cells = [f'{100 * each["executed"]:.1f} / {100 * each["busy"]:.1f}' for each in counts]
+        cells = [
+            f'{100 * count_["executed"]:.1f} / {100 * count_["busy"]:.1f}' for count_ in counts
+        ]
         rows.append([str(devices), str(lanes) if i else f'{lanes}, padded', *cells])
     table = reporting.make_table(
         'Real share of executed examples / of the time of all lanes, %',
@@ -179,15 +186,16 @@ def main(args: flags.FlagValues) -> None:
         timed[name] = entry = compare(
             args.model, cohorts[name], lanes=lanes, devices=devices, repeats=args.repeats
         )
+        machine = f'{reporting.plural(devices, "device")} with {reporting.plural(lanes, "lane")}'
         reporting.console.print(
-            f'alpha {name}, {args.model}, {devices} device(s) with {lanes} lane(s): padded on one '
-            f'device takes {entry["ratio"]:.2f} times as long; parameters differ by '
+            f'alpha {name}, {args.model}, {machine}: padded on one device takes '
+            f'{entry["ratio"]:.2f} times as long; parameters differ by '
             f'{entry["largest_difference"]:.1e}, the round changed them by '
             f'{entry["largest_update"]:.1e}.'
         )
     report = {
         'machine': reporting.machine(),
-        'settings': {name: args[name].value for name in ('rounds', 'seed', 'model', 'repeats')},
+        'settings': reporting.settings(args, 'rounds', 'seed', 'model', 'repeats'),
         'shares': shares,
         'lanes_chosen_on_one_device': chosen,
         'timed': timed,

@@ -1,9 +1,9 @@
-"""Weak scaling: twice the devices train twice the clients; how much longer does a round take?
+"""Weak scaling: the time of a round if twice the devices train twice the clients.
 
-Each number of devices has its own process on as many cores of the CPU, so that a device never uses
-the cores of another. The processes take turns, a round each. If there are more devices than cores,
-they share the cores: that checks the result and says nothing about speed. Every number of devices
-also trains a round on one device, and the parameters of both are compared.
+Each number of devices has a process on as many cores of the CPU, so that no device uses the cores
+of another. The processes take turns, a round each. If there are more devices than cores, they share
+the cores: that checks the result, but not the speed. Every process also trains a round on one
+device and compares the parameters.
 
 python -m experiments.benchmarks.weak_scaling --output=experiments/results/weak_scaling_cpu
 """
@@ -19,14 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
 from absl import flags
 from matplotlib.figure import Figure
 from rich.progress import track
 
 from experiments.benchmarks import reporting, workers
-from experiments.benchmarks.rounds import Trainer, write_images
+from experiments.benchmarks.rounds import Trainer, largest_difference, write_images
 from experiments.benchmarks.timing import interleave
 from jaxfed import Config
 from jaxfed.engine.stacking import row
@@ -81,14 +79,11 @@ def compile_job(job: Job, devices: int, folder: Path) -> tuple[float, Trainer]:
     )  # fmt: skip
     several = Trainer([make_experiment(base)])
     single = Trainer([make_experiment(dataclasses.replace(base, devices='1'))])
-    leaves = []
+    params = []
     for trainer in (several, single):
         trainer.train_round()
-        leaves.append(jax.tree.leaves(row(trainer.state.server, 0).params))
-    differences = [
-        np.abs(np.asarray(a) - np.asarray(b)).max() for a, b in zip(*leaves, strict=True)
-    ]
-    return float(max(differences)), several
+        params.append(row(trainer.state.server, 0).params)
+    return largest_difference(*params), several
 
 
 def serve(job: Job, devices: int, cores: int) -> None:
@@ -113,7 +108,7 @@ def measure(job: Job, counts: Sequence[int], *, repeats: int) -> list[Timing]:
             devices: stack.enter_context(workers.start(MODULE, [f'--worker={devices}', *settings]))
             for devices in track(counts, f'compiling {job.model}', transient=True)
         }
-        asks = {devices: functools.partial(each.ask, None) for devices, each in started.items()}
+        asks = {devices: functools.partial(w.ask, None) for devices, w in started.items()}
         measured = interleave(asks, repeats, description=f'measuring {job.model}')
     timings = []
     for devices, worker in started.items():
@@ -206,12 +201,8 @@ def main(args: flags.FlagValues) -> None:
         models[model] = describe(measure(job, counts, repeats=args.repeats))
     report = {
         'machine': reporting.machine(),
-        'settings': {
-            'clients_per_device': args.clients,
-            'steps': args.steps,
-            'batch_size': BATCH_SIZE,
-            'repeats': args.repeats,
-        },
+        'settings': {'clients_per_device': args.clients, 'batch_size': BATCH_SIZE}
+        | reporting.settings(args, 'steps', 'repeats'),
         'models': models,
     }
     show(report)
@@ -226,9 +217,9 @@ def main(args: flags.FlagValues) -> None:
 if __name__ == '__main__':
     flags.DEFINE_list('models', ['mlp', 'lenet', 'cnn'], 'Networks.')
     flags.DEFINE_list('counts', ['1', '2', '4', '8'], 'Numbers of devices, 1 first.')
-    flags.DEFINE_integer('clients', 4, 'Clients of each device.', lower_bound=1)
-    flags.DEFINE_integer('steps', 10, 'Local steps of each client.', lower_bound=1)
-    flags.DEFINE_integer('repeats', 7, 'Measurements of each.', lower_bound=1)
+    reporting.define_positive('clients', 4, 'Clients of each device.')
+    reporting.define_positive('steps', 10, 'Local steps of each client.')
+    reporting.define_positive('repeats', 7, 'Measurements of each.')
     flags.DEFINE_string('output', None, reporting.JSON_AND_PICTURE)
     flags.DEFINE_integer('worker', 0, 'Internal: devices of the process that measures.')
     flags.DEFINE_string('model', 'mlp', 'Internal: its network.')

@@ -1,6 +1,5 @@
-"""What a figure is: panels of runs, and how their numbers are read off."""
+"""A figure: panels of runs, and how their numbers are read."""
 
-import itertools
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -9,31 +8,38 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.draw.shapes import Missing, Shape
+from experiments.grid.command import select
 from experiments.grid.published import PaperTable
 from experiments.grid.runner import Cell, GridRow, RecordedCell, flags_with_effect, make_cell
+from jaxfed.config import Config
 from jaxfed.metrics.measures import parse_clients
 from jaxfed.runs.seeds import sample_cohort
 
 
 class Series(NamedTuple):
-    """Runs that differ in nothing but their seed: a curve, a point of a sweep or a matrix."""
+    """Runs that differ only in their seed: a curve, a point of a sweep or a matrix."""
 
     column: str  # 'PAPER/NAME', of a flag file
     row: GridRow
     variant: tuple[str, ...] = ()  # further flags
     label: str = ''  # in the picture, '' for the row's name
-    at: tuple[str, ...] = ()  # where in a sweep, or row and column of a grid
+    at: tuple[str, ...] = ()  # position in a sweep, or row and column of a grid
 
     @property
     def name(self) -> str:
-        """What it is called in the picture."""
+        """The label in the picture."""
         return self.label or self.row.name
+
+    @property
+    def column_name(self) -> str:
+        """The column without its paper."""
+        return Path(self.column).name
 
 
 def of_table(
     table: PaperTable, column: str, *, rows: Sequence[str] = (), variant: Sequence[str] = ()
 ) -> tuple[Series, ...]:
-    """Rows of a column of a table as series.
+    """Make series of the rows of a table's column, with the table's settings.
 
     Args:
       table: of the paper.
@@ -42,22 +48,21 @@ def of_table(
       variant: further flags.
 
     Returns:
-      A series for each row, with the table's settings.
+      A series for each row.
     """
-    (of_rows,) = [found.flags for found in table.columns if found.file == column]
+    (row_flags,) = [found.flags for found in table.columns if found.file == column]
     named = {row.name: row for row in table.rows}
     return tuple(
-        Series(column, named[name], (*of_rows.get(name, ()), *variant)) for name in rows or named
+        Series(column, named[name], (*row_flags.get(name, ()), *variant)) for name in rows or named
     )
 
 
 class Found(NamedTuple):
-    """What there is of a series."""
+    """A series with its finished runs."""
 
     series: Series
     cells: tuple[Cell, ...]  # one a seed
-    runs: tuple[RecordedCell, ...]  # of the cells that are done, in their order
-    folders: tuple[Path, ...]  # of these runs
+    runs: tuple[RecordedCell, ...]  # of the finished cells, in their order
 
 
 class Panel(NamedTuple):
@@ -65,8 +70,8 @@ class Panel(NamedTuple):
 
     title: str
     series: tuple[Series, ...]
-    take: Callable[[str, Sequence[Found]], Shape]  # from the title and what there is
-    trains: bool = True  # False if settings tell all that is drawn, without any run
+    take: Callable[[str, Sequence[Found]], Shape]  # from the title and the finished runs
+    trains: bool = True  # False if the settings determine the picture, without any run
 
 
 class PaperFigure(NamedTuple):
@@ -75,9 +80,9 @@ class PaperFigure(NamedTuple):
     title: str
     panels: tuple[Panel, ...]
     across: int = 1  # panels side by side
-    one_seed: bool = False  # a mean over seeds would mean nothing, as of one client's model
+    one_seed: bool = False  # a mean over seeds is meaningless, as for one client's model
     measured: bool = False  # draws what only the measures of its runs record
-    notes: tuple[str, ...] = ()  # what the paper leaves open, and what was chosen
+    notes: tuple[str, ...] = ()  # what the paper does not specify, and our choice
 
 
 class Planned(NamedTuple):
@@ -93,7 +98,7 @@ class FigureCells(NamedTuple):
     figure: PaperFigure
     panels: tuple[Planned, ...]
     paper_rounds: dict[str, int]  # column -> rounds of its runs in the paper
-    changed: str  # flags that are not the paper's, '' for none
+    changed: str  # flags that differ from the paper's settings, '' for none
 
 
 def plan(
@@ -103,56 +108,54 @@ def plan(
 
     Args:
       figure: from the paper's `FIGURES`.
-      seeds: 0..seeds-1 of each series; one where the figure has only one.
+      seeds: 0..seeds-1 of each series; only 0 if the figure draws one seed.
       output: folder of all runs.
-      flags: that hold for all of them.
+      flags: flags of all runs.
 
     Returns:
       The panels with their cells.
 
     Raises:
-      ValueError: for settings that do not do.
+      ValueError: for invalid settings.
     """
-    numbers = range(1 if figure.one_seed else seeds)
-    planned = tuple(
-        Planned(
-            panel,
-            tuple(
-                tuple(
-                    make_cell(
-                        s.column,
-                        s.row,
-                        i,
-                        output=output,
-                        flags=flags,
-                        variant=s.variant,
-                        measured=figure.measured,
-                    )
-                    for i in numbers
-                )
-                for s in panel.series
-            ),
+
+    def cells(series: Series) -> tuple[Cell, ...]:
+        return tuple(
+            make_cell(
+                series.column,
+                series.row,
+                seed,
+                output=output,
+                flags=flags,
+                variant=series.variant,
+                measured=figure.measured,
+            )
+            for seed in range(1 if figure.one_seed else seeds)
         )
-        for panel in figure.panels
-    )
-    for config in (cell.config for cell in cells_of(planned)):
-        if config.confusion_clients and config.eval_every != 1:
-            raise ValueError(
-                f'--eval_every={config.eval_every} must be 1: the figure shows the global model '
-                'that a local one starts from.'
-            )
-        # Sizes have no say in who is sampled here, and are not known yet.
-        last = sample_cohort(config, np.ones(config.num_clients, int), config.rounds)
-        arrived = last.clients[last.epochs > 0]
-        told = config.sampling in ('uniform', 'round_robin') and not config.over_selection
-        absent = {*parse_clients(config.confusion_clients)} - {*arrived}
-        if told and absent:
-            raise ValueError(
-                f'--clients_per_round={config.clients_per_round} leaves client {min(absent)}, '
-                f'whose model the figure shows, out of the last round; --clients_per_round='
-                f'{config.num_clients} lets all take part, --confusion_clients shows another one.'
-            )
+
+    planned = tuple(Planned(panel, tuple(map(cells, panel.series))) for panel in figure.panels)
+    for cell in cells_of(planned):
+        _check_clients(cell.config)
     return planned
+
+
+def _check_clients(config: Config) -> None:
+    """Raise a ValueError if the last round lacks a client whose model the figure shows."""
+    if config.confusion_clients and config.eval_every != 1:
+        raise ValueError(
+            f'--eval_every={config.eval_every} must be 1: the figure shows the global model that '
+            'the last round starts from.'
+        )
+    # These samplings ignore the sizes, which are unknown yet.
+    last = sample_cohort(config, np.ones(config.num_clients, int), config.rounds)
+    known = config.sampling in ('uniform', 'round_robin') and not config.over_selection
+    absent = {*parse_clients(config.confusion_clients)} - {*last.clients[last.epochs > 0]}
+    if known and absent:
+        raise ValueError(
+            f'--clients_per_round={config.clients_per_round} excludes client {min(absent)}, whose '
+            f'model the figure shows, from the last round; --clients_per_round='
+            f'{config.num_clients} includes all, --confusion_clients shows another one.'
+        )
 
 
 def cells_of(planned: Iterable[Planned], *, trains: bool = True) -> list[Cell]:
@@ -160,97 +163,77 @@ def cells_of(planned: Iterable[Planned], *, trains: bool = True) -> list[Cell]:
 
     Args:
       planned: from `plan`.
-      trains: of the panels that are drawn from runs, or of those that need none.
+      trains: whether of the panels that need runs, or of the others.
 
     Returns:
-      Each once, with its measures if one of the figures needs them.
+      Each cell once, with its measures if one of the figures needs them.
     """
-    panels = [p.cells for p in planned if p.panel.trains == trains]
-    every = itertools.chain.from_iterable(itertools.chain.from_iterable(panels))
+    panels = [cells for panel, cells in planned if panel.trains == trains]
     found: dict[Path, Cell] = {}
-    for cell in every:
-        held = found.get(cell.folder, cell)
-        found[cell.folder] = held._replace(measured=held.measured or cell.measured)
+    for cell in (cell for cells in panels for seeds in cells for cell in seeds):
+        measured = cell.measured or (cell.folder in found and found[cell.folder].measured)
+        found[cell.folder] = cell._replace(measured=measured)
     return list(found.values())
 
 
 def shapes_of(planned: Iterable[Planned], done: dict[Path, RecordedCell]) -> list[Shape]:
-    """The numbers of all panels.
+    """Compute the numbers of all panels.
 
     Args:
       planned: from `plan`.
       done: work directory -> run.
 
     Returns:
-      One shape a panel, `Missing` where no run is done.
+      One shape a panel, `Missing` for a panel without finished runs.
 
     Raises:
-      ValueError: if data that tells the clients' shares cannot be dealt.
+      ValueError: if the data cannot be partitioned, for a picture of the partition.
       OSError: if it cannot be read.
     """
     shapes: list[Shape] = []
     for panel, cells in planned:
-        found = []
-        for series, of_seeds in zip(panel.series, cells, strict=True):
-            folders = tuple(cell.folder for cell in of_seeds if cell.folder in done)
-            found.append(Found(series, of_seeds, tuple(done[f] for f in folders), folders))
+        found = [
+            Found(series, seeds, tuple(done[c.folder] for c in seeds if c.folder in done))
+            for series, seeds in zip(panel.series, cells, strict=True)
+        ]
         known = not panel.trains or any(one.runs for one in found)
         shapes.append(panel.take(panel.title, found) if known else Missing(panel.title))
     return shapes
 
 
 def changed(flags: Sequence[str]) -> str:
-    """The flags among those for all runs that change what is trained, besides --rounds.
-
-    Args:
-      flags: as on the command line.
-
-    Returns:
-      A line, '' for none.
-    """
+    """The flags that change the training of all runs except --rounds, as a line."""
     return shlex.join(flags_with_effect(flags))
 
 
 def narrowed(
     figure: PaperFigure, *, columns: Sequence[str] | None, methods: Sequence[str] | None
 ) -> PaperFigure:
-    """Leave out what is not asked for.
+    """Select columns and methods of a figure.
 
     Args:
       figure: any.
-      columns: names of columns to keep, without the paper; None for all.
-      methods: names of rows to keep; None for all.
+      columns: names of the selected columns, without the paper; None for all.
+      methods: names of the selected rows; None for all.
 
     Returns:
-      The figure without the other series, and without the panels that have none left.
+      The figure without the other series, and without empty panels.
 
     Raises:
-      ValueError: for a name that the figure does not have, or if nothing is left.
+      ValueError: for an unknown name, or if nothing is left.
     """
-
-    def kept(series: Series) -> bool:
-        names = {'columns': Path(series.column).name, 'methods': series.row.name}
-        return all(names[flag].lower() in chosen for flag, chosen in wanted.items())
-
     every = [series for panel in figure.panels for series in panel.series]
-    held = {
-        'columns': dict.fromkeys(Path(series.column).name for series in every),
-        'methods': dict.fromkeys(series.row.name for series in every),
-    }
-    wanted = {}
-    for flag, names in (('columns', columns), ('methods', methods)):
-        if names is not None:
-            wanted[flag] = {name.lower() for name in names}
-            unknown = wanted[flag] - {name.lower() for name in held[flag]}
-            if unknown or not names:
-                raise ValueError(
-                    f'--{flag}={",".join(names)} must name some of {", ".join(held[flag])}.'
-                )
-    panels = [
-        panel._replace(series=tuple(filter(kept, panel.series)))
-        for panel in figure.panels
-        if any(map(kept, panel.series))
-    ]
+    column_names = select('columns', columns, [series.column_name for series in every])
+    method_names = select('methods', methods, [series.row.name for series in every])
+    panels = []
+    for panel in figure.panels:
+        kept = [
+            series
+            for series in panel.series
+            if series.column_name in column_names and series.row.name in method_names
+        ]
+        if kept:
+            panels.append(panel._replace(series=tuple(kept)))
     if not panels:
         raise ValueError(
             f'--columns={",".join(columns or ())} and --methods={",".join(methods or ())}: the '

@@ -12,17 +12,17 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
-from experiments.draw.shapes import Curve, Lines, Matrix, Missing, Shape
+from experiments.draw.shapes import Lines, Matrix, Missing, Shape
 from jaxfed.recording.style import SEQUENTIAL, line, style
 
-_NUMBERED = 12  # rows and columns up to which cells carry their numbers
-_DARK = f'{SEQUENTIAL}_r'  # the darker, the more, as on paper
+_NUMBERED = 12  # the largest number of rows or columns with numbers in the cells
+_DARK = f'{SEQUENTIAL}_r'  # darker colours for larger values
 _SMALL = 8  # points, of numbers in cells and notes
 _GREY = '0.4'
 _MARKERS = 'os^DvPX*<>'
-_MARKS = 6  # about, on a curve, where each has its own: curves that coincide are told apart
-_LONG = 50  # points of a curve from which on it is thin, for what lies beside it
-_APART = 0.2  # of a step, over which the points of a swept value lie side by side
+_MARKS = 6  # about, on each curve, at different points: they distinguish curves that coincide
+_LONG = 50  # a curve with more points is thin
+_APART = 0.2  # of a step: the width over which the points of a swept value are spread
 
 
 def draw(shapes: Sequence[Shape], *, across: int = 1, note: str = '') -> Figure:
@@ -34,7 +34,7 @@ def draw(shapes: Sequence[Shape], *, across: int = 1, note: str = '') -> Figure:
       note: below the picture.
 
     Returns:
-      The picture; a curve has the same look in all its panels.
+      The picture; a label has the same look in all panels.
     """
     across = min(across, len(shapes))
     down = -(-len(shapes) // across)
@@ -56,13 +56,12 @@ def draw(shapes: Sequence[Shape], *, across: int = 1, note: str = '') -> Figure:
                 _draw_lines(axes, shape, looks)
             elif isinstance(shape, Missing):
                 _draw_missing(axes, shape)
-        _draw_matrices(
-            figure, [(a, s) for a, s in drawn if isinstance(s, Matrix)], 0.75 * width / across
-        )
-        handles: dict[str, Artist] = {}
-        for axes, _ in drawn:
-            handles |= {str(h.get_label()): h for h in axes.get_legend_handles_labels()[0]}
+        matrices = [(axes, shape) for axes, shape in drawn if isinstance(shape, Matrix)]
+        _draw_matrices(figure, matrices, 0.75 * width / across)
         if lines:
+            handles: dict[str, Artist] = {}
+            for axes, _ in drawn:
+                handles |= {str(h.get_label()): h for h in axes.get_legend_handles_labels()[0]}
             figure.legend(
                 handles=[handles[label] for label in labels],
                 loc='outside upper center',
@@ -81,7 +80,7 @@ def _look(i: int) -> dict[str, Any]:
 
 
 def _width(shape: Shape, across: int) -> float:
-    """Inches, so that the letters are legible where the picture fills a page's text."""
+    """Inches of a panel, with legible letters if the picture is as wide as a page's text."""
     if isinstance(shape, Matrix) and not shape.form and across == 1:
         return 7.0
     return {1: 4.6, 2: 3.6}.get(across, 3.3)
@@ -110,13 +109,16 @@ def _draw_lines(axes: Axes, lines: Lines, looks: dict[str, dict[str, Any]]) -> N
         if lines.dots:
             axes.plot(curve.x, curve.y, **{**look, 'linestyle': 'none'}, alpha=0.6)
         elif lines.ticks:
-            aside = _APART * (i - (count - 1) / 2) / count
-            axes.errorbar(curve.x + aside, curve.y, yerr=_spread(curve), capsize=3, **look)
+            shift = _APART * (i - (count - 1) / 2) / count
+            sd = None if np.isnan(curve.sd).all() else np.nan_to_num(curve.sd)
+            axes.errorbar(curve.x + shift, curve.y, yerr=sd, capsize=3, **look)
         else:
             step = -(-len(curve.x) // _MARKS)
             look['linewidth'] = 0.9 if len(curve.x) > _LONG else None
             axes.plot(curve.x, curve.y, markevery=(i * step // count, max(step, 1)), **look)
-            _draw_band(axes, curve, look['color'])
+            if not np.isnan(curve.sd).all():
+                ends = curve.y - curve.sd, curve.y + curve.sd
+                axes.fill_between(curve.x, *ends, color=look['color'], alpha=0.18, linewidth=0)
     if lines.ticks:
         axes.set_xticks(range(len(lines.ticks)), lines.ticks)
         axes.margins(x=0.08)
@@ -133,23 +135,12 @@ def _draw_lines(axes: Axes, lines: Lines, looks: dict[str, dict[str, Any]]) -> N
             axes.set_aspect('equal')
 
 
-def _spread(curve: Curve) -> np.ndarray | None:
-    return None if np.isnan(curve.sd).all() else np.nan_to_num(curve.sd)
-
-
-def _draw_band(axes: Axes, curve: Curve, colour: str) -> None:
-    if not np.isnan(curve.sd).all():
-        low, high = curve.y - curve.sd, curve.y + curve.sd
-        axes.fill_between(curve.x, low, high, color=colour, alpha=0.18, linewidth=0)
-
-
 def _draw_matrices(figure: Figure, drawn: list[tuple[Axes, Matrix]], width: float) -> None:
-    """Draws matrices, those with the same scale beside one colour bar."""
+    """Draw matrices, with one colour bar for those with the same scale."""
     scales: dict[tuple[Any, ...], list[tuple[Axes, Matrix]]] = {}
     for axes, matrix in drawn:
-        scales.setdefault((matrix.label, matrix.low, matrix.high, matrix.gamma), []).append(
-            (axes, matrix)
-        )
+        scale = matrix.label, matrix.low, matrix.high, matrix.gamma
+        scales.setdefault(scale, []).append((axes, matrix))
     for (label, low, high, gamma), group in scales.items():
         values = np.concatenate([matrix.values.ravel() for _, matrix in group])
         known = values[~np.isnan(values)] if not np.isnan(values).all() else np.array([0.0, 1.0])
@@ -162,7 +153,7 @@ def _draw_matrices(figure: Figure, drawn: list[tuple[Axes, Matrix]], width: floa
 
 
 def _draw_matrix(axes: Axes, matrix: Matrix, width: float, norm: PowerNorm) -> AxesImage:
-    # White is nothing: no value, or exactly zero where the scale begins at zero.
+    # White cells have no value, or exactly zero if the scale begins at zero.
     shown = np.ma.masked_invalid(matrix.values)
     if norm.vmin == 0:
         shown = np.ma.masked_equal(shown, 0)
@@ -172,27 +163,23 @@ def _draw_matrix(axes: Axes, matrix: Matrix, width: float, norm: PowerNorm) -> A
     for axis, names in ((axes.xaxis, matrix.columns), (axes.yaxis, matrix.rows)):
         ticks = range(len(names)) if len(names) <= _NUMBERED else _round_numbers(names)
         axis.set_ticks(ticks, [names[i] for i in ticks])
-    texts = {
-        place: format(value, matrix.form)
-        for place, value in np.ma.ndenumerate(shown)
-        if matrix.form
-    }
-    size = _letters(texts.values(), width / len(matrix.columns))
-    if texts and len(matrix.rows) <= _NUMBERED and size:
-        for (i, j), text in texts.items():
+    if matrix.form and len(matrix.rows) <= _NUMBERED:
+        texts = {place: format(value, matrix.form) for place, value in np.ma.ndenumerate(shown)}
+        size = _letters(texts.values(), width / len(matrix.columns))
+        for (i, j), text in texts.items() if size else ():
             colour = 'white' if norm(matrix.values[i, j]) > 0.5 else 'black'
             axes.text(j, i, text, ha='center', va='center', fontsize=size, color=colour)
     return image
 
 
 def _letters(texts: Iterable[str], width: float) -> float:
-    """Points of letters with which texts fit into cells some inches wide; 0 if too small."""
+    """Points of the letters so that texts fit into cells of some inches; 0 if too small."""
     fitting = 72 * width / (0.65 * max(map(len, texts), default=1) + 0.5)
     return min(fitting, _SMALL) if fitting >= 5 else 0
 
 
 def _round_numbers(names: tuple[str, ...]) -> list[int]:
-    """Places of a few round numbers among many."""
+    """Indices of a few round numbers among many."""
     values = list(map(int, names))
     wanted = MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]).tick_values(values[0], values[-1])
     return [i for i, value in enumerate(values) if value in wanted]

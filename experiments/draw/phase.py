@@ -1,36 +1,31 @@
-"""Some rounds by one method and the rest by another."""
+"""Rounds of FedAvg before a round of another method."""
 
 from experiments.draw.figure import Series
 
 
 def after_fedavg(series: Series, rounds: int, *, client: int) -> Series:
-    """Rounds of FedAvg before a last one of a series, in which a client's model is looked at.
+    """Train FedAvg, and a series' method only in the last round, which records a client's model.
 
-    All of them have the same rounds of FedAvg if they have the same seed.
+    Series with the same seed share the rounds of FedAvg.
 
     Args:
       series: of the last round's method.
       rounds: in all.
-      client: whose model.
+      client: the client whose model is recorded.
 
     Returns:
       The series.
 
     Raises:
-      ValueError: if there is no round for FedAvg.
+      ValueError: if no round is left for FedAvg.
     """
     if rounds < 2:
         raise ValueError(
-            f'--rounds={rounds} leaves no round for FedAvg before the last one, which is of the '
-            'method looked at; give at least 2.'
+            f'--rounds must be at least 2, got {rounds}: FedAvg trains all rounds but the last.'
         )
     (method,) = [f.removeprefix('--method=') for f in series.row.flags if '--method=' in f]
     phases = (f'--method=fedavg,{method}', f'--switch_round={rounds - 1}')
-    given = series.variant if method == 'fedavg' else (*phases, *series.variant)
-    look = (
-        f'--rounds={rounds}',
-        f'--local_eval_every={rounds}',
-        '--measure=confusion',
-        f'--confusion_clients={client}',
-    )
-    return series._replace(variant=(*given, *look))
+    variant = series.variant if method == 'fedavg' else (*phases, *series.variant)
+    records = ('--measure=confusion', f'--confusion_clients={client}')
+    rounds_flags = (f'--rounds={rounds}', f'--local_eval_every={rounds}')
+    return series._replace(variant=(*variant, *rounds_flags, *records))

@@ -12,8 +12,8 @@ from jaxfed.runs.partition_map import training_counts
 
 Entry = dict[str, Any]  # a line of metrics.jsonl
 Score = Callable[[RecordedCell], float | None]
-Lined = Callable[[str, Sequence[Found]], Lines]
-Tabled = Callable[[str, Sequence[Found]], Matrix]
+TakeLines = Callable[[str, Sequence[Found]], Lines]  # from the title and the finished runs
+TakeMatrix = Callable[[str, Sequence[Found]], Matrix]
 
 ACCURACY = 'test accuracy (%)'
 GAP = 'global − local accuracy\n(percentage points)'
@@ -35,8 +35,8 @@ def gap(entry: Entry) -> float | None:
     Reference:
       FedSSD, figure 2.
     """
-    here, there = global_accuracy(entry), local_accuracy(entry)
-    return None if here is None or there is None else here - there
+    accuracy, local = global_accuracy(entry), local_accuracy(entry)
+    return None if accuracy is None or local is None else accuracy - local
 
 
 def best(run: RecordedCell) -> float | None:
@@ -64,21 +64,21 @@ def by_round(
     ylabel: str = ACCURACY,
     *,
     zero: bool = False,
-) -> Lined:
+) -> TakeLines:
     """A curve over rounds for each series.
 
     Args:
-      value: of an entry, None where it has none.
-      ylabel: what it is, with its unit.
+      value: of an entry, None if it has none.
+      ylabel: the quantity, with its unit.
       zero: draw a line at 0.
 
     Returns:
-      What a panel takes.
+      The `take` of a panel.
     """
 
     def take(title: str, found: Sequence[Found]) -> Lines:
         curves = []
-        for series, _, runs, _ in _begun(found):
+        for series, _, runs in _begun(found):
             tables = [
                 {e['round']: v for e in run.metrics if (v := value(e)) is not None} for run in runs
             ]
@@ -92,22 +92,22 @@ def by_round(
 
 def dots(
     x: Callable[[Entry], float | None], y: Callable[[Entry], float | None], xlabel: str, ylabel: str
-) -> Lined:
+) -> TakeLines:
     """A dot for each round of each run, and the line where both values are equal.
 
     Args:
       x: of an entry.
       y: of an entry.
-      xlabel: what x is, with its unit.
-      ylabel: what y is, with its unit.
+      xlabel: the quantity x, with its unit.
+      ylabel: the quantity y, with its unit.
 
     Returns:
-      What a panel takes.
+      The `take` of a panel.
     """
 
     def take(title: str, found: Sequence[Found]) -> Lines:
         curves = []
-        for series, _, runs, _ in _begun(found):
+        for series, _, runs in _begun(found):
             pairs = [(x(entry), y(entry)) for run in runs for entry in run.metrics]
             known = np.array([pair for pair in pairs if None not in pair], float).reshape(-1, 2)
             curves.append(Curve(series.name, known[:, 0], *single(known[:, 1])))
@@ -116,30 +116,26 @@ def dots(
     return take
 
 
-def sweep(score: Score, xlabel: str, ylabel: str = ACCURACY, *, zero: bool = False) -> Lined:
-    """A curve for each name of a series over what is swept, in even steps.
+def sweep(score: Score, xlabel: str, ylabel: str = ACCURACY, *, zero: bool = False) -> TakeLines:
+    """A curve for each name of a series over the swept values, in even steps.
 
     Args:
       score: of a run.
-      xlabel: what is swept.
-      ylabel: what the score is, with its unit.
+      xlabel: the swept setting.
+      ylabel: the quantity of the score, with its unit.
       zero: draw a line at 0.
 
     Returns:
-      What a panel takes.
+      The `take` of a panel.
     """
 
     def take(title: str, found: Sequence[Found]) -> Lines:
         ticks = tuple(dict.fromkeys(one.series.at[0] for one in found))
+        scores = {(one.series.name, one.series.at[0]): _scores(one.runs, score) for one in found}
         curves = []
         for name in dict.fromkeys(one.series.name for one in _begun(found)):
-            scores = {
-                one.series.at[0]: _scores(one.runs, score)
-                for one in found
-                if one.series.name == name
-            }
-            places = [i for i, tick in enumerate(ticks) if scores.get(tick)]
-            points = [over_seeds(np.array(scores[ticks[i]])) for i in places]
+            places = [i for i, tick in enumerate(ticks) if scores.get((name, tick))]
+            points = [over_seeds(np.array(scores[name, ticks[i]])) for i in places]
             y, sd, n = np.array(points, float).reshape(-1, 3).T
             curves.append(Curve(name, np.array(places, int), y, sd, n.astype(int)))
         reference: Reference = 'zero' if zero else 'none'
@@ -148,17 +144,17 @@ def sweep(score: Score, xlabel: str, ylabel: str = ACCURACY, *, zero: bool = Fal
     return take
 
 
-def sensitivity(score: Score, xlabel: str, ylabel: str, label: str = ACCURACY) -> Tabled:
+def sensitivity(score: Score, xlabel: str, ylabel: str, label: str = ACCURACY) -> TakeMatrix:
     """A cell for each pair of values of two hyper-parameters.
 
     Args:
       score: of a run.
       xlabel: the hyper-parameter of columns.
       ylabel: that of rows.
-      label: what the score is, with its unit.
+      label: the quantity of the score, with its unit.
 
     Returns:
-      What a panel takes.
+      The `take` of a panel.
     """
 
     def take(title: str, found: Sequence[Found]) -> Matrix:
@@ -187,7 +183,7 @@ def _scores(runs: Sequence[RecordedCell], score: Score) -> list[float]:
 
 
 def partition(title: str, found: Sequence[Found]) -> Matrix:
-    """How many examples of each class each client holds, from the settings alone.
+    """Examples of each class at each client, computed from the settings.
 
     Args:
       title: of the panel.
@@ -200,20 +196,8 @@ def partition(title: str, found: Sequence[Found]) -> Matrix:
       FedCAD, figure 3; FedSSD, figure 6.
     """
     counts = training_counts(found[0].cells[0].config).T
-    rows, columns = (_numbers(range(size)) for size in counts.shape)
-    top, label = float(counts.max()), 'training examples'  # each partition has its own scale
-    return Matrix(
-        title,
-        'client',
-        'class',
-        *single(counts),
-        rows,
-        columns,
-        label,
-        high=top,
-        gamma=0.5,
-        form='.0f',
-    )
+    high, label = float(counts.max()), 'training examples'  # each partition has a scale
+    return _matrix(title, 'client', 'class', counts, label, high=high, gamma=0.5, form='.0f')
 
 
 def classes_by_round(
@@ -223,38 +207,28 @@ def classes_by_round(
     last: int | None = None,
     high: float | None = None,
     gamma: float = 1.0,
-) -> Tabled:
+) -> TakeMatrix:
     """A row for each class and a column for each round, of the first seed.
 
     Args:
-      values: C numbers of an entry, None where it has none.
-      label: what they are, with their unit.
+      values: C numbers of an entry, None if it has none.
+      label: their quantity, with its unit.
       last: number of the last round to show, None for all.
       high: value of the darkest colour, None for the largest.
       gamma: exponent of the colours.
 
     Returns:
-      What a panel takes.
+      The `take` of a panel.
     """
 
     def take(title: str, found: Sequence[Found]) -> Matrix:
         metrics = _begun(found)[0].runs[0].metrics
         known = {entry['round']: v for entry in metrics if (v := values(entry)) is not None}
         rounds = [round_ for round_ in known if last is None or round_ <= last]
-        table = (
-            np.array([known[round_] for round_ in rounds], float).T if rounds else np.empty((0, 0))
-        )
-        rows = _numbers(range(len(table)))
-        return Matrix(
-            title,
-            'round',
-            'class',
-            *single(table),
-            rows,
-            _numbers(rounds),
-            label,
-            high=high,
-            gamma=gamma,
+        table = [known[round_] for round_ in rounds]
+        counts = np.array(table, float).T if table else np.empty((0, 0))
+        return _matrix(
+            title, 'round', 'class', counts, label, columns=_numbers(rounds), high=high, gamma=gamma
         )
 
     return take
@@ -262,13 +236,15 @@ def classes_by_round(
 
 def class_accuracy(entry: Entry) -> list[float] | None:
     """Test accuracy of the global model by class, in percent."""
-    shares = entry['class_accuracy']
-    return None if shares is None else [100 * share for share in shares]
+    return _percents(entry['class_accuracy'])
 
 
 def predicted_shares(entry: Entry) -> list[float] | None:
     """Share of each class among the global model's predictions, in percent."""
-    shares = entry['prediction_share']
+    return _percents(entry['prediction_share'])
+
+
+def _percents(shares: Sequence[float] | None) -> list[float] | None:
     return None if shares is None else [100 * share for share in shares]
 
 
@@ -278,7 +254,7 @@ def cohort_labels(entry: Entry) -> list[float] | None:
 
 
 def local_class_accuracy(entry: Entry) -> list[float] | None:
-    """Test accuracy by class of the one local model whose confusion matrix is recorded, percent."""
+    """Test accuracy by class of the local model with a recorded confusion matrix, in percent."""
     matrices = list((entry['local_confusion'] or {}).values())
     if not matrices:
         return None
@@ -303,7 +279,7 @@ def client_data(title: str, found: Sequence[Found]) -> Matrix:
 
 
 def global_confusion(title: str, found: Sequence[Found]) -> Matrix:
-    """The confusion matrix of the global model that the last round started from.
+    """The confusion matrix of the global model at the start of the last round.
 
     Args:
       title: of the panel.
@@ -335,7 +311,7 @@ def local_confusion(title: str, found: Sequence[Found]) -> Matrix:
 
 
 def one_client(title: str, found: Sequence[Found]) -> Matrix:
-    """Data of a client, and class accuracies of the global model and of its own model by method.
+    """Data of a client, and class accuracies of the global model and of its model by method.
 
     Args:
       title: of the panel.
@@ -351,22 +327,34 @@ def one_client(title: str, found: Sequence[Found]) -> Matrix:
     table = [_shares(begun[0]), _start(begun[0]).diagonal()]
     table += [_local(one).diagonal() for one in begun]
     rows = ('data', 'global', *(one.series.name for one in begun))
-    columns = _numbers(range(len(table[0])))
     label = 'share of data, test accuracy'
-    return Matrix(
-        title, 'class', '', *single(np.array(table)), rows, columns, label, high=1, form='.2f'
-    )
+    return _matrix(title, 'class', '', np.array(table), label, rows=rows, high=1, form='.2f')
 
 
 def _confusion(title: str, values: np.ndarray, *, xlabel: str = 'predicted class') -> Matrix:
-    names = _numbers(range(len(values)))
-    return Matrix(
-        title, xlabel, 'true class', *single(values), names, names, 'share', high=1, form='.2f'
-    )
+    return _matrix(title, xlabel, 'true class', values, 'share', high=1, form='.2f')
+
+
+def _matrix(
+    title: str,
+    xlabel: str,
+    ylabel: str,
+    values: np.ndarray,
+    label: str,
+    *,
+    rows: tuple[str, ...] | None = None,
+    columns: tuple[str, ...] | None = None,
+    **look: Any,
+) -> Matrix:
+    """A matrix of one seed; rows and columns have numbers unless they have names."""
+    height, width = values.shape
+    rows = rows or _numbers(range(height))
+    columns = columns or _numbers(range(width))
+    return Matrix(title, xlabel, ylabel, *single(values), rows, columns, label, **look)
 
 
 def _start(found: Found) -> np.ndarray:
-    """[C, C] shares of the global model that the last round started from; NaN if it diverged."""
+    """[C, C] shares of the global model at the start of the last round; NaN if it diverged."""
     run = found.runs[0]
     before = [entry for entry in run.metrics if entry['round'] == run.config['rounds'] - 1]
     return _rows_to_shares(before[0]['confusion'] if before else None, found)
@@ -380,8 +368,8 @@ def _local(found: Found) -> np.ndarray:
 
 def _shares(found: Found) -> np.ndarray:
     """[C] share of each class in the client's data."""
-    held = training_counts(found.cells[0].config)[_client(found.runs[0])]
-    return held / held.sum()
+    counts = training_counts(found.cells[0].config)[_client(found.runs[0])]
+    return counts / counts.sum()
 
 
 def _client(run: RecordedCell) -> int:

@@ -8,7 +8,7 @@ Reference = Literal['none', 'zero', 'diagonal']
 
 
 class Curve(NamedTuple):
-    """A curve, or dots: k points, each over the seeds that have a value there."""
+    """A curve, or dots: k points, each over the seeds with a value."""
 
     label: str
     x: np.ndarray  # [k]
@@ -35,12 +35,12 @@ class Matrix(NamedTuple):
     title: str
     xlabel: str  # of columns
     ylabel: str  # of rows
-    values: np.ndarray  # [R, C], NaN where there is none
+    values: np.ndarray  # [R, C], NaN for no value
     sd: np.ndarray  # [R, C], over seeds, NaN for less than two
     n: np.ndarray  # [R, C] integers, seeds
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    label: str  # what the colours mean, with its unit
+    label: str  # the quantity of the colours, with its unit
     # Values of the lightest and the darkest colour; None for the least and the largest of all
     # matrices of the figure with the same label.
     low: float | None = 0.0
@@ -50,7 +50,7 @@ class Matrix(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """A panel for which nothing has been run."""
+    """A panel without finished runs."""
 
     title: str
 
@@ -62,7 +62,7 @@ def over_seeds(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean and sample standard deviation over seeds.
 
     Args:
-      values: [seeds, ...], NaN where a seed has none.
+      values: [seeds, ...], NaN if a seed has none.
 
     Returns:
       Mean, NaN without any seed; standard deviation, NaN with less than two; number of seeds.
@@ -76,12 +76,5 @@ def over_seeds(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def single(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What `over_seeds` gives for one seed.
-
-    Args:
-      values: of any shape.
-
-    Returns:
-      Mean, standard deviation and number of seeds, each of that shape.
-    """
+    """The result of `over_seeds` for one seed."""
     return over_seeds(np.asarray(values, float)[None])

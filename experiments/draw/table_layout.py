@@ -4,12 +4,12 @@ import csv
 import datetime
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rich import box
 from rich.console import Console
-from rich.table import Table as Shown
+from rich.table import Table
 from rich.text import Text
 
 from experiments.grid.published import Column, PaperTable, Value
@@ -21,23 +21,23 @@ PAPER, DIFFERENCE = 'paper', 'difference'
 COSTS = ('runs', 'time', 'steps', 'up', 'down', 'forward', 'needs', 'aside')
 COST_NOTE = (
     'Cost: wall time and local steps of all runs of the row; what a client sends up and down in a '
-    "round, relative to FedAvg's; forward passes in a local step besides the local model's own; "
+    "round, relative to FedAvg's; forward passes in a local step in addition to the local model's; "
     'examples a class that the method uses on the server, and examples that were set aside.'
 )
 
 
 class Filled(NamedTuple):
-    """A table with what was run for it."""
+    """A table with its finished runs."""
 
     table: PaperTable
-    columns: tuple[Column, ...]  # those that are shown
+    columns: tuple[Column, ...]  # the shown ones
     rows: tuple[GridRow, ...]
     paper: Mapping[tuple[str, str], Value]  # (row, column) -> published
     scores: Mapping[tuple[str, str], Score]
     runs: Mapping[tuple[str, str], Mapping[int, RecordedCell]]  # seed -> finished run
     title: str  # one line
-    command: str  # that runs it
-    told: tuple[str, ...]  # what was run, and how to read it
+    command: str  # that makes the table
+    header: tuple[str, ...]  # how to read it, and its runs
     notes: tuple[str, ...]
     alike: frozenset[str]  # columns whose runs have the paper's rounds and other settings
 
@@ -47,7 +47,16 @@ class Block(NamedTuple):
 
     title: str
     heads: tuple[str, ...]  # of the columns
-    lines: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], ...]  # label, cells, places
+    # Label, cells, places. A tab separates the mean in a cell from the rest.
+    lines: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], ...]
+
+
+class Markup(NamedTuple):
+    """A text format."""
+
+    escape: Callable[[str], str]
+    inner: str  # template of the labels 'paper' and 'difference'
+    marks: tuple[str, str, str]  # template of a mean by its place
 
 
 def spoken(score: Score, kind: str) -> tuple[str, str]:
@@ -58,46 +67,37 @@ def spoken(score: Score, kind: str) -> tuple[str, str]:
       kind: '', 'rounds' or 'speed-up'.
 
     Returns:
-      Mean +- sd, and what follows it, with a blank before it if there is anything.
+      Mean ± sd, and the rest with a leading blank, '' if there is none.
     """
     if not score.done:
         return NOTHING, ''
-    after = []
+    words = []
     if score.speeds:
-        after.append(_spoken_speed(score, kind))
+        words.append(_spoken_speed(score, kind))
         if score.lacking:
-            after.append(f'{len(score.speeds)} of {len(score.accuracies)} compared')
+            words.append(f'{len(score.speeds)} of {len(score.accuracies)} compared')
     elif score.lacking:
-        after.append(score.lacking)
-    if score.failed:
-        after.append(f'{score.failed} of {score.done} failed')
+        words.append(score.lacking)
+    if score.failed and score.accuracies:
+        words.append(f'{score.failed} of {score.done} failed')
     if score.done < score.asked:
-        after.append(f'n = {score.done} of {score.asked}')
-    mean, sd = score.mean, score.sd
-    if mean is None:
-        after = [words for words in after if not words.endswith('failed')]
-    text = 'failed' if mean is None else f'{mean:.2f}' + ('' if sd is None else f' ± {sd:.2f}')
-    return text, f' ({", ".join(after)})' if after else ''
+        words.append(f'n = {score.done} of {score.asked}')
+    text = 'failed' if score.mean is None else f'{score.mean:.2f}'
+    if score.sd is not None:
+        text += f' ± {score.sd:.2f}'
+    return text, f' ({", ".join(words)})' if words else ''
 
 
 def _spoken_speed(score: Score, kind: str) -> str:
-    reached = [speed for speed in score.speeds if speed is not None]
     if score.speed is None:
         return 'not reached'
-    unit = f'{score.speed:.2f}×' if kind == 'speed-up' else f'{score.speed:.4g}'
-    return unit + ('' if len(reached) == len(score.speeds) else f' in {len(reached)}')
+    reached = sum(speed is not None for speed in score.speeds)
+    text = f'{score.speed:.2f}×' if kind == 'speed-up' else f'{score.speed:.4g}'
+    return text + ('' if reached == len(score.speeds) else f' in {reached}')
 
 
 def spoken_value(value: Value, kind: str) -> str:
-    """A published number in words.
-
-    Args:
-      value: of the paper.
-      kind: '', 'rounds' or 'speed-up'.
-
-    Returns:
-      The words.
-    """
+    """A published number in words; arguments as for `spoken`."""
     text = f'{value.accuracy:.2f}' + ('' if value.sd is None else f' ± {value.sd:.2f}')
     if value.failed:
         return f'{text} (failed)'
@@ -127,64 +127,66 @@ def spoken_difference(score: Score, value: Value, *, alike: bool = True) -> str:
 
 
 def blocks(filled: Filled) -> list[Block]:
-    """The parts of a table as words.
-
-    Args:
-      filled: the table.
-
-    Returns:
-      A block a group of columns.
-    """
-    made = []
-    for group in dict.fromkeys(column.group for column in filled.columns):
-        columns = [column for column in filled.columns if column.group == group]
-        made.append(_block(filled, group, columns))
-    return made
+    """The parts of a table as words, a block a group of columns."""
+    groups: dict[str, list[Column]] = {}
+    for column in filled.columns:
+        groups.setdefault(column.group, []).append(column)
+    return [_block(filled, group, columns) for group, columns in groups.items()]
 
 
 def _block(filled: Filled, group: str, columns: list[Column]) -> Block:
     rows, kind = filled.rows, filled.table.speed
-    place = {
-        column.name: places([filled.scores[row.name, column.name] for row in rows])
-        for column in columns
-    }
-    lines = []
+    place = [places([filled.scores[row.name, c.name] for row in rows]) for c in columns]
+    lines: list[tuple[str, tuple[str, ...], tuple[int, ...]]] = []
     for index, row in enumerate(rows):
-        keys = [(row.name, column.name) for column in columns]
-        scores, values = [filled.scores[key] for key in keys], [filled.paper[key] for key in keys]
-        none = (0,) * len(columns)
-        own = tuple('\t'.join(spoken(score, kind)) for score in scores)
-        lines.append((row.name, own, tuple(place[column.name][index] for column in columns)))
-        lines.append((PAPER, tuple(spoken_value(value, kind) for value in values), none))
-        differences = tuple(
-            spoken_difference(score, value, alike=column.name in filled.alike)
-            for column, score, value in zip(columns, scores, values, strict=True)
-        )
-        lines.append((DIFFERENCE, differences, none))
+        cells = [
+            (filled.scores[row.name, c.name], filled.paper[row.name, c.name], c.name)
+            for c in columns
+        ]
+        unplaced = (0,) * len(columns)
+        lines += [
+            (
+                row.name,
+                tuple('\t'.join(spoken(score, kind)) for score, _, _ in cells),
+                tuple(of_column[index] for of_column in place),
+            ),
+            (PAPER, tuple(spoken_value(value, kind) for _, value, _ in cells), unplaced),
+            (
+                DIFFERENCE,
+                tuple(
+                    spoken_difference(score, value, alike=name in filled.alike)
+                    for score, value, name in cells
+                ),
+                unplaced,
+            ),
+        ]
     return Block(group, tuple(column.title for column in columns), tuple(lines))
 
 
-def _marked(cell: str, place: int, marks: Mapping[int, Callable[[str], str]]) -> str:
-    """Puts the mark of a place round the mean; what follows it stays as it is."""
-    mean, _, after = cell.partition('\t')
-    return (marks[place](mean) if place else mean) + after
+def _rows(block: Block, markup: Markup) -> list[list[str]]:
+    """The lines of a block in a text format, label first."""
+    rows = []
+    for label, cells, place in block.lines:
+        row = [(markup.inner if _is_inner(label) else '{}').format(markup.escape(label))]
+        for cell, mark in zip(cells, place, strict=True):
+            mean, _, rest = markup.escape(cell).partition('\t')
+            row.append(markup.marks[mark].format(mean) + rest)
+        rows.append(row)
+    return rows
+
+
+def _is_inner(label: str) -> bool:
+    return label in (PAPER, DIFFERENCE)
 
 
 def costs(filled: Filled) -> list[tuple[str, tuple[str, ...]]]:
-    """What each row cost, in words.
-
-    Args:
-      filled: the table.
-
-    Returns:
-      (row, cells as in `COSTS`).
-    """
-    made = []
+    """The cost of each row in words: (row, cells as in `COSTS`)."""
+    rows = []
     for row in filled.rows:
         runs = [run for column in filled.columns for run in _runs(filled, row, column)]
         cost = cost_of(runs)
-        made.append((row.name, (NOTHING,) * len(COSTS) if cost is None else _spoken_cost(cost)))
-    return made
+        rows.append((row.name, _spoken_cost(cost) if cost else (NOTHING,) * len(COSTS)))
+    return rows
 
 
 def _runs(filled: Filled, row: GridRow, column: Column) -> list[RecordedCell]:
@@ -204,60 +206,34 @@ def _spoken_cost(cost: RowCost) -> tuple[str, ...]:
     )
 
 
+def escape_markdown(text: str) -> str:
+    """Escape text for Markdown."""
+    return re.sub(r'[\\|*<>_]', r'\\\g<0>', text)
+
+
+MARKDOWN = Markup(escape_markdown, '*{}*', ('{}', '**{}**', '<u>{}</u>'))
+
+
 def markdown(filled: Filled) -> str:
-    """A table as Markdown.
-
-    Args:
-      filled: the table.
-
-    Returns:
-      The text of the file.
-    """
-    marks = {1: lambda text: f'**{text}**', 2: lambda text: f'<u>{text}</u>'}
-    parts = [f'# {_escape_markdown(filled.title)}', *map(_escape_markdown, filled.told)]
+    """Format a table as Markdown."""
+    parts = [f'# {escape_markdown(filled.title)}', *map(escape_markdown, filled.header)]
     parts.append(f'    {filled.command}')
     for block in blocks(filled):
-        rows = [
-            (
-                _escape_markdown(label) if label not in (PAPER, DIFFERENCE) else f'*{label}*',
-                *(
-                    _marked(_escape_markdown(cell), place, marks)
-                    for cell, place in zip(cells, place_of, strict=True)
-                ),
-            )
-            for label, cells, place_of in block.lines
-        ]
-        heads = tuple(_escape_markdown(head) for head in block.heads)
         parts += [f'## {block.title}'] if block.title else []
-        parts.append(_markdown_table(('', *heads), rows))
-    parts.append('## Cost')
-    spent = [(_escape_markdown(name), *cells) for name, cells in costs(filled)]
-    parts.append(_markdown_table(('', *COSTS), spent))
-    parts.append('## Notes')
-    parts.append('\n'.join(f'- {_escape_markdown(note)}' for note in (*filled.notes, COST_NOTE)))
+        parts.append(_markdown_table(map(escape_markdown, block.heads), _rows(block, MARKDOWN)))
+    spent = [[escape_markdown(name), *cells] for name, cells in costs(filled)]
+    parts += ['## Cost', _markdown_table(COSTS, spent), '## Notes']
+    parts.append('\n'.join(f'- {escape_markdown(note)}' for note in (*filled.notes, COST_NOTE)))
     return '\n\n'.join(parts) + '\n'
 
 
-def _escape_markdown(text: str) -> str:
-    for mark in '\\|*<>_':
-        text = text.replace(mark, f'\\{mark}')
-    return text
-
-
-def _markdown_table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    rule = ('---', *('---:' for _ in heads[1:]))
-    return '\n'.join(f'| {" | ".join(line)} |' for line in (heads, rule, *rows))
+def _markdown_table(heads: Iterable[str], rows: list[list[str]]) -> str:
+    lines = [['', *heads], ['---', *['---:'] * (len(rows[0]) - 1)], *rows]
+    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
 
 
 def escape_latex(text: str) -> str:
-    """Text that LaTeX prints as it is.
-
-    Args:
-      text: any.
-
-    Returns:
-      The text with every special character escaped.
-    """
+    """Escape text for LaTeX; a leading minus becomes one of mathematics."""
     special = {
         **{mark: f'\\{mark}' for mark in '&%$#_{}'},
         '\\': r'\textbackslash{}',
@@ -272,57 +248,37 @@ def escape_latex(text: str) -> str:
         'δ': r'$\delta$',
         '|': r'$|$',
     }
+    escaped = ''.join(special.get(mark, mark) for mark in text)
     # Hyphens side by side would become a dash.
-    return re.sub('-(?=-)', '-{}', ''.join(special.get(mark, mark) for mark in text))
+    return re.sub(r'^-(?=\d)', '$-$', re.sub('-(?=-)', '-{}', escaped))
+
+
+LATEX = Markup(escape_latex, r'\quad {}', ('{}', r'\textbf{{{}}}', r'\underline{{{}}}'))
 
 
 def latex(filled: Filled) -> str:
-    r"""A table as LaTeX, for \input in a document with \usepackage{booktabs}.
-
-    Args:
-      filled: the table.
-
-    Returns:
-      The text of the file.
-    """
-    marks = {1: lambda text: rf'\textbf{{{text}}}', 2: lambda text: rf'\underline{{{text}}}'}
-    lines = [f'% {line}' for line in (filled.title, *filled.told, filled.command)]
+    r"""Format a table as LaTeX, for \input in a document with \usepackage{booktabs}."""
+    lines = [f'% {line}' for line in (filled.title, *filled.header, filled.command)]
     lines += [r'% Needs \usepackage{booktabs}.', r'\begin{table}', r'\centering\footnotesize']
     lines.append(r'\setlength{\tabcolsep}{3pt}')
-    lines.append(rf'\caption{{{escape_latex(f"{filled.title}. {filled.told[0]}")}}}')
+    lines.append(rf'\caption{{{escape_latex(f"{filled.title}. {filled.header[0]}")}}}')
     lines.append(rf'\label{{tab:{filled.table.name.replace("/", "-")}}}')
     for block in blocks(filled):
         if block.title:
             lines.append(rf'\par\medskip {escape_latex(block.title)}\par\smallskip')
-        rows = []
-        for label, cells, place_of in block.lines:
-            first = r'\quad ' if label in (PAPER, DIFFERENCE) else ''
-            rows.append(
-                [
-                    first + escape_latex(label),
-                    *(
-                        _marked(_signed(escape_latex(cell)), place, marks)
-                        for cell, place in zip(cells, place_of, strict=True)
-                    ),
-                ]
-            )
-        lines += _tabular(list(map(escape_latex, block.heads)), rows, apart=3)
+        lines += _tabular(block.heads, _rows(block, LATEX), group=3)
     lines.append(r'\par\medskip Cost\par\smallskip')
     spent = [list(map(escape_latex, (name, *cells))) for name, cells in costs(filled)]
-    lines += [*_tabular(list(map(escape_latex, COSTS)), spent), r'\end{table}']
+    lines += [*_tabular(COSTS, spent), r'\end{table}']
     return '\n'.join(lines) + '\n'
 
 
-def _signed(cell: str) -> str:
-    number = cell.partition('\t')[0]
-    return f'$-${cell[1:]}' if number.startswith('-') and number != NOTHING else cell
-
-
-def _tabular(heads: list[str], rows: list[list[str]], *, apart: int = 0) -> list[str]:
+def _tabular(heads: Sequence[str], rows: list[list[str]], *, group: int = 0) -> list[str]:
+    """A LaTeX table, with space after each group of rows."""
     lines = [rf'\begin{{tabular}}{{l{"r" * len(heads)}}}', r'\toprule']
-    lines += [' & '.join(['', *heads]) + r' \\', r'\midrule']
+    lines += [' & '.join(['', *map(escape_latex, heads)]) + r' \\', r'\midrule']
     for index, row in enumerate(rows):
-        if apart and index and index % apart == 0:
+        if group and index and index % group == 0:
             lines.append(r'\addlinespace')
         lines.append(' & '.join(row) + r' \\')
     return [*lines, r'\bottomrule', r'\end{tabular}']
@@ -337,7 +293,7 @@ CSV = (
 
 
 def as_csv(filled: Filled, rounds: Mapping[str, tuple[int, int]]) -> str:
-    """A table as CSV, a line a cell, numbers as they are.
+    """Format a table as CSV, a line a cell, numbers unrounded.
 
     Args:
       filled: the table.
@@ -352,7 +308,7 @@ def as_csv(filled: Filled, rounds: Mapping[str, tuple[int, int]]) -> str:
     table = filled.table
     for column in filled.columns:
         place = places([filled.scores[row.name, column.name] for row in filled.rows])
-        for row, own in zip(filled.rows, place, strict=True):
+        for row, row_place in zip(filled.rows, place, strict=True):
             key = row.name, column.name
             score, value = filled.scores[key], filled.paper[key]
             cost = cost_of(_runs(filled, row, column))
@@ -369,12 +325,12 @@ def as_csv(filled: Filled, rounds: Mapping[str, tuple[int, int]]) -> str:
                 'failed': score.failed,
                 'mean': _plain(score.mean),
                 'sd': _plain(score.sd),
-                'place': own or '',
+                'place': row_place or '',
                 'paper': value.accuracy,
                 'paper_sd': _plain(value.sd),
                 'paper_failed': value.failed,
                 'difference': _plain(None if score.mean is None else score.mean - value.accuracy),
-                'within': _plain(within(score, value.accuracy, value.sd, alike=alike)),
+                'within': within(score, value.accuracy, value.sd, alike=alike),
                 'rule': 'sd of the paper' if value.sd is not None else '2 sd of the seeds',
                 'speed_kind': table.speed,
                 'speed': _plain(score.speed),
@@ -396,22 +352,14 @@ def as_csv(filled: Filled, rounds: Mapping[str, tuple[int, int]]) -> str:
     return file.getvalue()
 
 
-def _plain(value: float | None) -> object:
-    if value is None or isinstance(value, bool):
-        return '' if value is None else value
-    return f'{value:.4f}'.rstrip('0').rstrip('.')
+def _plain(value: float | None) -> str:
+    return '' if value is None else f'{value:.4f}'.rstrip('0').rstrip('.')
 
 
 def show(filled: Filled, console: Console) -> None:
-    """Print a table, best bold, second underlined, in parts no wider than the console.
-
-    Args:
-      filled: the table.
-      console: where to.
-    """
-    styles = {0: '', 1: 'bold', 2: 'underline'}
+    """Print a table, best bold, second underlined, in parts no wider than the console."""
     console.print(Text(filled.title, 'bold'))
-    for line in (*filled.told, filled.command):
+    for line in (*filled.header, filled.command):
         console.print(Text(line))
     for block in blocks(filled):
         label = max(len(name) + 2 for name, _, _ in block.lines)
@@ -420,19 +368,16 @@ def show(filled: Filled, console: Console) -> None:
             for i, head in enumerate(block.heads)
         ]
         for columns in packed(widths, console.width - label - 2, gap=2):
-            part = Shown(title=block.title or None, box=box.SIMPLE_HEAD, pad_edge=False)
-            part.add_column('', no_wrap=True)
+            part = _table(block.title or None)
             for i in columns:
                 part.add_column(block.heads[i], justify='right', min_width=widths[i])
             for name, cells, place in block.lines:
-                inner = name in (PAPER, DIFFERENCE)
-                shown = [_styled(cells[i], styles[place[i]]) for i in columns]
-                part.add_row(f'  {name}' if inner else name, *shown)
+                shown = [_styled(cells[i], place[i]) for i in columns]
+                part.add_row(f'  {name}' if _is_inner(name) else name, *shown)
                 if name == DIFFERENCE:
                     part.add_section()
             console.print(part)
-    spent = Shown(title='Cost', box=box.SIMPLE_HEAD, pad_edge=False)
-    spent.add_column('', no_wrap=True)
+    spent = _table('Cost')
     for name in COSTS:
         spent.add_column(name, justify='right')
     for name, cells in costs(filled):
@@ -440,13 +385,20 @@ def show(filled: Filled, console: Console) -> None:
     console.print(spent)
 
 
-def _styled(cell: str, style: str) -> Text:
-    mean, _, after = cell.partition('\t')
-    return Text.assemble((mean, style), after)
+def _table(title: str | None) -> Table:
+    """An empty table with a column for labels."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column('method', no_wrap=True)
+    return table
+
+
+def _styled(cell: str, place: int) -> Text:
+    mean, _, rest = cell.partition('\t')
+    return Text.assemble((mean, ('', 'bold', 'underline')[place]), rest)
 
 
 def packed(widths: list[int], room: int, *, gap: int) -> list[list[int]]:
-    """Deals columns to parts that fit.
+    """Distribute columns over parts that fit.
 
     Args:
       widths: of the columns.

@@ -22,21 +22,17 @@ def _figure_1(rounds: int | None) -> PaperFigure:
         measured=True,
         notes=(
             '10 rounds of FedAvg, then one round of 10 local epochs of each method from the same '
-            'global model. With fewer --rounds the last one is still of that method.',
-            'The paper does not tell which client; this is client 0, unless '
-            '--confusion_clients tells another. White cells are zero.',
+            'global model. With fewer --rounds, the last round is still that of the method.',
+            'The paper does not report the client; this is client 0 unless --confusion_clients '
+            'names another. White cells are zero.',
         ),
     )
 
 
 def _figure_3(rounds: int | None) -> PaperFigure:
     """Examples of each class at each client."""
-    panel = Panel(
-        'CIFAR-10, Dirichlet 0.5',
-        of_table(TABLE_1, _COLUMN, rows=('FedAvg',)),
-        quantities.partition,
-        False,
-    )
+    series = of_table(TABLE_1, _COLUMN, rows=('FedAvg',))
+    panel = Panel('CIFAR-10, Dirichlet 0.5', series, quantities.partition, trains=False)
     return PaperFigure(
         'training examples of each class at each client', (panel,), one_seed=True,
         notes=('The 32 examples a class that the server keeps are not among them.',),
@@ -54,7 +50,7 @@ def _figure_4(rounds: int | None) -> PaperFigure:
             Panel('local models', series, quantities.by_round(quantities.local_accuracy)),
         ),
         across=2,
-        notes=('The paper does not tell which methods it draws; these are those of table 1.',),
+        notes=('The paper does not name its methods; these are those of table 1.',),
     )
 
 

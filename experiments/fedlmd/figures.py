@@ -1,5 +1,6 @@
 """FedLMD's figures."""
 
+import functools
 from collections.abc import Callable, Iterable
 
 from experiments.draw import quantities
@@ -25,28 +26,23 @@ _ROWS = {row.name: row for row in (*TABLE_3.rows, FEDLMD_TF)}
 
 
 def _figure_2(rounds: int | None) -> PaperFigure:
-    """Labels of a round's clients, and what the global model then predicts."""
+    """Labels of a round's clients, and predictions of the global model after it."""
     fedavg, fedlmd = (Series(_DEFAULT, row) for row in (FEDAVG, FEDLMD))
 
-    def of(
-        values: Callable[[quantities.Entry], list[float] | None], label: str
-    ) -> quantities.Tabled:
-        return quantities.classes_by_round(values, label, last=_SHOWN, gamma=0.5)
-
-    predicted = of(quantities.predicted_shares, 'predictions (%)')
+    take = functools.partial(quantities.classes_by_round, last=_SHOWN, gamma=0.5)
+    labels = take(quantities.cohort_labels, 'training examples')
+    predicted = take(quantities.predicted_shares, 'predictions (%)')
     return PaperFigure(
         f'training examples of the clients of each round by class, and predictions of the global '
         f'model after it by class ({_WHERE})',
         (
-            Panel(
-                "the round's clients", (fedavg,), of(quantities.cohort_labels, 'training examples')
-            ),
+            Panel("the round's clients", (fedavg,), labels),
             Panel('predictions, FedAvg', (fedavg,), predicted),
             Panel('predictions, FedLMD', (fedlmd,), predicted),
         ),
         one_seed=True,
         measured=True,
-        notes=(f'As in the paper, of its {_ROUNDS} rounds the first {_SHOWN} are shown.',),
+        notes=(f'As in the paper, the first {_SHOWN} of {_ROUNDS} rounds.',),
     )
 
 
@@ -71,8 +67,8 @@ def _figure_5(rounds: int | None) -> PaperFigure:
         return Panel(title, series, quantities.sweep(quantities.best, xlabel, _BEST))
 
     return PaperFigure(
-        'best test accuracy of methods that compute nothing more than FedAvg does, by skew of the '
-        'labels (CIFAR-10)',
+        'best test accuracy of methods without more computation than FedAvg, by label skew '
+        '(CIFAR-10)',
         (
             panel('sharding', 'sharding', (2, 3, 5, 10), 'shards a client s'),
             panel('LDA', 'lda', (0.05, 0.1, 0.3, 0.5), 'Dirichlet α'),
@@ -80,7 +76,7 @@ def _figure_5(rounds: int | None) -> PaperFigure:
         across=2,
         notes=(
             'The paper does not list the methods; these have no forward pass, no pass over the '
-            "data and no vector to send beyond FedAvg's.",
+            'data and no message in addition to those of FedAvg.',
         ),
     )
 
@@ -90,12 +86,8 @@ def _figure_6(rounds: int | None) -> PaperFigure:
     return PaperFigure(
         'test accuracy by round (CIFAR-10, Dirichlet 0.05, 0.3 and 0.5)',
         tuple(
-            Panel(
-                f'α = {alpha}',
-                of_table(TABLE_3, f'fedlmd/cifar10_lda{alpha}'),
-                quantities.by_round(),
-            )
-            for alpha in (0.05, 0.3, 0.5)
+            Panel(f'α = {a}', of_table(TABLE_3, f'fedlmd/cifar10_lda{a}'), quantities.by_round())
+            for a in (0.05, 0.3, 0.5)
         ),
         across=3,
     )
@@ -122,19 +114,19 @@ def _figure_7(rounds: int | None) -> PaperFigure:
         ),
         across=2,
         notes=(
-            'The paper tells of 10 local epochs and of 20 and 50 clients; the other values are '
-            "chosen around its defaults, and the methods are those of the paper's text.",
+            'The paper reports 10 local epochs and 20 and 50 clients; the other values are around '
+            "its defaults, and the methods are those of the paper's text.",
         ),
     )
 
 
 def _unless(flag: str, value: float, default: float) -> tuple[str, ...]:
-    """A flag, unless it is what the column says already: runs are then shared with the tables."""
+    """A flag, unless it is the column's: figures then share runs with the tables."""
     return () if value == default else (f'--{flag}={value}',)
 
 
 def _figure_8(rounds: int | None) -> PaperFigure:
-    """Best accuracy by the round in which FedLMD-Tf gives way to FedLMD."""
+    """Best accuracy by the round in which FedLMD follows FedLMD-Tf."""
     rounds = rounds or _ROUNDS
     switches = sorted({round(rounds * fifth / 5) for fifth in range(6)})
 
@@ -145,17 +137,13 @@ def _figure_8(rounds: int | None) -> PaperFigure:
             row, flags = (FEDLMD_TF if switch else FEDLMD), []
         return Series(_DEFAULT, row, tuple(flags), _SWITCHED.name, (str(switch),))
 
-    panel = Panel(
-        '',
-        tuple(map(at, switches)),
-        quantities.sweep(quantities.best, 'rounds of FedLMD-Tf', _BEST),
-    )
+    take = quantities.sweep(quantities.best, 'rounds of FedLMD-Tf', _BEST)
     return PaperFigure(
-        f'best test accuracy where FedLMD follows FedLMD-Tf after some rounds ({_WHERE})',
-        (panel,),
+        f'best test accuracy if FedLMD follows FedLMD-Tf after some rounds ({_WHERE})',
+        (Panel('', tuple(map(at, switches)), take),),
         notes=(
-            '0 is FedLMD, the last is FedLMD-Tf. The paper does not tell the rounds between; these '
-            'are fifths of the run.',
+            '0 is FedLMD, the last is FedLMD-Tf. The paper does not report the rounds between; '
+            'these are fifths of the run.',
         ),
     )
 
@@ -170,17 +158,14 @@ def _figure_9(rounds: int | None) -> PaperFigure:
             for tau in (0.5, 1, 2, 4)
             for beta in (0.25, 0.5, 1, 2)
         )  # fmt: skip
-        return Panel(
-            row.name,
-            series,
-            quantities.sensitivity(quantities.best, 'weight β', 'temperature τ', _BEST),
-        )
+        take = quantities.sensitivity(quantities.best, 'weight β', 'temperature τ', _BEST)
+        return Panel(row.name, series, take)
 
     return PaperFigure(
         f'best test accuracy by temperature τ and weight β ({_WHERE})',
         (grid(FEDLMD), grid(FEDLMD_TF)),
         across=2,
-        notes=("The paper's text does not tell the values; these are chosen around τ = β = 1.",),
+        notes=("The paper's text does not report the values; these are around τ = β = 1.",),
     )
 
 

@@ -1,8 +1,8 @@
 """The tables of FedLMD.
 
 Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023. Its settings are in
-section 5.1; it searches all hyper-parameters and tells none but the smoothing of LS. Its code is
-built on FedNTD's, and from there are those of the methods that it compares with.
+section 5.1; it searches all hyper-parameters and reports only the smoothing of LS. Its code builds
+on FedNTD's, the source of the hyper-parameters of the other methods.
 """
 
 from experiments.grid.published import Column, PaperTable
@@ -15,26 +15,26 @@ FEDPROX = GridRow('FedProx', ('--method=fedprox', '--mu=1'))
 FEDNTD = GridRow('FedNTD', ('--method=fedntd', '--beta=1', '--tau=1'))
 FEDLMD = GridRow('FedLMD', ('--method=fedlmd', '--beta=1', '--tau=1'))
 NOTES = (
-    'The paper searches the hyper-parameters of every method and does not tell what it found. Here '
-    "they are those of its released code, which is built on FedNTD's: tau 1 and beta 1 of FedLMD "
+    'The paper searches the hyper-parameters of every method and does not report the result. These '
+    "runs use those of its released code, which builds on FedNTD's: tau 1 and beta 1 of FedLMD "
     'and FedNTD, mu 1 of FedProx, lambda 1 of FedCurv, mu 0.1 and tau 0.5 of MOON without '
-    'projection head, tau 3 and beta 1 of KD, momentum 0.7 of FedAvgM, as far as the table has '
-    'them, and tau 1 and beta 1 of FedLMD-Tf; FedRS (alpha 0.5), FedNTD-Tf (beta 1, tau 1) and '
-    'label smoothing (0.1) at the defaults of the methods.',
+    'projection head, tau 3 and beta 1 of KD, momentum 0.7 of FedAvgM, and tau 1 and beta 1 of '
+    'FedLMD-Tf; FedRS (alpha 0.5), FedNTD-Tf (beta 1, tau 1) and label smoothing (0.1) have the '
+    'defaults of the methods.',
     "FedCurv's Fisher information is that of all of a client's examples, one by one; the released "
-    'code squares the mean gradients of batches, about 500 examples in all, so its lambda weighs '
-    'less than the same one here.',
-    'Crop and flip on all sets, as the text says; the released code also cuts out 16 pixels.',
+    'code squares the mean gradients of batches, about 500 examples in all, so that its lambda has '
+    'less weight than the same one here.',
+    'Crop and flip on all sets, as in the text; the released code also cuts out 16 pixels.',
     'LDA as the paper defines it; the released code gives no more of a class to a client that '
     'already holds its share of all examples (--balanced).',
-    'Clients are weighted by their examples, as the caption of figure 3 says; algorithm 1 weights '
+    'Clients are weighted by their examples, as in the caption of figure 3; algorithm 1 weights '
     'them equally (--aggregation=uniform).',
-    'The paper does not tell how many runs its numbers are from.',
+    'The paper does not report the number of runs.',
 )
 SPEED = (
     "The speed-up is FedAvg's rounds to its best accuracy over this method's rounds to the same "
-    'accuracy, of the same seed. The paper writes 1.00 where a method does not reach it; here it '
-    'says so.',
+    'accuracy, of the same seed. The paper writes 1.00 for a method that does not reach it; this '
+    'table writes "not reached".',
 )
 
 TABLE_1 = PaperTable(
@@ -111,35 +111,27 @@ TABLE_3 = PaperTable(
         FEDNTD,
         FEDLMD,
     ),
-    # Sharding, then LDA, a line of each for every method.
-    '\n'.join(
-        ' '.join(both)
-        for both in zip(
-            """
-            FedAvg   85.41/1.00 48.88/1.00 56.92/1.00 64.48/1.00 68.26/1.00 26.97/1.00 50.66/1.00
-            FedCurv  85.08/1.00 52.11/1.18 54.18/1.00 62.10/1.00 65.36/1.00 24.56/1.00 49.52/1.00
-            FedProx  83.11/1.00 48.31/1.00 53.71/1.00 62.29/1.00 66.10/1.00 26.88/1.00 48.51/1.00
-            FedNova  85.34/1.00 50.69/1.07 57.98/1.03 65.28/1.17 68.64/1.09 29.11/1.49 49.12/1.00
-            SCAFFOLD 86.13/1.41 54.62/1.44 40.73/1.00 67.25/1.59 70.79/1.46 31.92/1.79 52.89/1.54
-            MOON     85.25/1.00 48.40/1.00 57.01/1.27 64.34/1.00 68.36/1.07 27.20/1.02 49.86/1.00
-            FedRS    85.54/1.15 57.25/2.60 59.98/1.69 66.23/1.41 68.65/1.07 30.24/1.82 51.99/1.17
-            FedNTD   87.76/1.98 60.03/3.28 61.65/1.79 68.08/2.02 70.06/1.46 32.27/2.13 54.14/1.69
-            FedLMD   88.48/2.02 60.76/3.64 62.44/2.04 69.20/2.02 70.32/1.52 32.34/2.30 54.13/2.02
-            """.strip().splitlines(),
-            """
-            85.19/1.00 33.02/1.00   56.19/1.00 61.61/1.00 66.55/1.00 31.36/1.00 55.64/1.00
-            84.76/1.00 39.88/2.35   55.00/1.00 59.12/1.00 63.38/1.00 29.65/1.00 54.52/1.00
-            82.43/1.00 42.74/3.33   53.88/1.00 58.66/1.00 63.69/1.00 28.44/1.00 54.06/1.00
-            77.07/1.00 12.71/failed 41.86/1.00 62.70/1.07 66.89/1.09 32.78/1.33 34.67/1.00
-            81.75/1.00 12.34/failed 28.18/1.00 63.74/1.24 68.07/1.20 34.69/1.53 25.19/1.00
-            85.63/1.24 34.54/1.00   56.70/1.03 62.21/1.07 66.43/1.00 31.49/1.01 55.80/1.04
-            85.37/1.22 44.30/5.00   56.54/1.03 62.03/1.11 65.68/1.00 31.51/1.02 58.21/1.40
-            87.66/1.60 47.01/5.13   60.69/1.68 65.31/1.71 68.10/1.36 33.75/1.48 57.66/1.57
-            88.61/2.47 50.45/5.26   61.32/1.77 66.43/2.04 68.67/1.39 33.72/1.46 57.73/1.57
-            """.strip().splitlines(),
-            strict=True,
-        )
-    ),
+    # For each method a line of sharding and a line of LDA.
+    """
+    FedAvg   85.41/1.00 48.88/1.00 56.92/1.00 64.48/1.00 68.26/1.00 26.97/1.00 50.66/1.00
+             85.19/1.00 33.02/1.00   56.19/1.00 61.61/1.00 66.55/1.00 31.36/1.00 55.64/1.00
+    FedCurv  85.08/1.00 52.11/1.18 54.18/1.00 62.10/1.00 65.36/1.00 24.56/1.00 49.52/1.00
+             84.76/1.00 39.88/2.35   55.00/1.00 59.12/1.00 63.38/1.00 29.65/1.00 54.52/1.00
+    FedProx  83.11/1.00 48.31/1.00 53.71/1.00 62.29/1.00 66.10/1.00 26.88/1.00 48.51/1.00
+             82.43/1.00 42.74/3.33   53.88/1.00 58.66/1.00 63.69/1.00 28.44/1.00 54.06/1.00
+    FedNova  85.34/1.00 50.69/1.07 57.98/1.03 65.28/1.17 68.64/1.09 29.11/1.49 49.12/1.00
+             77.07/1.00 12.71/failed 41.86/1.00 62.70/1.07 66.89/1.09 32.78/1.33 34.67/1.00
+    SCAFFOLD 86.13/1.41 54.62/1.44 40.73/1.00 67.25/1.59 70.79/1.46 31.92/1.79 52.89/1.54
+             81.75/1.00 12.34/failed 28.18/1.00 63.74/1.24 68.07/1.20 34.69/1.53 25.19/1.00
+    MOON     85.25/1.00 48.40/1.00 57.01/1.27 64.34/1.00 68.36/1.07 27.20/1.02 49.86/1.00
+             85.63/1.24 34.54/1.00   56.70/1.03 62.21/1.07 66.43/1.00 31.49/1.01 55.80/1.04
+    FedRS    85.54/1.15 57.25/2.60 59.98/1.69 66.23/1.41 68.65/1.07 30.24/1.82 51.99/1.17
+             85.37/1.22 44.30/5.00   56.54/1.03 62.03/1.11 65.68/1.00 31.51/1.02 58.21/1.40
+    FedNTD   87.76/1.98 60.03/3.28 61.65/1.79 68.08/2.02 70.06/1.46 32.27/2.13 54.14/1.69
+             87.66/1.60 47.01/5.13   60.69/1.68 65.31/1.71 68.10/1.36 33.75/1.48 57.66/1.57
+    FedLMD   88.48/2.02 60.76/3.64 62.44/2.04 69.20/2.02 70.32/1.52 32.34/2.30 54.13/2.02
+             88.61/2.47 50.45/5.26   61.32/1.77 66.43/2.04 68.67/1.39 33.72/1.46 57.73/1.57
+    """,
     score='best',
     speed='speed-up',
     target='baseline',

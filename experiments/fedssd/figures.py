@@ -22,11 +22,11 @@ _SKEWS = {
 }
 _BY_CLASS = 'class accuracy (%)'
 _LOCAL = ('--local_eval_every=1',)
-_SERVER = "The 64 examples a class that the server keeps are not among the clients' data."
+_SERVER = "The clients' data excludes the 64 examples a class that the server keeps."
 
 
 def _figure_2(rounds: int | None) -> PaperFigure:
-    """How much worse local models are than the global one."""
+    """The difference between the global and the local test accuracy."""
     series = tuple(
         one._replace(label=label, at=(label,))
         for column, label in _SKEWS.items()
@@ -34,7 +34,7 @@ def _figure_2(rounds: int | None) -> PaperFigure:
     )
     by_skew = tuple(s._replace(label='mean of all rounds') for s in series)
     return PaperFigure(
-        'what local training of FedAvg forgets: global against mean local test accuracy, a dot a '
+        'forgetting in local training of FedAvg: global against mean local test accuracy, a dot a '
         'round; their difference by round; and its mean over rounds by heterogeneity (CIFAR-10)',
         (
             Panel('a dot a round', series, quantities.dots(
@@ -52,7 +52,7 @@ def _figure_2(rounds: int | None) -> PaperFigure:
         notes=(
             'The local models of a round start from the global model before it; the global '
             'accuracy is that after it.',
-            'The paper does not tell the levels of heterogeneity; these are those of table II.',
+            'The paper does not report the levels of heterogeneity; these are those of table II.',
         ),
     )  # fmt: skip
 
@@ -61,19 +61,18 @@ def _figure_3(rounds: int | None) -> PaperFigure:
     """Class accuracies of the global model and of one client's model by round."""
     fedavg = TABLE_1.rows[0]
     look = (*_LOCAL, '--measure=confusion', '--confusion_clients=0')
+    models = {
+        'global model': quantities.class_accuracy,
+        'local model': quantities.local_class_accuracy,
+    }
     panels = [
-        Panel(f'{where}: {whose}', (Series(column, fedavg, look),), read)
-        for column, where in ((_CIFAR10, 'Dirichlet 0.5'), ('fedssd/cifar10_iid', 'IID'))
-        for whose, read in (
-            (
-                'global model',
-                quantities.classes_by_round(quantities.class_accuracy, _BY_CLASS, high=100),
-            ),
-            (
-                'local model',
-                quantities.classes_by_round(quantities.local_class_accuracy, _BY_CLASS, high=100),
-            ),
+        Panel(
+            f'{partition}: {model}',
+            (Series(column, fedavg, look),),
+            quantities.classes_by_round(values, _BY_CLASS, high=100),
         )
+        for column, partition in ((_CIFAR10, 'Dirichlet 0.5'), ('fedssd/cifar10_iid', 'IID'))
+        for model, values in models.items()
     ]
     return PaperFigure(
         'class-wise test accuracy of the global model of FedAvg and of the local model of a client '
@@ -83,8 +82,8 @@ def _figure_3(rounds: int | None) -> PaperFigure:
         one_seed=True,
         measured=True,
         notes=(
-            'The client is 0, whose data is the first column of figure 6, unless '
-            '--confusion_clients tells another.',
+            'The client is 0, the first column of figure 6, unless --confusion_clients names '
+            'another.',
         ),
     )
 
@@ -108,11 +107,11 @@ def _figure_4(rounds: int | None) -> PaperFigure:
         one_seed=True,
         measured=True,
         notes=(
-            'The client is 8 unless --confusion_clients tells another.',
-            'Rows are true classes and sum to 1; of the data the diagonal is the share of each '
+            'The client is 8 unless --confusion_clients names another.',
+            'Rows are true classes and sum to 1; for the data, the diagonal is the share of each '
             'class. White cells are zero.',
-            'The paper does not tell after how many rounds; this is after 10 of FedAvg, as in '
-            'FedCAD, figure 1. With fewer --rounds the last one is still of the method looked at.',
+            'The paper does not report the number of rounds; this is after 10 of FedAvg, as in '
+            'FedCAD, figure 1. With fewer --rounds, the last round is still that of the method.',
         ),
     )
 
@@ -122,12 +121,7 @@ def _figure_6(rounds: int | None) -> PaperFigure:
     return PaperFigure(
         'training examples of each class at each client, Dirichlet 0.5',
         tuple(
-            Panel(
-                name,
-                of_table(TABLE_1, column, rows=('FedAvg',)),
-                quantities.partition,
-                trains=False,
-            )
+            Panel(name, of_table(TABLE_1, column, rows=('FedAvg',)), quantities.partition, False)
             for column, name in _DATASETS.items()
         ),
         across=3,
@@ -183,7 +177,7 @@ def _figure_9(rounds: int | None) -> PaperFigure:
     return PaperFigure(
         'final test accuracy by local epochs (CIFAR-10, Dirichlet 0.5)',
         (Panel('', _epochs((1, 10, 20, 50)), quantities.sweep(quantities.final, 'local epochs')),),
-        notes=("The paper's text tells only E = 1; the others are those of FedCAD's table 4.",),
+        notes=("The paper reports only E = 1; the others are those of FedCAD's table 4.",),
     )
 
 

@@ -29,22 +29,24 @@ CIFAR100 = {
     'MOON': ('--mu=1',),
     'FedSSD': ('--max_weight=0.001',),
 }
+_TINY_FILE = 'fedssd/tiny_imagenet_dirichlet0.5'
 TINY_IMAGENET = {**CIFAR100, 'FedCurv': ('--lam=1e-5',)}
 NOTES = (
-    'Every method sets the same 64 examples a class aside, so all have the same partition.',
-    'The paper tells no augmentation and no weight decay, but that its experiments are designed as '
-    "MOON's: that code crops and flips CIFAR (it also turns CIFAR-100, which is left out here), "
-    'leaves Tiny-ImageNet as it is, takes weight decay 1e-5 and a ResNet-50 with a 3x3 stem.',
-    "FedNTD's and FedCAD's hyper-parameters are not told: beta 1 and tau 1 as in FedNTD's released "
-    'code, beta 0.25, gamma 0.5 and T 2 as in the student abstract of FedCAD and its paper.',
+    'Every method sets the same 64 examples a class aside, so that all have the same partition.',
+    "The paper reports no augmentation and no weight decay; its experiments follow MOON's, whose "
+    'code crops and flips CIFAR (it also rotates CIFAR-100, unlike these runs), does not augment '
+    'Tiny-ImageNet, and has weight decay 1e-5 and a ResNet-50 with a 3x3 stem.',
+    'The paper does not report the hyper-parameters of FedNTD and FedCAD: beta 1 and tau 1 as in '
+    "FedNTD's released code, beta 0.25, gamma 0.5 and T 2 as in FedCAD's student abstract and "
+    'paper.',
 )
 SQUARE = (
-    "FedSSD's weights come squared, as in equation 3, so M_max 0.01 counts as 0.0001; with "
+    "FedSSD's weights are squared, as in equation 3, so that M_max 0.01 counts as 0.0001; with "
     '--max_weight=0.1 it counts as 0.01.'
 )
 SPREAD = (
-    'The paper gives spreads without saying of how many runs, or what differs between them; here '
-    'it is three seeds unless --seeds says otherwise, with partition and all else drawn anew.',
+    'The paper gives spreads without the number of runs, or the differences between them; here '
+    'they are over three seeds by default, each with its partition.',
 )
 
 TABLE_1 = PaperTable(
@@ -54,12 +56,7 @@ TABLE_1 = PaperTable(
     (
         Column('cifar10', 'CIFAR-10', 'fedssd/cifar10_dirichlet0.5', flags=CIFAR10),
         Column('cifar100', 'CIFAR-100', 'fedssd/cifar100_dirichlet0.5', flags=CIFAR100),
-        Column(
-            'tiny_imagenet',
-            'Tiny-ImageNet',
-            'fedssd/tiny_imagenet_dirichlet0.5',
-            flags=TINY_IMAGENET,
-        ),
+        Column('tiny_imagenet', 'Tiny-ImageNet', _TINY_FILE, flags=TINY_IMAGENET),
     ),
     ROWS,
     """
@@ -79,10 +76,10 @@ TABLE_1 = PaperTable(
         *NOTES,
         SQUARE,
         *SPREAD,
-        "Rounds are those to the final accuracy of the same seed's FedAvg, which FedAvg itself may "
-        'have had before its last round; the paper gives it all its rounds.',
+        "Rounds are those to the final accuracy of the same seed's FedAvg, which FedAvg may reach "
+        'before its last round; the paper counts all its rounds.',
         "The paper gives FedProx and FedCurv on Tiny-ImageNet fewer rounds to FedAvg's accuracy "
-        'than FedAvg, though their final accuracies are below it: they had it before.',
+        'than FedAvg, though their final accuracies are below it: they reach it earlier.',
     ),
 )
 
@@ -143,10 +140,10 @@ TABLE_3 = PaperTable(
     notes=(
         *NOTES[:2],
         SQUARE,
-        'SSD at weight 0.01 is FedSSD of tables I and II, where the paper has 73.38 instead of '
+        'SSD at weight 0.01 is FedSSD of tables I and II, in which the paper has 73.38 instead of '
         '73.47.',
-        'The paper gives this table no spread; the temperature of KL is not told, here 1. MSE is '
-        'the sum over classes, as the norm of its equation 3; a mean would be a tenth of it.',
+        'The paper reports neither a spread of this table nor the temperature of KL, here 1. MSE '
+        'is the sum over classes, as the norm of its equation 3; a mean would be a tenth of it.',
     ),
 )
 

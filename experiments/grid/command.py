@@ -1,11 +1,12 @@
-"""What the commands of this folder share: their own flags, further flags for runs, errors."""
+"""The shared parts of the commands in this folder: flags, checks, output and errors."""
 
 import contextlib
+import functools
 import os
 import signal
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from absl import flags
 from rich.console import Console
@@ -16,194 +17,231 @@ from jaxfed.engine.devices import keep_compiled_programs, use_every_core
 from jaxfed.internal import command_line, console, files
 from jaxfed.internal.signals import Interrupted
 
-# Why a flag has no place after --, in tables and figures.
+# Why tables and figures refuse a flag after --.
 ROUNDS = 'is a flag of this command'
-VALIDATION = 'holds training data out to evaluate on, but the papers tell test accuracy'
+VALIDATION = 'holds out training data for evaluation, but the papers report test accuracy'
+
+TERMINAL = Console(highlight=False, emoji=False, markup=False)
+Main = Callable[[Sequence[str]], int]
 
 
 class Help(Exception):
-    """Help was asked for."""
+    """The user asked for help; the text is the argument."""
+
+
+class Arguments(NamedTuple):
+    """A parsed command line."""
+
+    values: dict[str, Any]  # flag -> value
+    names: list[str]  # words that are no flags
+    extra: list[str]  # flags after --
+
+    @property
+    def run_flags(self) -> list[str]:
+        """The flags of every run."""
+        shared = [(name, self.values[name]) for name in ('rounds', 'data_dir')]
+        return [f'--{name}={value}' for name, value in shared if value is not None] + self.extra
 
 
 def parse(
-    arguments: Sequence[str], define: Callable[[flags.FlagValues], None], about: str
-) -> tuple[flags.FlagValues, list[str], list[str]]:
-    """Read a command line: flags and names, then '--' and flags that every run gets.
+    arguments: Sequence[str], define: Callable[[flags.FlagValues], None], about: str | None
+) -> Arguments:
+    """Parse a command line: flags and names, then '--' and flags for every run.
 
     Args:
       arguments: without the program's name.
       define: defines the command's flags.
-      about: what the command does, for --help.
+      about: the command's description, for --help.
 
     Returns:
-      The flags, the names, and the flags of the runs.
+      The flags, the names, and the flags after '--'.
 
     Raises:
-      ValueError: for an unknown flag or a value that does not do.
-      Help: with the text to print.
+      ValueError: for an unknown flag or an invalid value.
+      Help: if --help is among the flags.
     """
     cut = arguments.index('--') if '--' in arguments else len(arguments)
     values = flags.FlagValues()
     define(values)
-    if any(argument in ('--help', '-help', '-h') for argument in arguments[:cut]):
+    if {'--help', '-help', '-h'} & {*arguments[:cut]}:
         texts = [f'  --{name}: {values[name].help}' for name in values]
-        raise Help('\n'.join([about, '', *texts]))
+        raise Help('\n'.join([(about or '').strip(), '', *texts]))
     try:
         names = values(['', *arguments[:cut]])[1:]
     except flags.Error as error:
-        raise ValueError(str(error)) from error
-    further = list(arguments[cut + 1 :])
-    for flag in further:
+        raise ValueError(command_line.what_is_wrong(error, values)) from error
+    extra = list(arguments[cut + 1 :])
+    for flag in extra:
         if not flag.startswith('--'):
             raise ValueError(f'{flag} after -- must be a flag, as --NAME=VALUE.')
-    return values, names, further
+    return Arguments(values.flag_values_dict(), names, extra)
 
 
-def refuse(further: Sequence[str], reasons: Mapping[str, str]) -> None:
-    """See that flags after -- leave alone what a command needs as it is.
+def define_shared(
+    values: flags.FlagValues, *, output: str, rounds: str, seeds: str, default_seeds: int | None = 1
+) -> None:
+    """Define the flags that all commands have.
 
     Args:
-      further: flags of every run.
-      reasons: name of a flag -> why it has no place there.
+      values: receives the flags.
+      output: default of --output.
+      rounds: whose number of rounds is the default, for --help.
+      seeds: what has several seeds, for --help.
+      default_seeds: default of --seeds.
+    """
+    integer = functools.partial(flags.DEFINE_integer, lower_bound=1, flag_values=values)
+    text = functools.partial(flags.DEFINE_string, flag_values=values)
+    integer('rounds', None, f'of every run [{rounds}]')
+    integer('seeds', default_seeds, f'runs of {seeds}, with seeds from 0')
+    text('data_dir', None, 'directory of prepared datasets')
+    text('output', output, 'folder of the results')
+    flags.DEFINE_integer(
+        'together',
+        0,
+        'the largest number of runs in one program: they end together, so a larger number delays '
+        'the first result; 1 trains one after another [8 on a CPU, where more gain little, else '
+        '32]',
+        lower_bound=0,
+        flag_values=values,
+    )
+    flags.DEFINE_bool('dry_run', False, 'show the plan, and stop', flag_values=values)
+
+
+def define_paper(values: flags.FlagValues) -> None:
+    """Define the flags that tables and figures of papers share."""
+    flags.DEFINE_list('columns', None, 'names of columns, see --list [all]', flag_values=values)
+    flags.DEFINE_list('methods', None, 'names of methods, see --list [all]', flag_values=values)
+    flags.DEFINE_bool('list', False, 'list everything, and stop', flag_values=values)
+    flags.DEFINE_bool(
+        'report_only', False, 'write what is finished, train nothing', flag_values=values
+    )
+
+
+def select(flag: str, names: Sequence[str] | None, known: Iterable[str]) -> set[str]:
+    """The known names that a flag selects, whatever their case; all by default.
 
     Raises:
-      ValueError: for the first that has none.
+      ValueError: for an unknown name, or no name.
     """
-    for flag in further:
-        name = flag.lstrip('-').partition('=')[0]
+    by_lower = {name.lower(): name for name in known}
+    if names is None:
+        return {*by_lower.values()}
+    unknown = [name for name in names if name.lower() not in by_lower]
+    if unknown or not names:
+        raise ValueError(
+            f'--{flag} must name some of {", ".join(by_lower.values())}, got '
+            f'{", ".join(unknown) or "none"}.'
+        )
+    return {by_lower[name.lower()] for name in names}
+
+
+def refuse(extra: Sequence[str], reasons: Mapping[str, str]) -> None:
+    """Raise a ValueError for the first flag after -- that has a reason against it."""
+    for flag in extra:
+        name = runner.flag_name(flag)
         if name in reasons:
             raise ValueError(f'--{name} {reasons[name]}; leave {flag} out after --.')
 
 
-def check_output(path: str | None) -> Path:
-    """See that a folder can be written to.
-
-    Args:
-      path: of --output.
-
-    Returns:
-      The folder, which need not exist.
-
-    Raises:
-      ValueError: if it cannot.
-    """
+def check_output(path: str) -> Path:
+    """Raise a ValueError unless --output names a folder that is writable or can be created."""
     if not path:
-        raise ValueError(f'--output={path} must name a folder.')
+        raise ValueError('--output must name a folder.')
     files.check_writable(Path(path), '--output')
     return Path(path)
 
 
-def make_output(output: Path) -> None:
-    """Make the folder of --output, once everything else is checked.
+def train(
+    cells: Sequence[Cell],
+    output: Path,
+    *,
+    together: int,
+    rungs: Sequence[int] = (),
+    untrained: Sequence[Cell] = (),
+) -> dict[str, str]:
+    """Check all runs of a grid, then train the unfinished ones on all cores.
 
     Args:
-      output: the folder.
+      cells: the runs.
+      output: folder of the results; created after the check.
+      together: see `runner.run_cells`.
+      rungs: see `runner.run_cells`.
+      untrained: cells that are only checked.
+
+    Returns:
+      The failed runs, name -> reason.
 
     Raises:
-      ValueError: if it cannot be made.
+      ValueError: for invalid settings, data or folders, before the first run.
+      OSError: if data cannot be read.
     """
+    with console.status('checking', quiet=False):
+        runner.check([*cells, *untrained])
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f'--output={output} cannot be made: {error}.') from error
-
-
-def write(path: Path, text: str) -> None:
-    """Write a text file whole or not at all.
-
-    Args:
-      path: the file; its folder is made.
-      text: what it holds.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_atomic(path, text)
+        raise ValueError(f'--output={output} cannot be created: {error}.') from error
+    return runner.run_cells(cells, together=together, rungs=rungs)
 
 
 def use_machine() -> None:
     """Use all cores, and keep compiled programs for the next start."""
     command_line.quiet_libraries()
-    with contextlib.suppress(RuntimeError):  # who has used JAX already has chosen its devices
+    with contextlib.suppress(RuntimeError):  # JAX is running already, with its devices
         use_every_core()
     if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
         keep_compiled_programs()
 
 
-def define_together(into: flags.FlagValues) -> None:
-    """Define --together.
-
-    Args:
-      into: where to.
-    """
-    flags.DEFINE_integer(
-        'together',
-        0,
-        'most runs in a program, of those that can share one: they end together, so more of them '
-        'take longer until the first result; 1 for one after another [8 on a CPU, where there is '
-        'little to gain beyond compiling once and evening out clients of unequal sizes, else 32]',
-        lower_bound=0,
-        flag_values=into,
-    )
+def say(text: str) -> None:
+    """Print a line."""
+    TERMINAL.print(text, soft_wrap=True)
 
 
-def train(
-    cells: Sequence[Cell], output: Path, *, together: int, rungs: Sequence[int] = ()
-) -> dict[str, str]:
-    """Check all runs of a grid, and then run those that are not done.
-
-    Args:
-      cells: the runs.
-      output: folder of all of them; made once they are checked.
-      together: see `grid.run_cells`.
-      rungs: see there.
-
-    Returns:
-      What could not be run, name -> reason.
+def show_cells(cells: Sequence[Cell], title: str = '') -> None:
+    """Print each run and whether it is finished.
 
     Raises:
-      ValueError: for settings, data or folders that do not do, before the first run.
-      OSError: if data cannot be read.
+      ValueError: if a folder holds a run with other settings.
     """
-    with console.status('checking', quiet=False):
-        runner.check(cells)
-    make_output(output)
-    return runner.run_cells(cells, together=together, rungs=rungs)
+    done = [runner.is_done(cell) for cell in cells]
+    for cell, finished in zip(cells, done, strict=True):
+        state = 'done  ' if finished else 'to run'
+        say(f'{state}  {cell.name}  {cell.config.rounds} rounds')
+    say(f'{title}{sum(done)} of {len(cells)} runs are done.')
 
 
-def write_all(texts: Mapping[Path, str], terminal: Console) -> None:
-    """Write text files, each whole or not at all, and say where they are.
-
-    Args:
-      texts: path -> what the file holds.
-      terminal: where to say it.
-    """
+def write_all(texts: Mapping[Path, str]) -> None:
+    """Write text files, each atomically, and print their paths."""
     for path, text in texts.items():
-        write(path, text)
-        terminal.print(f'written: {path}', soft_wrap=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_atomic(path, text)
+        say(f'written: {path}')
 
 
-def guarded(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
-    """Run a command and tell its errors in one line.
+def guarded(main: Main) -> Main:
+    """Make a command print its errors in one line.
 
     Args:
-      main: the command; it raises ValueError or OSError for bad input.
-      arguments: without the program's name.
+      main: the command; it raises ValueError or OSError for invalid input.
 
     Returns:
-      The exit status: that of the command, 2 for bad input, 130 or 143 if interrupted.
+      The command; its exit status is that of `main`, 2 for invalid input, 130 or 143 if
+      interrupted.
     """
-    try:
-        return main(arguments)
-    except Help as help_:
-        print(help_)
-        return 0
-    except (ValueError, OSError) as error:
-        console.show_error(' '.join(str(error).split()))
-        return 2
-    except KeyboardInterrupt as error:
-        console.show_error('interrupted; what is done is kept, and the same command goes on.')
-        return 128 + (error.signal if isinstance(error, Interrupted) else signal.SIGINT)
 
+    @functools.wraps(main)
+    def run(arguments: Sequence[str]) -> int:
+        try:
+            return main(arguments)
+        except Help as text:
+            print(text)
+            return 0
+        except (ValueError, OSError) as error:
+            console.show_error(' '.join(str(error).split()))
+            return 2
+        except KeyboardInterrupt as error:
+            console.show_error('interrupted; finished rounds are kept; the same command resumes.')
+            return 128 + (error.signal if isinstance(error, Interrupted) else signal.SIGINT)
 
-def run(main: Callable[[Sequence[str]], int]) -> None:
-    """Run `main` on the command line and end the process with its status."""
-    sys.exit(main(sys.argv[1:]))
+    return run

@@ -1,4 +1,4 @@
-"""A paper's table as data: its columns, its rows, its numbers and how they were measured."""
+"""A paper's table as data: columns, rows, published numbers and how they were measured."""
 
 import re
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from experiments.grid.runner import GridRow
 
-BASELINE = 'FedAvg'  # whose accuracy the others are to reach
+BASELINE = 'FedAvg'  # the other rows are compared with its accuracy
 
 
 class Value(NamedTuple):
@@ -14,18 +14,18 @@ class Value(NamedTuple):
 
     accuracy: float  # percent
     sd: float | None = None  # of the paper's runs, percent
-    speed: float | None = None  # rounds to the target or speed-up; None if not told or not reached
-    failed: bool = False  # the paper says that it did not converge
+    speed: float | None = None  # rounds to the target or speed-up; None if absent or not reached
+    failed: bool = False  # the paper reports divergence
 
 
 class Column(NamedTuple):
     """A column of a paper's table."""
 
-    name: str  # as on the command line
-    title: str  # as in the paper
+    name: str  # on the command line
+    title: str  # in the paper
     file: str  # flag file under experiments/, without its suffix
-    group: str = ''  # part of the table that it stands in
-    flags: Mapping[str, tuple[str, ...]] = {}  # row -> flags of it that hold in this column only
+    group: str = ''  # the part of the table with this column
+    flags: Mapping[str, tuple[str, ...]] = {}  # row -> its flags in this column only
 
 
 class PaperTable(NamedTuple):
@@ -36,41 +36,37 @@ class PaperTable(NamedTuple):
     title: str
     columns: tuple[Column, ...]
     rows: tuple[GridRow, ...]
-    numbers: str  # a line for each row, as for `read_numbers`
-    score: Literal['best', 'final']  # accuracy over the rounds that is told
-    speed: Literal['', 'rounds', 'speed-up'] = ''  # what is told besides
+    numbers: str  # for each row its name and a cell for each column, see `read_numbers`
+    score: Literal['best', 'final']  # the reported accuracy over the rounds
+    speed: Literal['', 'rounds', 'speed-up'] = ''  # the additional quantity of a cell
     target: Literal['', 'flag', 'baseline'] = ''  # accuracy to reach: --target_accuracy, FedAvg's
     seeds: int = 1  # runs of a cell
     notes: tuple[str, ...] = ()
 
 
 def read_value(text: str) -> Value:
-    """Reads a cell: accuracy, then if told +-sd and /rounds or /speed-up; '/-' is not reached.
+    """Read a cell: an accuracy, then optionally +-sd and /rounds or /speed-up; '/-': not reached.
 
     Args:
-      text: as '70.49+-0.23/100', '33.02', '65.54+-0.41/-' or '12.71/failed'.
+      text: for example '70.49+-0.23/100', '33.02', '65.54+-0.41/-' or '12.71/failed'.
 
     Returns:
       The value.
 
     Raises:
-      ValueError: if it is none.
+      ValueError: if the text has another form.
     """
-    match = re.fullmatch(r'([\d.]+)(?:\+-([\d.]+))?(?:/([\d.]+|-|failed))?', text)
+    match = re.fullmatch(r'([\d.]+)(?:\+-([\d.]+))?(?:/(?:([\d.]+)|-|(failed)))?', text)
     if match is None:
         raise ValueError(f'{text!r} is no cell of a table.')
-    accuracy, sd, speed = match.groups()
-    told = speed not in (None, '-', 'failed')
+    accuracy, sd, speed, failed = match.groups()
     return Value(
-        float(accuracy),
-        None if sd is None else float(sd),
-        float(speed) if told else None,
-        speed == 'failed',
+        float(accuracy), float(sd) if sd else None, float(speed) if speed else None, bool(failed)
     )
 
 
 def read_numbers(table: PaperTable) -> dict[tuple[str, str], Value]:
-    """The published numbers of a table.
+    """Read the published numbers of a table.
 
     Args:
       table: the table.
@@ -79,13 +75,14 @@ def read_numbers(table: PaperTable) -> dict[tuple[str, str], Value]:
       (row, column) -> value.
 
     Raises:
-      ValueError: if the lines are not those of its rows, or a line has not a cell a column.
+      ValueError: if the names differ from those of the rows, or a row has too few or many cells.
     """
-    found = {}
-    lines = [line.split() for line in table.numbers.strip().splitlines()]
+    words, width = table.numbers.split(), 1 + len(table.columns)
+    lines = [words[i : i + width] for i in range(0, len(words), width)]
     if [line[0] for line in lines] != [row.name for row in table.rows]:
         raise ValueError(f'{table.name}: the numbers are not those of its rows.')
-    for row, *cells in lines:
-        for column, cell in zip(table.columns, cells, strict=True):
-            found[row, column.name] = read_value(cell)
-    return found
+    return {
+        (row, column.name): read_value(cell)
+        for row, *cells in lines
+        for column, cell in zip(table.columns, cells, strict=True)
+    }

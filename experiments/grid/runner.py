@@ -1,4 +1,4 @@
-"""A grid of runs on disk: column x row x seed, each run once, skipped when done, read back."""
+"""A grid of runs on disk, column x row x seed: trained once, skipped when done, read back."""
 
 import dataclasses
 import json
@@ -16,12 +16,12 @@ from jaxfed.runs.experiment import Experiment, set_up
 from jaxfed.sweeps import runner
 from jaxfed.sweeps.training import group
 
-# Flags that a grid sets for each of its cells.
+# The grid sets these flags for each cell.
 RESERVED = ('method', 'on_divergence', 'seed', 'workdir')
 
 
 class GridRow(NamedTuple):
-    """A line of a table or a curve of a figure: a method as the paper writes it, and its flags."""
+    """A row of a table or a curve of a figure: the paper's name of a method, and its flags."""
 
     name: str
     flags: tuple[str, ...]
@@ -32,39 +32,34 @@ class Cell(NamedTuple):
 
     column: str  # flag file under experiments/, without its suffix: 'fedlmd/cifar10_lda0.05'
     row: str
-    variant: tuple[str, ...]  # flags that set it apart from others of its column and row
+    variant: tuple[str, ...]  # flags that differ from other cells of this column and row
     seed: int
     config: Config
     folder: Path  # its work directory
     output: Path  # folder of all cells
-    measured: bool = True  # whether a run without the measures that it asks for is another one
+    measured: bool = True  # whether a finished run must have recorded all measures
 
     @property
     def name(self) -> str:
-        """Column, row, variant and seed in one line."""
+        """Column, row, variant and seed on one line."""
         return ' '.join([self.column, self.row, *self.variant, f'seed {self.seed}'])
 
 
 class RecordedCell(NamedTuple):
-    """What a finished cell recorded."""
+    """The records of a finished cell."""
 
     config: dict[str, Any]
     summary: dict[str, Any]
     metrics: list[dict[str, Any]]
 
 
+def flag_name(flag: str) -> str:
+    """The name in --NAME=VALUE."""
+    return flag.lstrip('-').partition('=')[0]
+
+
 def flag_file(column: str) -> Path:
-    """The flag file of a column.
-
-    Args:
-      column: 'PAPER/NAME'.
-
-    Returns:
-      Its path.
-
-    Raises:
-      ValueError: if there is none.
-    """
+    """The flag file of a column 'PAPER/NAME'; a ValueError if there is none."""
     path = Path(__file__).parents[1] / f'{column}.flags'
     if not path.is_file():
         raise ValueError(f'there is no flag file {path} for column {column}.')
@@ -82,34 +77,33 @@ def make_cell(
     base: Sequence[str] | None = None,
     measured: bool = True,
 ) -> Cell:
-    """Make a cell, its settings checked as far as that goes without data.
+    """Make a cell and check its settings, except for rules that need the data.
 
     Args:
       column: 'PAPER/NAME', of a flag file under experiments/.
       row: the method.
-      seed: of everything random.
+      seed: of all randomness.
       output: folder of all cells.
-      flags: that hold for the whole grid, as --rounds=20; they win over the column's and the row's.
-      variant: flags that set the cell apart from others of its column and row.
+      flags: flags of the whole grid, such as --rounds=20; they override the column's and the row's.
+      variant: flags that differ from other cells of this column and row.
       base: flags of the column; None for those in its flag file.
-      measured: whether a finished run has to have the measures that the cell asks for.
+      measured: whether a finished run must have recorded all measures of the cell.
 
     Returns:
       The cell.
 
     Raises:
-      ValueError: for settings that do not do.
+      ValueError: for invalid settings.
     """
     for flag in flags:
-        if flag.lstrip('-').partition('=')[0] in RESERVED:
+        if flag_name(flag) in RESERVED:
             raise ValueError(f'{flag} is set for each run by the grid; leave it out.')
     name = '_'.join([row.name.replace(' ', ''), *(flag.lstrip('-') for flag in variant)])
     folder = output / column / name / f'seed{seed}'
     fixed = (f'--seed={seed}', f'--workdir={folder}', '--on_divergence=record')
-    own = [f'--flagfile={flag_file(column)}'] if base is None else base
-    given = [*own, *row.flags, *variant, *flags, *fixed]
+    base = [f'--flagfile={flag_file(column)}'] if base is None else base
     try:
-        config = config_flags.parse(given)
+        config = config_flags.parse([*base, *row.flags, *variant, *flags, *fixed])
         checks.check(config)
         methods.build(parts_of(config), switch_round=config.switch_round)
     except ValueError as error:
@@ -118,22 +112,19 @@ def make_cell(
 
 
 def equal(cells: Iterable[Cell]) -> list[list[Cell]]:
-    """Cells that stand apart in the grid though all that is trained in them is the same.
+    """Group cells of one row and seed that train with the same settings.
 
-    Flags for the whole grid may undo what sets its columns or variants apart.
-
-    Args:
-      cells: of a grid.
+    Flags of the whole grid can remove the differences between columns or variants.
 
     Returns:
-      Groups of at least two such cells of one row and seed.
+      The groups of at least two cells.
     """
     found: dict[str, dict[Path, Cell]] = {}
     untrained = settings_that_affect('machine', 'records')
     for cell in cells:
-        own = {name: value for name, value in vars(cell.config).items() if name not in untrained}
-        found.setdefault(f'{cell.row} {own}', {})[cell.folder] = cell
-    return [list(alike.values()) for alike in found.values() if len(alike) > 1]
+        trained = {key: value for key, value in vars(cell.config).items() if key not in untrained}
+        found.setdefault(f'{cell.row} {trained}', {})[cell.folder] = cell
+    return [list(group.values()) for group in found.values() if len(group) > 1]
 
 
 def parts_of(config: Config) -> list[methods.Part]:
@@ -142,7 +133,7 @@ def parts_of(config: Config) -> list[methods.Part]:
 
 
 def is_done(cell: Cell) -> bool:
-    """Whether a cell has been run to its end, with the measures that it has to have.
+    """Whether a cell is finished, with all measures that it must have.
 
     Raises:
       ValueError: if its folder holds a run with other settings.
@@ -151,23 +142,20 @@ def is_done(cell: Cell) -> bool:
 
 
 def flags_with_effect(flags: Iterable[str]) -> list[str]:
-    """Those of the flags that change the accuracy of a run beyond its number of rounds."""
+    """The flags that change the accuracy of a run, except its number of rounds."""
     same = (*settings_that_affect('machine'), 'rounds', 'measure')
-    return [flag for flag in flags if flag.lstrip('-').partition('=')[0] not in same]
+    return [flag for flag in flags if flag_name(flag) not in same]
 
 
 def check(cells: Iterable[Cell]) -> None:
-    """Check folders, settings and data of all cells, before the first is run.
-
-    Args:
-      cells: of the grid.
+    """Check folders, settings and data of all cells, before the first run.
 
     Raises:
-      ValueError: if a folder holds something else, or a setting or data does not do.
+      ValueError: if a folder holds another run, or settings or data are invalid.
       OSError: if data cannot be read.
     """
     left = [cell for cell in cells if not is_done(cell)]
-    # Seeds differ in nothing that is checked but in chance.
+    # The checks do not depend on the seed, except for random outcomes.
     kinds = {(cell.column, cell.row, cell.variant): cell for cell in left}
     for cell in kinds.values():
         with tempfile.TemporaryDirectory() as folder:
@@ -180,22 +168,22 @@ def check(cells: Iterable[Cell]) -> None:
 def run_cells(
     cells: Sequence[Cell], *, together: int = 0, rungs: Sequence[int] = (), quiet: bool = False
 ) -> dict[str, str]:
-    """Run the cells that are not done, those at once that can share a program.
+    """Train the unfinished cells; cells that can share a program train together.
 
-    A cell that was interrupted goes on from its last checkpoint, with the measures it began with,
-    which have all that is asked for; cells that were interrupted together go on together. Several
-    processes may work on one grid: what another one is at is left to it.
+    An interrupted cell resumes from its last checkpoint with its original measures, which include
+    the requested ones; cells that were interrupted together resume together. Several processes may
+    work on one grid: each skips the cells of the others.
 
     Args:
       cells: of the grid, checked; all of one output folder.
-      together: most cells in a program; 0 for all where there are rungs, and else chooses as
-        `jaxfed.sweeps.training.group`.
-      rungs: rounds after which the worse half of the cells in a program is given up, as by
-        `jaxfed.sweeps.halving`; cells that differ in nothing but their seed stand or fall together.
+      together: the largest number of cells in a program; 0 for all if there are rungs, else as
+        `jaxfed.sweeps.training.group` chooses.
+      rungs: rounds after which `jaxfed.sweeps.halving` stops the worse half of the cells in a
+        program; the seeds of one setting stop together.
       quiet: show no progress.
 
     Returns:
-      What could not be run, cell name -> reason.
+      The failed cells, name -> reason.
     """
     left = [cell for cell in cells if not is_done(cell)]
     console.say(f'{len(cells) - len(left)} of {len(cells)} runs are done.', quiet=quiet)
@@ -220,14 +208,7 @@ def run_cells(
 
 
 def name_of(cells: Sequence[Cell]) -> str:
-    """What cells are, in one line.
-
-    Args:
-      cells: of a grid.
-
-    Returns:
-      For instance '3 columns FedAvg 2 seeds', or the name of a single one.
-    """
+    """Describe cells, such as '3 columns FedAvg 2 seeds', or the name of a single cell."""
     kinds = {
         'columns': [cell.column for cell in cells],
         'methods': [cell.row for cell in cells],
@@ -242,16 +223,10 @@ def name_of(cells: Sequence[Cell]) -> str:
 
 
 def experiment_of(cell: Cell) -> Experiment:
-    """Sets a cell up, or what is left of it.
-
-    Args:
-      cell: not done.
-
-    Returns:
-      The experiment.
+    """Set up an unfinished cell.
 
     Raises:
-      ValueError: as `set_up`, or if the data is not that of the run that was begun.
+      ValueError: as `set_up`, or if the interrupted run had other data.
       OSError: as `set_up`.
     """
     experiment = set_up(_as_begun(cell))
@@ -260,27 +235,17 @@ def experiment_of(cell: Cell) -> Experiment:
 
 
 def _as_begun(cell: Cell) -> Config:
-    """The settings of a cell that is not done, with the measures of its run if that was begun."""
+    """The settings of an unfinished cell, with the measures of the interrupted run if any."""
     if not (cell.folder / run_files.CONFIG).exists():
         return cell.config
-    # `is_done` has refused every other difference, and measures that lack what is asked for.
+    # `is_done` has refused every other difference, and runs that lack a requested measure.
     other = run_files.differing(cell.folder, cell.config, parts_of(cell.config))
-    there, _ = other.get('measure', (cell.config.measure, None))
-    return dataclasses.replace(cell.config, measure=there)
+    measure, _ = other.get('measure', (cell.config.measure, None))
+    return dataclasses.replace(cell.config, measure=measure)
 
 
 def read(cell: Cell) -> RecordedCell:
-    """Read what a finished cell recorded.
-
-    Args:
-      cell: done.
-
-    Returns:
-      The run.
-
-    Raises:
-      ValueError: if a file cannot be read.
-    """
+    """Read the records of a finished cell; a ValueError if a file cannot be read."""
     try:
         return RecordedCell(
             json.loads((cell.folder / run_files.CONFIG).read_text()),
@@ -289,3 +254,8 @@ def read(cell: Cell) -> RecordedCell:
         )
     except (OSError, ValueError) as error:
         raise ValueError(f'{cell.folder} cannot be read: {error}.') from error
+
+
+def read_done(cells: Iterable[Cell]) -> dict[Path, RecordedCell]:
+    """The records of the finished cells, folder -> records."""
+    return {cell.folder: read(cell) for cell in cells if is_done(cell)}

@@ -1,1 +1,1 @@
-"""Long runs that look for faults: killed processes, random inputs, memory growth."""
+"""Long runs that detect faults: killed processes and memory growth."""

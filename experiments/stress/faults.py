@@ -1,11 +1,11 @@
-"""Whether a run survives being killed: kill -9 at random moments, resume, compare.
+"""Kill a run with kill -9 at random moments, resume it, and compare it with an undisturbed run.
 
     python -m experiments.stress.faults --kills=30 --output=experiments/results/faults_cpu.json
 
-A job is run once without interruption. Then it is run again and again with a kill -9 at a random
-time after its start, or while it writes a checkpoint, until it is finished. After every kill the
-records must be whole, except for a torn last line of a round after the last checkpoint; at the end
-metrics.jsonl must be the same except for times, and model.safetensors the same to the last bit.
+A job runs once without interruption. Then it runs again and again with a kill -9 at a random time
+after its start, or while it writes a checkpoint, until it finishes. After every kill the records
+must be complete, except for a torn last line of a round after the last checkpoint; at the end
+metrics.jsonl must be equal except for times, and model.safetensors must be bit-identical.
 """
 
 import json

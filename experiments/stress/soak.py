@@ -1,4 +1,4 @@
-"""Whether a long run stays as it starts: memory and speed over many rounds of the default job.
+"""Memory and speed over many rounds of the default job: both must stay constant.
 
 python -m experiments.stress.soak --rounds=2000 --output=experiments/results/soak_cpu
 """

@@ -69,11 +69,11 @@ WRITERS = {
 }
 
 
-def cinic_files(root='', each=2):
+def cinic_files(root='', per_class=2):
     files = {f'{root}README.md': b'text', f'{root}train/._junk.png': b'junk'}
     for s, split in enumerate(('train', 'valid', 'test')):
         for c, name in enumerate(cinic10.CLASSES):
-            for i in range(each):
+            for i in range(per_class):
                 pixels = plain(32, 80 * s + 8 * c + i)
                 files[f'{root}{split}/{name}/{i}.png'] = encoded(pixels)
     files[f'{root}train/cat/1.png'] = encoded(plain(32, 200, grey=True))

@@ -69,7 +69,7 @@ def test_links_in_a_tar(tmp_path, kind):
 
 
 def test_links_of_a_folder_are_followed(tmp_path):
-    folder = write_folder(tmp_path / 'a', cinic_files(each=1))
+    folder = write_folder(tmp_path / 'a', cinic_files(per_class=1))
     (folder / 'train').rename(tmp_path / 'elsewhere')
     (folder / 'train').symlink_to(tmp_path / 'elsewhere')
     assert 'train/cat/0.png' in list_files(folder)
@@ -82,7 +82,7 @@ def test_links_of_a_folder_are_followed(tmp_path):
 
 
 def test_a_folder_that_cannot_be_listed(tmp_path, monkeypatch):
-    folder = write_folder(tmp_path / 'a', cinic_files(each=1))
+    folder = write_folder(tmp_path / 'a', cinic_files(per_class=1))
     scandir = os.scandir
 
     def closed(path):

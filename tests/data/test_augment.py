@@ -81,8 +81,8 @@ def test_mapped_over_clients_equals_each_client():
     raw = jnp.asarray(images(6)).reshape(3, 2, 20, 20, 2)
     keys = jax.random.split(jax.random.key(0), 3)
     augment = jax.jit(make_augment(('crop', 'flip', 'cutout'), mean=MEAN, std=STD))
-    each = jnp.stack([augment(k, x) for k, x in zip(keys, raw, strict=True)])
-    np.testing.assert_allclose(jax.vmap(augment)(keys, raw), each, rtol=1e-6)
+    augmented = jnp.stack([augment(k, x) for k, x in zip(keys, raw, strict=True)])
+    np.testing.assert_allclose(jax.vmap(augment)(keys, raw), augmented, rtol=1e-6)
 
 
 def test_parse():

@@ -101,7 +101,7 @@ def test_split_without_examples(tmp_path):
 
 
 def test_names_that_are_not_utf8(tmp_path):
-    files = cinic_files(each=1)
+    files = cinic_files(per_class=1)
     files[os.fsdecode(b'train/cat/\xff.png')] = encoded(plain(32, 201))
     prepare('cinic10', write_tar(tmp_path / 'a.tar', files), tmp_path, official=UNCHECKED)
     dataset = load_dataset('cinic10', data_dir=tmp_path)

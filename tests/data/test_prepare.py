@@ -19,13 +19,13 @@ from tests.data.archives import UNCHECKED, cinic_files, write_folder, write_tar
 
 @pytest.fixture
 def archive(tmp_path):
-    return write_folder(tmp_path / 'a', cinic_files(each=1))
+    return write_folder(tmp_path / 'a', cinic_files(per_class=1))
 
 
 def test_large_splits_have_several_files(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare_lib.write, '_SHARD', 4)
     monkeypatch.setattr(prepare_lib.write, '_BLOCK', 3)
-    archive = write_folder(tmp_path / 'a', cinic_files(each=2))
+    archive = write_folder(tmp_path / 'a', cinic_files(per_class=2))
     folder, _ = prepare('cinic10', archive, tmp_path / 'data', official=UNCHECKED)
     assert len(list(folder.glob('cinic10-test.array_record-*'))) == 5
     dataset = load_dataset('cinic10', data_dir=tmp_path / 'data')
@@ -42,7 +42,7 @@ def test_a_finished_dataset_is_not_made_again_unless_asked(tmp_path, archive):
     with pytest.raises(ValueError, match='does not exist'):
         prepare('cinic10', tmp_path / 'gone', tmp_path / 'data', official=UNCHECKED, overwrite=True)
     assert len(load_dataset('cinic10', data_dir=tmp_path / 'data').y_train) == 11
-    more = write_folder(tmp_path / 'b', cinic_files(each=2))
+    more = write_folder(tmp_path / 'b', cinic_files(per_class=2))
     assert prepare('cinic10', more, tmp_path / 'data', official=UNCHECKED, overwrite=True)[1]
     assert len(load_dataset('cinic10', data_dir=tmp_path / 'data').y_train) == 20
     assert [path.name for path in folder.parent.iterdir()] == ['1.0.0']
@@ -57,7 +57,7 @@ def test_what_is_no_dataset_stays(tmp_path, archive):
 
 
 def test_a_dataset_made_again_is_decoded_again(tmp_path):
-    files = cinic_files(each=1)
+    files = cinic_files(per_class=1)
     swapped = {**files, 'train/dog/0.png': files['train/cat/0.png']}
     swapped['train/cat/0.png'] = files['train/dog/0.png']
     for number, found in enumerate((files, swapped)):
@@ -147,7 +147,7 @@ def run(capsys):
 
 
 def test_command_line(tmp_path, run):
-    archive = str(write_tar(tmp_path / 'a.tar.gz', cinic_files(each=1)))
+    archive = str(write_tar(tmp_path / 'a.tar.gz', cinic_files(per_class=1)))
     data_dir = str(tmp_path / 'data')
     status, _, error = run('cinic10', archive=archive, data_dir=data_dir)
     assert (status, 'MD5' in error) == (2, True)

@@ -118,12 +118,12 @@ def start_pair(folder, compiled, commands):
     started = []
     try:
         for i, command in enumerate(commands):
-            own = folder / f'host{i}'
-            own.mkdir()
-            given = [sys.executable, *(part.replace('ADDRESS', address) for part in command)]
+            workdir = folder / f'host{i}'
+            workdir.mkdir()
+            arguments = [sys.executable, *(part.replace('ADDRESS', address) for part in command)]
             started.append(
                 subprocess.Popen(
-                    given, cwd=own, env=environment, text=True, stdout=subprocess.PIPE,
+                    arguments, cwd=workdir, env=environment, text=True, stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                 )
             )  # fmt: skip
@@ -135,8 +135,8 @@ def start_pair(folder, compiled, commands):
 
 
 def scripts(*runs):
-    given = [json.dumps({**SMALL, **run}) for run in runs]
-    return [['-c', SCRIPT, str(i), 'ADDRESS', f'[{",".join(given)}]'] for i in (0, 1)]
+    settings = [json.dumps({**SMALL, **run}) for run in runs]
+    return [['-c', SCRIPT, str(i), 'ADDRESS', f'[{",".join(settings)}]'] for i in (0, 1)]
 
 
 def commands(*flags, second=()):
@@ -379,7 +379,7 @@ def test_what_one_process_refuses_ends_the_other(pair, tmp_path):
 
 
 @pytest.mark.parametrize(
-    'given, message',
+    'arguments, message',
     [
         (('node', 2, 0), '--coordinator=node must be HOST:PORT'),
         (('node:99999', 2, 0), '--coordinator=node:99999 must be HOST:PORT'),
@@ -389,9 +389,9 @@ def test_what_one_process_refuses_ends_the_other(pair, tmp_path):
         (('node:99', 2, 2), '--process_id=2 must be from 0 to 1'),
     ],
 )
-def test_bad_addresses_and_numbers_are_refused(given, message):
+def test_bad_addresses_and_numbers_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        join.start(*given)
+        join.start(*arguments)
 
 
 def test_no_cluster_or_a_taken_port_is_reported():

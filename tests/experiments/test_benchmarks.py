@@ -1,4 +1,4 @@
-"""The benchmarks that run whole rounds, made small: what they count, compare and fit."""
+"""Small versions of the benchmarks with whole rounds: their counts, comparisons and fits."""
 
 import io
 import json
@@ -54,7 +54,7 @@ def test_a_report_is_written_beside_its_picture(tmp_path, capsys):
         (['--output=/nosuch/x.json'], '--output=/nosuch/x.json is in a folder that does not exist'),
     ],
 )
-def test_bad_command_lines_are_refused(arguments, message, monkeypatch, capsys):
+def test_invalid_command_lines_are_refused(arguments, message, monkeypatch, capsys):
     values = flags.FlagValues()
     flags.DEFINE_string('output', None, 'File.', flag_values=values)
     values(['x'])
@@ -124,7 +124,7 @@ def test_shares_count_the_steps_of_every_experiment():
     assert (idle['executed'], idle['busy']) == (1, 8 / 24)  # two of four devices have no client
 
 
-def test_weak_scaling_answers_every_line_with_the_seconds_of_a_round(monkeypatch, capsys):
+def test_weak_scaling_replies_to_every_line_with_the_seconds_of_a_round(monkeypatch, capsys):
     job = weak_scaling.Job('mlp', clients=2, steps=2, rounds=2)
     monkeypatch.setattr(sys, 'stdin', io.StringIO('null\nnull\n'))
     weak_scaling.serve(job, 4, 4)
@@ -145,7 +145,7 @@ def test_weak_scaling_compares_measurements_of_the_same_turn():
     assert weak_scaling.efficiency(two._replace(cores=1), one) is None
 
 
-def test_cost_model_finds_the_coefficients_of_made_up_data():
+def test_cost_model_recovers_the_coefficients_of_synthetic_data():
     rng = np.random.default_rng(0)
     columns, true = rng.random((20, 3)) * (1, 1e6, 1e-6), np.array([2.0, 3e-6, 0.0])
     values, error = cost_model.fit(columns, columns @ true)
@@ -175,12 +175,12 @@ def test_cost_model_measures_and_compares(tmp_path):
         turns = [cost_cases.measure_turn(trainer)]
         measured.append(cost_cases.Measured(case, counts, turns))
     # two lanes run two steps each
-    assert [each.counts.busiest for each in measured] == [(1, 2), (1, 4), (2, 4)]
-    assert [each.counts.executed for each in measured] == [8, 16, 4]
+    assert [one.counts.busiest for one in measured] == [(1, 2), (1, 4), (2, 4)]
+    assert [one.counts.executed for one in measured] == [8, 16, 4]
     entries = cost_model.compare(measured, cost_model.fit_all(measured))
-    for entry, each in zip(entries, measured):
+    for entry, one in zip(entries, measured):
         size = 4 * cost_cases.step_of('mlp').parameters
-        assert entry['memory']['measured'] == each.counts.memory > size
+        assert entry['memory']['measured'] == one.counts.memory > size
         assert np.isfinite([entry[name]['error'] for name in ('round', 'test', 'memory')]).all()
     assert [cost_model.read(entry) for entry in entries] == measured
     assert cost_model.errors(entries)['lanes']['round, mean'] == abs(entries[2]['round']['error'])

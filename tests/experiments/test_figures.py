@@ -1,4 +1,4 @@
-"""The papers' figures: which runs they need, what they draw from them, what the command refuses."""
+"""The papers' figures: their runs, their numbers, their pictures, and the command."""
 
 import csv
 import json
@@ -12,7 +12,7 @@ from experiments.draw import quantities
 from experiments.draw.figure import Found, cells_of, narrowed, plan
 from experiments.draw.panels import draw
 from experiments.draw.shapes import Curve, Lines, Matrix, Missing, over_seeds
-from experiments.draw.write import numbers, tell
+from experiments.draw.write import numbers, summarise
 from experiments.grid import runner
 from experiments.grid.runner import RecordedCell
 from jaxfed.internal import files
@@ -58,13 +58,13 @@ def command(tmp_path, monkeypatch, npz):
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments, flags=()):
-        given = ('--dataset=npz', f'--npz={npz}', *TINY, *flags)
-        return figures.main([*arguments, '--', *given])
+        run_flags = ('--dataset=npz', f'--npz={npz}', *TINY, *flags)
+        return figures.main([*arguments, '--', *run_flags])
 
     return run
 
 
-# What of hand-made runs is recorded of round t: any numbers, different by run and round.
+# The records of hand-made runs in round t: any numbers that differ between runs and rounds.
 
 
 def accuracy(cell, t):
@@ -97,10 +97,10 @@ def hand_made(cell, rounds=None):
 
 @pytest.fixture
 def without_training(monkeypatch):
-    """Hand-made records in the place of trained ones; the list of cells that were to be run."""
+    """Hand-made records instead of trained ones; the list of the cells that would train."""
     asked = []
 
-    def write(cells, *, together=0, quiet=False):
+    def write(cells, *, together=0, rungs=()):
         for cell in cells:
             if not runner.is_done(cell):
                 asked.append(cell)
@@ -128,8 +128,7 @@ def found_of(name, seeds=1, flags=(), missing=()):
     planned = plan(figures.make(name, 3), seeds, output=runner.Path('runs'), flags=flags)
     return [
         (panel, [
-            Found(series, cells, tuple(hand_made(c) for c in cells if c.seed not in missing),
-                  tuple(c.folder for c in cells if c.seed not in missing))
+            Found(series, cells, tuple(hand_made(c) for c in cells if c.seed not in missing))
             for series, cells in zip(panel.series, of_series)
         ])
         for panel, of_series in planned
@@ -154,7 +153,7 @@ def test_every_figure_has_valid_runs_of_its_paper():
     assert found == RUNS
 
 
-def test_column_of_equal_clients_is_the_skewed_one_but_for_the_partition():
+def test_the_iid_column_differs_only_in_the_partition():
     even, skewed = (
         config_flags.parse([f'--flagfile={runner.flag_file(f"fedssd/{name}")}'])
         for name in ('cifar10_iid', 'cifar10_dirichlet0.5')
@@ -179,11 +178,11 @@ def test_phases_follow_the_rounds():
         ('fedlmd_tf', None),
     ]  # fmt: skip
     assert [m for m, _, _ in switches('fedlmd/8', 1)] == ['fedlmd', 'fedlmd_tf']
-    with pytest.raises(ValueError, match='--rounds=1 leaves no round for FedAvg'):
+    with pytest.raises(ValueError, match='--rounds must be at least 2, got 1'):
         figures.make('fedcad/1', 1)
 
 
-def test_methods_that_compute_nothing_more_compute_nothing_more():
+def test_methods_without_extra_computation_cost_as_much_as_fedavg():
     from jaxfed.runs.listings import cost_of
 
     (panel, _) = figures.make('fedlmd/5').panels
@@ -213,7 +212,7 @@ def test_over_seeds():
     np.testing.assert_array_equal(n, [2, 1, 0])
 
 
-def test_curves_are_means_of_the_seeds_that_are_done():
+def test_curves_are_means_over_finished_seeds():
     (panel, found), *_ = found_of('fedlmd/4', seeds=3, missing=(2,))
     lines = panel.take(panel.title, found)
     assert [curve.label for curve in lines.curves] == ['FedAvg', 'FedAvg+KD', 'FedNTD', 'FedLMD']
@@ -225,7 +224,7 @@ def test_curves_are_means_of_the_seeds_that_are_done():
         np.testing.assert_array_equal(curve.n, [2, 2, 2])
 
 
-def test_a_seed_that_diverged_leaves_the_mean_to_the_other():
+def test_curves_exclude_diverged_seeds():
     (_, (one, *_)), *_ = found_of('fedlmd/4', seeds=2)
     first, second = one.runs
     broken = dict.fromkeys(second.metrics[1]) | {'round': 2, 'failed': True}
@@ -239,9 +238,9 @@ def test_a_seed_that_diverged_leaves_the_mean_to_the_other():
 def test_gap_by_round_and_by_heterogeneity():
     (_, dotted), (_, found), (sweep, by_skew) = found_of('fedssd/2', seeds=2)
     dots = figures.make('fedssd/2').panels[0].take('', dotted)
-    own = [accuracy(cell, t) for cell in dotted[0].cells for t in (1, 2, 3)]
-    np.testing.assert_allclose(dots.curves[0].x, 100 * np.array(own))
-    np.testing.assert_allclose(dots.curves[0].y, 50 * np.array(own))
+    accuracies = [accuracy(cell, t) for cell in dotted[0].cells for t in (1, 2, 3)]
+    np.testing.assert_allclose(dots.curves[0].x, 100 * np.array(accuracies))
+    np.testing.assert_allclose(dots.curves[0].y, 50 * np.array(accuracies))
     (curve, *_) = quantities.by_round(quantities.gap)('', found).curves
     halves = np.array([[50 * accuracy(c, t) for t in (1, 2, 3)] for c in found[0].cells])
     np.testing.assert_allclose(curve.y, halves.mean(axis=0))
@@ -251,7 +250,7 @@ def test_gap_by_round_and_by_heterogeneity():
     np.testing.assert_allclose(lines.curves[0].sd[0], halves.mean(axis=1).std(ddof=1))
 
 
-def test_sweep_keeps_the_order_and_the_places_of_what_is_not_run():
+def test_sweeps_keep_the_positions_of_missing_runs():
     (panel, found), *_ = found_of('fedssd/9')
     left = [one._replace(runs=()) if one.series.at == ('1',) and i else one
             for i, one in enumerate(found)]  # fmt: skip
@@ -277,7 +276,7 @@ def test_sensitivity_grid_has_each_run_in_its_cell():
         np.testing.assert_allclose(matrix.values[place], best)
 
 
-def test_a_run_that_diverged_is_in_no_mean():
+def test_means_exclude_diverged_runs():
     (panel, found), *_ = found_of('fedlmd/9', seeds=2)
     first, second = found[0].runs
     broken = second._replace(summary=second.summary | {'failed': True})
@@ -290,7 +289,7 @@ def test_a_run_that_diverged_is_in_no_mean():
     assert not quantities.sweep(quantities.best, '')('', [only]).curves[0].y.size
 
 
-def test_figures_that_draw_no_measure_take_runs_without_them(tmp_path):
+def test_figures_without_measures_accept_runs_without_measures(tmp_path):
     def cells(*names):
         panels = [p for name in names for p in plan(figures.make(name), 1, output=tmp_path)]
         return {c.folder: c for c in cells_of(panels)}
@@ -329,7 +328,7 @@ def of_client(npz):
     return {name: found_of(name, flags=flags) for name in ('fedcad/1', 'fedssd/3', 'fedssd/4')}
 
 
-def test_one_clients_data_and_models(of_client):
+def test_class_shares_and_accuracies_of_one_client(of_client):
     from jaxfed.runs.partition_map import training_counts
 
     ((panel, found),) = of_client['fedcad/1']
@@ -355,7 +354,7 @@ def test_one_clients_data_and_models(of_client):
     )
 
 
-def test_a_client_whose_training_diverged_leaves_its_cells_empty(of_client):
+def test_cells_of_a_diverged_client_are_empty(of_client):
     ((panel, found),) = of_client['fedcad/1']
     (run,) = found[2].runs
     broken = run._replace(metrics=[*run.metrics[:-1], run.metrics[-1] | {'local_confusion': None}])
@@ -455,7 +454,7 @@ def test_many_rounds_have_round_ticks():
     assert ticks == {19: '20', 39: '40', 59: '60', 79: '80', 99: '100', 119: '120'}
 
 
-def test_csv_has_what_is_drawn():
+def test_csv_holds_the_drawn_numbers():
     shape = Lines('a, "b"', 'x', 'y', (curve('one', [0, 1], [1.0, 4], [0.5, np.nan]),),
                   ticks=('1', '50'))  # fmt: skip
     rows = list(csv.DictReader(numbers([shape, Missing('c'), matrix([[1, np.nan]])]).splitlines()))
@@ -472,7 +471,7 @@ def test_csv_has_what_is_drawn():
 
 
 @pytest.mark.parametrize('name', RUNS)
-def test_every_figure_is_drawn_and_told(name, command, without_training, tmp_path):
+def test_every_figure_is_drawn_with_a_caption(name, command, without_training, tmp_path):
     flags = (CLIENT,) if name == 'fedssd/4' else ()
     assert command(name, '--rounds=2', flags=flags) == 0
     stem = tmp_path / 'runs' / 'figures' / name.replace('/', '_')
@@ -498,8 +497,8 @@ def test_numbers_in_the_files_are_those_of_the_runs(command, without_training, t
     for panel, factor in (('global model', 100), ('local models', 50)):
         for name in ('FedAvg', 'FedCAD'):
             cells = [cell for cell in without_training if cell.row == name]
-            own = [row for row in rows if (row['panel'], row['series']) == (panel, name)]
-            for t, row in enumerate(own, 1):
+            curve_rows = [row for row in rows if (row['panel'], row['series']) == (panel, name)]
+            for t, row in enumerate(curve_rows, 1):
                 both = factor * np.array([accuracy(cell, t) for cell in cells])
                 assert (row['x'], row['n']) == (str(t), '2')
                 np.testing.assert_allclose(float(row['value']), both.mean())
@@ -532,7 +531,7 @@ def trained(tmp_path_factory, npz):
     return output, make
 
 
-def test_trained_runs_are_shared_and_not_run_again(trained, capsys):
+def test_figures_share_trained_runs(trained, capsys):
     output, make = trained
     (found,) = output.glob('runs/fedlmd/*/*/seed*/summary.json')  # of both figures
     when = found.stat().st_mtime_ns
@@ -542,9 +541,9 @@ def test_trained_runs_are_shared_and_not_run_again(trained, capsys):
         ("the round's clients", 'cohort_labels', 1),
         ('predictions, FedAvg', 'prediction_share', 100),
     ):
-        own = [float(row['value']) for row in rows if row['panel'] == panel]
+        values = [float(row['value']) for row in rows if row['panel'] == panel]
         wanted = factor * np.array([line[key] for line in metrics]).T.ravel()
-        np.testing.assert_allclose(own, wanted)
+        np.testing.assert_allclose(values, wanted)
     assert make('fedlmd/4', '--methods=FedAvg') == 0
     assert found.stat().st_mtime_ns == when
     assert make('fedlmd/4', '--report_only') == 0
@@ -557,13 +556,13 @@ def test_trained_runs_are_shared_and_not_run_again(trained, capsys):
     assert lines[-1] == 'fedlmd/4: 1 of 2 runs are done.'
 
 
-def test_nothing_done_is_nothing_drawn(trained, capsys):
+def test_a_figure_without_finished_runs_is_not_drawn(trained, capsys):
     output, make = trained
     assert make('fedlmd/4', '--methods=FedNTD', '--report_only', f'--runs={output}/none') == 1
     assert 'none of its 1 runs is done; nothing is drawn' in capsys.readouterr().err
 
 
-def test_last_round_of_two_methods_starts_from_one_model(trained):
+def test_methods_of_the_last_round_start_from_the_same_model(trained):
     output, make = trained
     assert make('fedcad/1', '--methods=FedAvg,FedCAD') == 0
     folders = sorted(output.glob('runs/fedcad/*/*/seed0'))
@@ -582,12 +581,12 @@ def test_last_round_of_two_methods_starts_from_one_model(trained):
         np.testing.assert_allclose(quantities.gap(last), gap)
 
 
-def test_a_run_that_fails_is_told_and_the_others_are_drawn(
+def test_failed_runs_are_reported_and_the_others_drawn(
     command, without_training, monkeypatch, tmp_path
 ):
     whole = runner.run_cells
 
-    def some(cells, *, together=0, quiet=False):
+    def some(cells, *, together=0, rungs=()):
         whole([cell for cell in cells if cell.row != 'FedNTD'])
         return {cell.name: 'too large' for cell in cells if cell.row == 'FedNTD'}
 
@@ -604,36 +603,36 @@ def test_list_shows_every_figure(capsys):
 
 
 @pytest.mark.parametrize(
-    'arguments, told',
+    'arguments, message',
     [
-        ([], 'no figure given; name one or more of fedcad/1'),
+        ([], 'the command needs a figure; name one or more of fedcad/1'),
         (['fedssd/5'], "no figure 'fedssd/5'; there are fedcad/1"),
         (['fedlmd/4', '--nonsense=1'], 'nonsense'),
         (['fedlmd/4', '--seeds=0'], 'seeds'),
         (['fedlmd/4', '--rounds=0'], 'rounds'),
-        (['fedlmd/4', '--methods=FedSSD'], '--methods=FedSSD must name some of FedAvg, FedAvg+KD'),
-        (['fedlmd/4', '--columns=mnist'], '--columns=mnist must name some of cifar10_lda0.05'),
-        (['fedlmd/4', '--methods='], '--methods= must name some of'),
+        (['fedlmd/4', '--methods=FedSSD'], '--methods must name some of FedAvg, FedAvg+KD'),
+        (['fedlmd/4', '--columns=mnist'], 'some of cifar10_lda0.05, got mnist'),
+        (['fedlmd/4', '--methods='], 'FedLMD, got none'),
         (['fedlmd/4', '--output=file'], '--output=file is a file'),
         (['fedlmd/4', '--', 'rounds'], 'rounds after -- must be a flag'),
         (['fedlmd/4', '--', '--rounds=2'], 'leave --rounds=2 out after --'),
         (['fedlmd/2', '--', '--measure=none'], 'leave --measure=none out'),
-        (['fedlmd/4', '--', '--validation=0.1'], '--validation holds training data out'),
+        (['fedlmd/4', '--', '--validation=0.1'], '--validation holds out training data'),
         (['fedlmd/4', '--', '--seed=2'], '--seed=2 is set for each run'),
         (['fedlmd/4', '--', '--alpha=0'], '--alpha=0.0 must be above 0'),
         (['fedlmd/4', '--data_dir=none'], 'cifar10'),
         (['fedcad/3', '--data_dir=none'], 'cifar10'),
-        (['fedcad/1', '--rounds=1'], '--rounds=1 leaves no round for FedAvg'),
+        (['fedcad/1', '--rounds=1'], '--rounds must be at least 2, got 1: FedAvg'),
         (['fedcad/1', '--', '--eval_every=5'], '--eval_every=5 must be 1'),
         (
             ['fedcad/1', '--', '--clients_per_round=1'],
-            'fedcad/1: --clients_per_round=1 leaves client 0',
+            'fedcad/1: --clients_per_round=1 excludes client 0',
         ),
         (['fedssd/4', '--', '--num_clients=5', '--clients_per_round=5'], '--confusion_clients=8'),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_run(
-    arguments, told, tmp_path, monkeypatch, capsys
+def test_invalid_input_is_refused_before_the_first_run(
+    arguments, message, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'file').write_text('')
@@ -641,20 +640,20 @@ def test_bad_input_is_refused_before_anything_is_run(
     error = capsys.readouterr().err
     assert error.startswith('error: ')
     assert error.count('\n') == 1
-    assert told in error
+    assert message in error
     assert [path.name for path in tmp_path.iterdir()] == ['file']
 
 
-def test_points_that_flags_make_equal_are_told(tmp_path):
-    def told(*flags):
+def test_the_caption_counts_runs_with_equal_settings(tmp_path):
+    def phrases(*flags):
         made = figures.make_plan(
             'fedssd/9', None, 2, columns=None, methods=['FedAvg'], runs=tmp_path, flags_=flags
         )
-        return tell(made, {})
+        return summarise(made, {})
 
-    assert not any('of another one' in words for words in told('--batch_size=7'))
+    assert not any('of another one' in words for words in phrases('--batch_size=7'))
     # Two seeds of E = 1, 10, 20 and 50.
-    assert '6 of 8 runs have the settings of another one' in told('--local_epochs=3')
+    assert '6 of 8 runs have the settings of another one' in phrases('--local_epochs=3')
 
 
 def test_a_folder_with_other_settings_is_refused(trained, npz, capsys):

@@ -1,4 +1,4 @@
-"""Whatever the input, the answer is a result or a ValueError that says what is wrong.
+"""Any input gives a result, or a ValueError that names the fault.
 
 The short form checks the same few hundred inputs of every target in each run. Many random ones:
 
@@ -27,7 +27,7 @@ def test_invalid_input_is_accepted_or_refused(name, tmp_path, request):
     inputs, seed = (request.config.getoption(option) for option in ('fuzz_inputs', 'fuzz_seed'))
     outcomes = fuzzing.run(name, tmp_path, inputs, seed)
     print(f'{name}: {outcomes["accepted"]} accepted, {outcomes["refused"]} refused')
-    # Not all of it is refused at first sight, and damage does not pass unseen.
+    # Some inputs pass, and damage is detected.
     assert inputs or (outcomes['accepted'] and outcomes['refused'])
 
 
@@ -47,7 +47,7 @@ def npz(tmp_path):
     ],
     ids=['huge', 'objects', 'descr', 'nested', 'code'],
 )
-def test_a_false_header_is_refused(header, npz):
+def test_invalid_headers_are_refused(header, npz):
     body = io.BytesIO()
     text = header.encode() + b'\n'
     body.write(b'\x93NUMPY\x01\x00' + len(text).to_bytes(2, 'little') + text)
@@ -58,7 +58,7 @@ def test_a_false_header_is_refused(header, npz):
         load_npz(npz)
 
 
-def test_one_array_is_no_archive(npz):
+def test_a_single_array_is_refused(npz):
     np.save(npz, np.zeros(3))  # appends .npy
     path = npz.with_name(npz.name + '.npy')
     path.write_bytes(path.read_bytes() + fuzzing.npz_of())  # and so it looks like an archive
@@ -97,7 +97,7 @@ def target(values, *, fails=False):
     return fuzzing.Target(make, 20)
 
 
-def test_many_inputs_are_shared_by_targets_and_follow_from_the_seed(tmp_path, monkeypatch):
+def test_targets_share_the_inputs_and_the_seed_determines_them(tmp_path, monkeypatch):
     values = []
     targets = {'numbers': target(values), 'others': target([])._replace(examples=40)}
     monkeypatch.setattr(fuzzing, 'TARGETS', targets)
@@ -111,7 +111,7 @@ def test_many_inputs_are_shared_by_targets_and_follow_from_the_seed(tmp_path, mo
     assert runs[0] == runs[1] != runs[2]
 
 
-def test_a_failure_ends_the_run(tmp_path, monkeypatch):
+def test_a_failed_check_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(fuzzing, 'TARGETS', {'numbers': target([], fails=True)})
     for inputs in (None, 1500):
         with pytest.raises(RuntimeError, match='not for the user'):

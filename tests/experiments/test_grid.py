@@ -34,11 +34,11 @@ def cells_of(output, names, seeds, *flags):
 
 
 @pytest.mark.slow
-def test_a_table_by_sharing_is_that_of_one_after_another(cheap_runs, programs, tmp_path, capsys):
+def test_shared_programs_give_the_same_table(cheap_runs, programs, tmp_path, capsys):
     def rows(output, *flags):
-        given = ('--columns=cifar10_lda0.05,cifar10_lda0.5', '--methods=FedAvg,FedNTD', '--seeds=1')
+        flags = ('--columns=cifar10_lda0.05,cifar10_lda0.5', '--methods=FedAvg,FedNTD', *flags)
         place = f'--output={tmp_path / output}'
-        assert tables.main(['fedlmd/3', *given, place, '--rounds=2', *flags, '--', *TINY]) == 0
+        assert tables.main(['fedlmd/3', '--seeds=1', place, '--rounds=2', *flags, '--', *TINY]) == 0
         text = (tmp_path / output / 'fedlmd' / 'table3.csv').read_text()
         return list(csv.DictReader(text.splitlines()))
 
@@ -65,7 +65,7 @@ def test_a_table_by_sharing_is_that_of_one_after_another(cheap_runs, programs, t
 
 
 @pytest.mark.slow
-def test_cells_that_were_interrupted_together_go_on_together(
+def test_interrupted_cells_of_one_program_resume_together(
     cheap_runs, programs, tmp_path, monkeypatch
 ):
     names, flags = ('FedProx', 'more'), ('--rounds=5', '--checkpoint_every=2')
@@ -96,9 +96,7 @@ def test_cells_that_were_interrupted_together_go_on_together(
     assert not (tmp_path / 'cut' / '.together').exists()
 
 
-def test_a_group_one_of_whose_cells_was_moved_away_begins_anew(
-    cheap_runs, programs, tmp_path, monkeypatch
-):
+def test_a_group_restarts_if_a_cell_was_moved_away(cheap_runs, programs, tmp_path, monkeypatch):
     cells = cells_of(tmp_path, ('FedProx', 'more'), 1, '--rounds=3', '--checkpoint_every=1')
     inner = rounds.train_and_evaluate
 
@@ -116,7 +114,7 @@ def test_a_group_one_of_whose_cells_was_moved_away_begins_anew(
     assert json.loads((cells[1].folder / 'summary.json').read_text())['resumed_after'] is None
 
 
-def test_what_another_process_is_at_is_left_to_it(cheap_runs, programs, tmp_path, capsys):
+def test_cells_of_another_process_are_skipped(cheap_runs, programs, tmp_path, capsys):
     cells = cells_of(tmp_path, ('FedProx', 'more'), 2, '--rounds=1')
     cells[1].folder.parent.mkdir(parents=True)
     with FileLock(cells[1].folder.with_name('.seed1.lock')):
@@ -129,7 +127,7 @@ def test_what_another_process_is_at_is_left_to_it(cheap_runs, programs, tmp_path
     assert programs == [3, 1]
 
 
-def test_a_cell_that_cannot_be_run_ends_no_other(cheap_runs, programs, tmp_path, monkeypatch):
+def test_a_failed_cell_does_not_stop_the_others(cheap_runs, programs, tmp_path, monkeypatch):
     cells = cells_of(tmp_path, ('FedProx', 'more'), 2, '--rounds=1')
     inner = runner.set_up
 
@@ -152,11 +150,11 @@ def test_a_cell_that_cannot_be_run_ends_no_other(cheap_runs, programs, tmp_path,
     monkeypatch.setattr(runner.runner, 'train_group', refuse)
     others = cells_of(tmp_path, ('FedAvg',), 1, '--rounds=1')
     others += cells_of(tmp_path / 'other', ('FedProx', 'more'), 1, '--rounds=1')
-    told = runner.run_cells([others[0]], quiet=True) | runner.run_cells(others[1:], quiet=True)
-    assert list(told.values()) == ['disk full', 'too large']
+    failures = runner.run_cells([others[0]], quiet=True) | runner.run_cells(others[1:], quiet=True)
+    assert list(failures.values()) == ['disk full', 'too large']
 
 
-def test_names_tell_what_cells_have_in_common(tmp_path):
+def test_names_of_groups_show_what_the_cells_share(tmp_path):
     cells = cells_of(tmp_path, ('FedAvg', 'more'), 2)
     assert runner.name_of(cells) == 'fedlmd/cifar10_lda0.05 2 methods 2 seeds'
     assert runner.name_of(cells[:2]) == 'fedlmd/cifar10_lda0.05 FedAvg 2 seeds'

@@ -31,7 +31,7 @@ def test_schedule_is_that_of_the_released_code():
     np.testing.assert_array_equal(got, want)
 
 
-def test_run_with_both(monkeypatch, cheap_runs, tmp_path):
+def test_a_run_with_the_released_partition_and_schedule(monkeypatch, cheap_runs, tmp_path):
     monkeypatch.setitem(PARTITIONS, 'released', released_partition)
     monkeypatch.setitem(SAMPLINGS, 'released', released_schedule)
     config = jaxfed.Config(

@@ -1,4 +1,4 @@
-"""The search of hyper-parameters: what it runs, what it looks at, what it chooses."""
+"""The search of hyper-parameters: its runs, its data, its choice."""
 
 import csv
 import json
@@ -25,7 +25,7 @@ GRID = ('--method=fedcad', '--grid=beta:0,.3,.6', '--grid=gamma:.5', '--rounds=3
 
 @pytest.fixture
 def command(cheap_runs, tmp_path, monkeypatch):
-    """Runs a search in a folder of its own; returns its exit status."""
+    """Runs a search in a new folder; returns its exit status."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments, npz='tiny.npz'):
@@ -48,14 +48,14 @@ def stamps(folder):
 
 
 @pytest.mark.slow
-def test_search_chooses_by_held_out_training_data_alone(command, tmp_path, capsys):
+def test_search_uses_only_held_out_training_data(command, tmp_path, capsys):
     rng = np.random.default_rng(1)
     plain_npz(tmp_path / 'tiny.npz')
     images = rng.integers(0, 256, (7, 6, 6, 1)).astype(np.uint8)
     plain_npz(tmp_path / 'garbage.npz', x_test=images, y_test=rng.integers(0, 3, 7))
     assert command(*GRID, '--validation=.25', '--output=a') == 0
     shown = capsys.readouterr().out
-    assert 'test data was not looked at' in shown
+    assert 'the search never uses test data' in ' '.join(shown.split())
     assert 'skipped --beta=.6 --gamma=.5: --method=fedcad: beta, gamma=(0.6, 0.5)' in shown
     assert command(*GRID, '--validation=.25', '--output=b', npz='garbage.npz') == 0
     # Other test images and labels, and fewer: every number and the choice are the same.
@@ -65,14 +65,14 @@ def test_search_chooses_by_held_out_training_data_alone(command, tmp_path, capsy
     assert a == b
     assert a['evaluated_on'] == 'validation'
     assert len(a['ranking']) == 2
-    assert [each['flags'] for each in a['skipped']] == [['--beta=.6', '--gamma=.5']]
+    assert [entry['flags'] for entry in a['skipped']] == [['--beta=.6', '--gamma=.5']]
     for path in (tmp_path / 'a').rglob('summary.json'):
         summary = json.loads(path.read_text())
         assert summary['evaluated_on'] == 'validation'
         line = json.loads(path.with_name('metrics.jsonl').read_text().splitlines()[0])
         # Of 30 held-out examples, ten a class; there are seven test images in the other file.
         assert line['test_accuracy'] * 30 == pytest.approx(round(line['test_accuracy'] * 30))
-    best = max(each['mean'] for each in a['ranking'])
+    best = max(entry['mean'] for entry in a['ranking'])
     assert a['ranking'][0]['mean'] == best
     assert a['chosen'] == a['ranking'][0]['flags']
     assert best > 40  # something was learned
@@ -80,7 +80,7 @@ def test_search_chooses_by_held_out_training_data_alone(command, tmp_path, capsy
     # The tables say the same.
     lines = list(csv.DictReader((tmp_path / 'a' / 'search.csv').open()))
     assert [float(line['accuracy']) for line in lines] == pytest.approx(
-        [each['mean'] for each in a['ranking']], abs=1e-3
+        [entry['mean'] for entry in a['ranking']], abs=1e-3
     )
     assert {line['evaluated_on'] for line in lines} == {'validation'}
     text = (tmp_path / 'a' / 'search.md').read_text()
@@ -97,7 +97,7 @@ def test_search_chooses_by_held_out_training_data_alone(command, tmp_path, capsy
     chosen = dict(flag.lstrip('-').split('=') for flag in a['chosen'])
     assert dict(config.hyperparameters) == {k: float(v) for k, v in chosen.items()}
 
-    # It goes on where it stopped, and nothing is run twice.
+    # It resumes, and no run is repeated.
     before = stamps(tmp_path / 'a' / 'flags')
     stopped = next(iter((tmp_path / 'a').rglob('summary.json')))
     stopped.unlink()
@@ -130,14 +130,14 @@ def test_a_flag_file_and_training_are_searched(command, tmp_path, capsys):
     (tmp_path / 'mine.flags').write_text(
         '--rounds=1\n--learning_rate=.5\n--num_clients=9\n--validation=.3\n'
     )
-    given = ('--method=fedavg', '--grid=learning_rate:.1,.01', '--seeds=2', '--score=final')
-    assert command(*given, '--flagfile=mine.flags', '--output=a') == 0
-    told = json.loads((tmp_path / 'a' / 'search.json').read_text())
-    assert told['column'] == 'mine'
-    assert [len(each['accuracies']) for each in told['ranking']] == [2, 2]
-    assert '--flagfile=mine.flags --method=fedavg --learning_rate=' in told['command']
+    arguments = ('--method=fedavg', '--grid=learning_rate:.1,.01', '--seeds=2', '--score=final')
+    assert command(*arguments, '--flagfile=mine.flags', '--output=a') == 0
+    report = json.loads((tmp_path / 'a' / 'search.json').read_text())
+    assert report['column'] == 'mine'
+    assert [len(entry['accuracies']) for entry in report['ranking']] == [2, 2]
+    assert '--flagfile=mine.flags --method=fedavg --learning_rate=' in report['command']
     # The flag file holds data out; the winner is trained on everything all the same.
-    assert config_flags.parse(shlex.split(told['command'])[3:]).validation == 0
+    assert config_flags.parse(shlex.split(report['command'])[3:]).validation == 0
     configs = [json.loads(path.read_text()) for path in (tmp_path / 'a').rglob('config.json')]
     assert sorted((c['learning_rate'], c['seed']) for c in configs) == [
         (0.01, 0), (0.01, 1), (0.1, 0), (0.1, 1),
@@ -171,7 +171,7 @@ def test_ranking_of_ties_failed_and_missing_runs(tmp_path, monkeypatch):
     assert search.settled([Ranked(('--beta=4',), Score(1), 0)]).startswith('Nothing is chosen')
 
 
-def test_what_was_given_up_is_chosen_only_if_nothing_else_is_there(tmp_path, monkeypatch):
+def test_stopped_combinations_rank_below_finished_ones(tmp_path, monkeypatch):
     scored = {
         '--beta=1': (Score(2, (70.0, 70.0)), 2),
         '--beta=2': (Score(2, (60.0, 60.0)), 0),
@@ -189,45 +189,46 @@ def test_what_was_given_up_is_chosen_only_if_nothing_else_is_there(tmp_path, mon
     assert [(ranked.flags[0], ranked.place) for ranked in ranking] == [
         ('--beta=2', 1), ('--beta=3', 0), ('--beta=5', 0), ('--beta=1', 0), ('--beta=4', 0),
     ]  # fmt: skip
-    told = 'Given up after round 2: --beta=1. Given up after round 4: --beta=3; --beta=5.'
-    assert search.given_up(ranking) == told
-    assert told in search.markdown(made, ranking)
+    text = 'Given up after round 2: --beta=1. Given up after round 4: --beta=3; --beta=5.'
+    assert search.given_up(ranking) == text
+    assert text in search.markdown(made, ranking)
     assert '| - | 3 | 65.50 | 0.71 | 2 of 2 | 0 | 4 |' in search.markdown(made, ranking)
     assert json.loads(search.as_json(made, ranking))['chosen'] == ['--beta=2']
     lines = list(csv.DictReader(search.as_csv(made, ranking).splitlines()))
     assert [line['given up'] for line in lines] == ['', '4', '4', '2', '']
-    # Who was to win has diverged.
+    # The winner has diverged.
     scored['--beta=2'] = Score(2, (60.0,), 1), 0
     ranking = search.rank(made)
     assert [(ranked.flags[0], ranked.place) for ranked in ranking][:3] == [
         ('--beta=3', 1), ('--beta=5', 2), ('--beta=1', 3),
     ]  # fmt: skip
-    assert 'all others failed, and it was given up early itself' in search.settled(ranking)
+    assert 'it stopped early, and all others failed' in search.settled(ranking)
 
 
-def test_halving_of_a_search(command, tmp_path, capsys):
+def test_halving_stops_the_worse_half(command, tmp_path, capsys):
     plain_npz(tmp_path / 'tiny.npz')
-    given = ('--method=fedavg', '--grid=learning_rate:1e-6,.03,.01,.1', '--rounds=3', '--seeds=2')
-    assert command(*given, '--validation=.25', '--output=a', '--halving=1,2') == 0
+    grid = ('--method=fedavg', '--grid=learning_rate:1e-6,.03,.01,.1', '--rounds=3', '--seeds=2')
+    assert command(*grid, '--validation=.25', '--output=a', '--halving=1,2') == 0
     shown = ' '.join(capsys.readouterr().out.split())
-    told = json.loads((tmp_path / 'a' / 'search.json').read_text())
-    after = {each['flags'][0]: each['given_up_after'] for each in told['ranking']}
-    assert told['halving'] == [1, 2] and sorted(map(str, after.values())) == ['1', '1', '2', 'None']
+    report = json.loads((tmp_path / 'a' / 'search.json').read_text())
+    after = {entry['flags'][0]: entry['given_up_after'] for entry in report['ranking']}
+    assert report['halving'] == [1, 2]
+    assert sorted(map(str, after.values())) == ['1', '1', '2', 'None']
     assert after['--learning_rate=1e-6'] == 1
-    assert after[told['chosen'][0]] is None and told['ranking'][0]['flags'] == told['chosen']
+    assert after[report['chosen'][0]] is None and report['ranking'][0]['flags'] == report['chosen']
     assert 'Given up after round 1: ' in shown
     summaries = [json.loads(path.read_text()) for path in (tmp_path / 'a').rglob('summary.json')]
-    assert {each['experiments'] for each in summaries} == {8}
-    assert sorted(each['rounds'] for each in summaries) == [1] * 4 + [2] * 2 + [3] * 2
-    # What was given up will never have all rounds, which another search would take it to have.
+    assert {entry['experiments'] for entry in summaries} == {8}
+    assert sorted(entry['rounds'] for entry in summaries) == [1] * 4 + [2] * 2 + [3] * 2
+    # A stopped run never has all rounds, but another search would expect them.
     before = stamps(tmp_path)
-    assert command(*given, '--validation=.25', '--output=a', '--halving=2') == 2
+    assert command(*grid, '--validation=.25', '--output=a', '--halving=2') == 2
     assert 'was given up after round 1 by a search with --halving' in capsys.readouterr().err
     assert stamps(tmp_path) == before
-    assert {each['evaluated_on'] for each in summaries} == {'validation'}
+    assert {entry['evaluated_on'] for entry in summaries} == {'validation'}
 
 
-def test_a_run_that_was_evaluated_on_test_data_is_refused(tmp_path, monkeypatch):
+def test_runs_evaluated_on_test_data_are_refused(tmp_path, monkeypatch):
     made = search.make_search(method='kd', axes=['beta:1'], output=tmp_path)
     summary = {'evaluated_on': 'test', 'failed': False}
     monkeypatch.setattr(runner, 'is_done', lambda cell: True)
@@ -241,7 +242,7 @@ def test_a_run_that_was_evaluated_on_test_data_is_refused(tmp_path, monkeypatch)
     [
         (['--grid=beta:1'], '--method is missing'),
         (['--method=fedlmb', '--grid=beta:1'], "unknown method 'fedlmb'"),
-        (['--method=kd'], 'no --grid given'),
+        (['--method=kd'], '--grid is missing'),
         (['--method=kd', '--grid=bta:1'], "'bta' is none of switch_round"),
         (['--method=kd', '--grid=alpha:1'], "'alpha' is none of"),
         (['--method=kd', '--grid=seed:1'], "'seed' is none of"),
@@ -251,7 +252,7 @@ def test_a_run_that_was_evaluated_on_test_data_is_refused(tmp_path, monkeypatch)
         (['--method=kd', '--grid=beta:x'], '--grid=beta:x: x must be a number'),
         (['--method=kd', '--grid=batch_size:1.5'], '1.5 must be an integer'),
         (['--method=kd', '--grid=beta:.5,0.5'], 'has 0.5 twice'),
-        (['--method=kd', '--grid=beta:1', '--grid=beta:2'], 'beta is given twice'),
+        (['--method=kd', '--grid=beta:1', '--grid=beta:2'], 'beta is named twice'),
         (['--method=kd', '--grid=beta:nan'], 'no combination can be run'),
         (['--method=kd', '--grid=beta:-1'], 'beta=-1.0 must be at least 0'),
         (['--method=moon', '--grid=projection:yes'], 'yes must be True or False'),
@@ -259,7 +260,7 @@ def test_a_run_that_was_evaluated_on_test_data_is_refused(tmp_path, monkeypatch)
         (['--method=fedlmd+kd', '--grid=tau:1'], "'tau' is none of"),
         (['--method=kd', '--grid=beta:1', '--validation=0'], '--validation=0.0 must be above 0'),
         (['--method=kd', '--grid=beta:1', '--validation=1'], '--validation=1.0 must be above 0'),
-        (['--method=kd', '--grid=beta:1', '--seeds=0'], '--seeds=0 must be at least 1'),
+        (['--method=kd', '--grid=beta:1', '--seeds=0'], '--seeds=0'),
         (['--method=kd', '--grid=beta:1', '--column=a/b'], 'no flag file'),
         (['--method=kd', '--grid=beta:1', '--flagfile=absent'], 'absent'),
         (
@@ -284,7 +285,7 @@ def test_a_run_that_was_evaluated_on_test_data_is_refused(tmp_path, monkeypatch)
     ],
     ids=lambda value: ' '.join(value) if isinstance(value, list) else '',
 )
-def test_bad_input_is_refused_before_the_first_run(
+def test_invalid_input_is_refused_before_the_first_run(
     arguments, message, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The papers' tables: what is published, what is planned, what is written."""
+"""The papers' tables: published numbers, plans, and written files."""
 
 import csv
 import io
@@ -30,7 +30,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize('name', list(RUNS))
-def test_every_published_number_has_a_row_a_column_and_a_valid_plan(name, tmp_path):
+def test_every_published_number_has_a_valid_plan(name, tmp_path):
     table = tables.TABLES[name]
     numbers = read_numbers(table)
     wanted = {(row.name, column.name) for row in table.rows for column in table.columns}
@@ -40,11 +40,11 @@ def test_every_published_number_has_a_row_a_column_and_a_valid_plan(name, tmp_pa
     assert len(plan.every) == RUNS[name] == len({cell.folder for cell in plan.every})
     # All rows of a column differ in the method only, so that they share one partition.
     for column in plan.columns:
-        own = [plan.cells[row.name, column.name][0].config for row in plan.rows]
-        for config in own:
+        configs = [plan.cells[row.name, column.name][0].config for row in plan.rows]
+        for config in configs:
             same = {'method', 'hyperparameters', 'workdir'}
-            assert {k for k, v in vars(config).items() if v != getattr(own[0], k)} <= same
-        assert own[0].rounds == plan.rounds[column.name][1]
+            assert {k for k, v in vars(config).items() if v != getattr(configs[0], k)} <= same
+        assert configs[0].rounds == plan.rounds[column.name][1]
     assert set(RUNS) == set(tables.TABLES)
 
 
@@ -91,7 +91,7 @@ def test_cells_are_read(text, value):
     assert read_value(text) == value
 
 
-def test_cells_that_are_none_are_told():
+def test_malformed_cells_are_refused():
     with pytest.raises(ValueError, match='no cell'):
         read_value('70.49±0.23')
     with pytest.raises(ValueError, match='not those of its rows'):
@@ -104,10 +104,10 @@ def a_run(*accuracies, failed=False, target=None):
         {'round': i, 'test_accuracy': None if a is None else a / 100, 'seconds': 2.0}
         for i, a in enumerate(accuracies, 1)
     ]
-    told = [a for a in accuracies if a is not None]
+    known = [a for a in accuracies if a is not None]
     cost = {'upload': 1.0, 'download': 1.5, 'forward_passes': 1, 'auxiliary': 32}
     summary = {
-        'failed': failed, 'final_accuracy': told[-1] / 100, 'best_accuracy': max(told) / 100,
+        'failed': failed, 'final_accuracy': known[-1] / 100, 'best_accuracy': max(known) / 100,
         'seconds_total': 7200.0, 'client_steps_per_second': 50.0, 'cost': cost,
         'auxiliary_examples': 320,
     }  # fmt: skip
@@ -132,10 +132,10 @@ def test_scores_of_runs():
         other, fedavg, asked=2, score='final', speed='rounds', target='baseline'
     )
     assert final.speeds == (1, None)
-    # A target of its own, a round without evaluation, and a run that diverged.
+    # The run's target, a round without evaluation, and a run that diverged.
     runs = {0: a_run(10, None, 65, target=0.65), 1: a_run(90, failed=True, target=0.65)}
-    own = scores.score_of(runs, {}, asked=2, score='final', speed='rounds', target='flag')
-    assert own == Score(2, (65,), 1, (3,))
+    flag_target = scores.score_of(runs, {}, asked=2, score='final', speed='rounds', target='flag')
+    assert flag_target == Score(2, (65,), 1, (3,))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_scores_of_runs():
         ({}, '', '', (), ''),
     ],
 )  # fmt: skip
-def test_seeds_that_are_not_compared_are_told(baselines, speed, target, speeds, text):
+def test_seeds_without_comparison_are_counted(baselines, speed, target, speeds, text):
     wanted = 0.4 if speed == 'speed-up' else None
     runs = {0: a_run(30, 50, target=wanted), 1: a_run(20, 50, target=wanted)}
     found = scores.score_of(runs, baselines, asked=2, score='best', speed=speed, target=target)
@@ -187,7 +187,7 @@ def test_cost_is_added_up():
     assert (cost.upload, cost.download, cost.forward_passes) == (1, 1.5, 1)
     assert (cost.auxiliary, cost.set_aside) == (32, 320)
     assert scores.cost_of([]) is None
-    # Newer records tell steps as they are, and settings how much the server holds.
+    # Newer records hold the exact number of steps, and the setting of the server's examples.
     exact = a_run(1, 2)
     exact = exact._replace(
         config={**exact.config, 'auxiliary_per_class': 64},
@@ -245,7 +245,7 @@ def filled():
         runs={key: runs.get(key, {}) for key in keys},
         title='X, table 1 --a_b',
         command='python -m x_y',
-        told=('100 % & more',),
+        header=('100 % & more',),
         notes=('a_note',),
         alike=frozenset('ab'),
     )
@@ -301,7 +301,7 @@ def test_csv_reads_back(filled):
     assert lines[5]['mean'] == lines[5]['hours'] == lines[5]['compared'] == ''
 
 
-def test_a_mean_of_zero_is_a_mean_and_other_settings_get_no_verdict(filled):
+def test_a_mean_of_zero_counts_and_other_settings_get_no_verdict(filled):
     key = 'Fed_A', 'a'
     other = filled._replace(scores={**filled.scores, key: Score(1, (0.0,))}, alike=frozenset('b'))
     text = table_layout.as_csv(other, {'a': (2, 9), 'b': (9, 9)})
@@ -344,8 +344,8 @@ def command(folder, cheap_runs):
 
     def run(name, *arguments, further=(), output='out', rounds=1):
         data = ('--dataset=npz', f'--npz={folder / "tiny.npz"}')
-        own = [f'--rounds={rounds}', f'--output={folder / output}', *arguments]
-        return tables.main([name, *own, '--', *data, *TINY, *further])
+        fixed = [f'--rounds={rounds}', f'--output={folder / output}', *arguments]
+        return tables.main([name, *fixed, '--', *data, *TINY, *further])
 
     return run
 
@@ -390,15 +390,15 @@ def stamps(folder):
         ),
     ],
 )
-def test_every_table_is_run(paper, rounds, several, command, folder, capsys):
+def test_every_table_runs_and_shares_its_runs(paper, rounds, several, command, folder, capsys):
     runs = folder / 'out' / paper
-    # What two tables share is run once.
+    # Two tables train a shared run once.
     seen = set()
     for number, columns, methods in several:
         table = tables.find(f'{paper}/{number}')
         before = stamps(runs)
-        given = f'{paper}/{number}', f'--columns={columns}', f'--methods={methods}', '--seeds=1'
-        status = command(*given)
+        selection = f'{paper}/{number}', f'--columns={columns}', f'--methods={methods}', '--seeds=1'
+        status = command(*selection)
         shown = capsys.readouterr()
         assert status == 0, shown.err
         file = runs / f'table{table.name[-1]}.md'
@@ -420,32 +420,32 @@ def test_every_table_is_run(paper, rounds, several, command, folder, capsys):
         seen |= {cell.folder for cell in plan.every}
 
 
-def test_a_table_goes_on_where_it_stopped(command, folder, capsys):
-    given = ('fedlmd/1', '--methods=FedAvg,FedLMD', '--seeds=1')
-    assert command(*given) == 0
+def test_a_table_resumes_unfinished_runs_only(command, folder, capsys):
+    selection = ('fedlmd/1', '--methods=FedAvg,FedLMD', '--seeds=1')
+    assert command(*selection) == 0
     runs = folder / 'out' / 'fedlmd' / 'cifar10_lda0.05'
     done, stopped = runs / 'FedAvg' / 'seed0', runs / 'FedLMD' / 'seed0'
     (stopped / 'summary.json').unlink()
     before = stamps(done)
     capsys.readouterr()
-    assert command(*given, '--dry_run') == 0
+    assert command(*selection, '--dry_run') == 0
     shown = capsys.readouterr().out
     assert re.search(r'done +fedlmd/cifar10_lda0.05 FedAvg', shown)
     assert re.search(r'to run +fedlmd/cifar10_lda0.05 FedLMD', shown)
-    assert command(*given, '--report_only') == 0
+    assert command(*selection, '--report_only') == 0
     assert not (stopped / 'summary.json').exists()
     assert '| FedLMD | - |' in (folder / 'out' / 'fedlmd' / 'table1.md').read_text()
-    assert command(*given) == 0
+    assert command(*selection) == 0
     assert (stopped / 'summary.json').exists()
     assert stamps(done) == before
     capsys.readouterr()
 
 
-def test_measures_do_not_make_another_run_of_a_table(command, folder, monkeypatch, capsys):
-    given = ('fedlmd/1', '--methods=FedAvg', '--seeds=1')
-    assert command(*given) == 0
+def test_tables_accept_runs_without_measures(command, folder, monkeypatch, capsys):
+    selection = ('fedlmd/1', '--methods=FedAvg', '--seeds=1')
+    assert command(*selection) == 0
     before = stamps(folder / 'out' / 'fedlmd' / 'cifar10_lda0.05' / 'FedAvg')
-    assert command(*given, further=('--measure=forgetting',)) == 0
+    assert command(*selection, further=('--measure=forgetting',)) == 0
     assert stamps(folder / 'out' / 'fedlmd' / 'cifar10_lda0.05' / 'FedAvg') == before
     plan = tables.make_plan(
         tables.find('fedlmd/1'), methods=['FedAvg'], output=folder / 'out',
@@ -459,7 +459,7 @@ def test_measures_do_not_make_another_run_of_a_table(command, folder, monkeypatc
 
 
 @pytest.mark.parametrize('asked', ['cohort_labels', 'predictions'])
-def test_an_unfinished_run_goes_on_with_its_own_measures(asked, tmp_path, monkeypatch):
+def test_an_interrupted_run_resumes_with_its_original_measures(asked, tmp_path, monkeypatch):
     def cell(measure, measured):
         return runner.make_cell(
             'fedlmd/cifar10_lda0.05', GridRow('FedAvg', ('--method=fedavg',)), 0, output=tmp_path,
@@ -489,7 +489,7 @@ def test_an_unfinished_run_goes_on_with_its_own_measures(asked, tmp_path, monkey
     assert (held.folder / 'rounds').read_text() == 'of a day'
 
 
-def test_a_baseline_with_other_settings_is_absent_and_told(tmp_path):
+def test_a_baseline_with_other_settings_is_noted_as_missing(tmp_path):
     def plan(methods, rounds):
         return tables.make_plan(
             tables.find('fedlmd/3'), columns=['cifar10_lda0.05'], methods=methods, output=tmp_path,
@@ -511,12 +511,12 @@ def test_a_baseline_with_other_settings_is_absent_and_told(tmp_path):
     assert '**30.00** (FedAvg not run)' in table_layout.markdown(filled)
     # The paper's rounds have not been run.
     assert filled.alike == frozenset()
-    # What is asked for is refused all the same.
+    # A requested run is refused.
     with pytest.raises(ValueError, match='--rounds=2, not 1'):
         tables.fill(plan(['FedAvg', 'FedLMD'], 1), '')
 
 
-def test_runs_that_cannot_be_done_are_told(command, folder, monkeypatch, capsys):
+def test_failed_runs_are_reported(command, folder, monkeypatch, capsys):
     def full(*_, **__):
         raise OSError('no space left')
 
@@ -536,24 +536,24 @@ EASY = ('--dataset=digits', '--num_clients=10', '--alpha=5', '--augment=none')
 @pytest.mark.parametrize(
     'arguments, message',
     [
-        ([], 'no table given; name one of fedcad/1'),
+        ([], 'the command makes one of fedcad/1'),
         (['fedlmd/9'], 'there is no table fedlmd/9'),
-        (['fedlmd/1', 'fedlmd/2'], 'name one of'),
-        (['fedlmd/1', '--methods=FedAvg,FedFoo'], "--methods: 'FedFoo' is none of FedAvg, FedAvg+"),
-        (['fedlmd/1', '--columns=x'], "--columns: 'x' is none of cifar10_lda0.05"),
-        (['fedlmd/1', '--methods='], '--methods= names none'),
-        (['fedlmd/1', '--rounds=0'], 'flag --rounds=0'),
+        (['fedlmd/1', 'fedlmd/2'], 'got fedlmd/1 fedlmd/2'),
+        (['fedlmd/1', '--methods=FedAvg,FedFoo'], 'FedNTD, FedLMD, got FedFoo'),
+        (['fedlmd/1', '--columns=x'], '--columns must name some of cifar10_lda0.05, got x'),
+        (['fedlmd/1', '--methods='], 'FedLMD, got none'),
+        (['fedlmd/1', '--rounds=0'], '--rounds=0'),
         (['fedlmd/1', '--seeds=x'], '--seeds=x'),
-        (['fedlmd/1', '--rouds=1'], "'rouds'"),
-        (['fedlmd/1', '--output='], '--output= must name a folder'),
-        (['fedlmd/1', '--output=/proc/x', '--', *EASY], '--output=/proc/x cannot be made'),
+        (['fedlmd/1', '--rouds=1'], '--rouds is no flag; did you mean --rounds?'),
+        (['fedlmd/1', '--output='], '--output must name a folder'),
+        (['fedlmd/1', '--output=/proc/x', '--', *EASY], '--output=/proc/x cannot be created'),
         (['fedlmd/1', '--output=pyproject.toml'], '--output=pyproject.toml is a file'),
         (['fedlmd/1', '--data_dir=absent'], 'cifar10'),
         (['fedlmd/1', '--', '--seed=1'], '--seed=1 is set for each run'),
         (['fedlmd/1', '--', '--method=kd'], '--method=kd is set for each run'),
         (['fedlmd/1', '--', '--mu=1'], '--mu=1'),
         (['fedlmd/1', '--rounds=1', '--', '--rounds=2'], 'leave --rounds=2 out after --'),
-        (['fedlmd/1', '--', '--validation=0.1'], '--validation holds training data out'),
+        (['fedlmd/1', '--', '--validation=0.1'], '--validation holds out training data'),
         (['fedlmd/1', '--', '--foo=1'], '--foo is not a flag'),
         (['fedlmd/1', '--', 'foo'], 'foo after -- must be a flag'),
         (['fedlmd/1', '--', *EASY, '--model=unet'], 'unet'),
@@ -562,7 +562,7 @@ EASY = ('--dataset=digits', '--num_clients=10', '--alpha=5', '--augment=none')
     ],
     ids=lambda value: ' '.join(value) if isinstance(value, list) else '',
 )
-def test_bad_input_is_refused_before_the_first_run(
+def test_invalid_input_is_refused_before_the_first_run(
     arguments, message, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
@@ -574,7 +574,7 @@ def test_bad_input_is_refused_before_the_first_run(
     assert [path.name for path in tmp_path.iterdir()] == ['pyproject.toml']
 
 
-def test_columns_that_flags_make_equal_are_told(tmp_path):
+def test_the_title_names_columns_with_equal_settings(tmp_path):
     def title(*flags):
         return tables.title_of(
             tables.make_plan(tables.find('fedcad/4'), output=tmp_path, flags_=flags)
@@ -587,25 +587,25 @@ def test_columns_that_flags_make_equal_are_told(tmp_path):
     )
 
 
-def test_runs_with_other_settings_are_left_alone(command, folder, capsys):
-    given = ('fedlmd/1', '--methods=FedAvg', '--seeds=1')
-    assert command(*given) == 0
+def test_runs_with_other_settings_are_refused_and_kept(command, folder, capsys):
+    selection = ('fedlmd/1', '--methods=FedAvg', '--seeds=1')
+    assert command(*selection) == 0
     before = stamps(folder)
-    assert command(*given, rounds=2) == 2
-    assert command(*given, '--report_only', rounds=2) == 2
+    assert command(*selection, rounds=2) == 2
+    assert command(*selection, '--report_only', rounds=2) == 2
     assert '--rounds=1, not 2' in capsys.readouterr().err
-    assert command(*given, further=('--batch_size=7',)) == 2
+    assert command(*selection, further=('--batch_size=7',)) == 2
     assert '--batch_size=50, not 7' in capsys.readouterr().err
     assert stamps(folder) == before
 
 
-def test_all_tables_are_listed_and_help_tells_the_flags(capsys):
+def test_list_shows_all_tables_and_help_the_flags(capsys):
     assert tables.main(['--list']) == 0
     shown = capsys.readouterr().out
     for table in tables.TABLES.values():
         assert table.name in shown
-        for each in (*table.columns, *table.rows):
-            assert each.name in shown
+        for named in (*table.columns, *table.rows):
+            assert named.name in shown
     assert 'fedlmd/3  ' in shown
     assert '126 runs' in shown
     assert tables.main(['--help']) == 0
@@ -615,9 +615,9 @@ def test_all_tables_are_listed_and_help_tells_the_flags(capsys):
 @pytest.mark.parametrize(
     'error, status', [(Interrupted('after round 3', 15), 143), (KeyboardInterrupt(), 130)]
 )
-def test_status_tells_the_signal_that_ended_a_command(error, status, capsys):
+def test_interrupted_commands_exit_with_the_status_of_the_signal(error, status, capsys):
     def main(arguments):
         raise error
 
-    assert guarded(main, []) == status
-    assert capsys.readouterr().err.startswith('error: interrupted; what is done is kept')
+    assert guarded(main)([]) == status
+    assert capsys.readouterr().err.startswith('error: interrupted; finished rounds are kept')

@@ -147,8 +147,8 @@ def test_with_projection():
     body = {**params, 'classifier': model.init(jax.random.key(1))['classifier']}
     hidden = model.apply({k: v for k, v in body.items() if 'project' not in k}, x).features
     for name in ('project1', 'project2'):
-        given, layer = hidden, params[name]
-        hidden = given @ layer['kernel'] + layer['bias']
+        inputs, layer = hidden, params[name]
+        hidden = inputs @ layer['kernel'] + layer['bias']
         hidden = jax.nn.relu(hidden) if name == 'project1' else hidden
     np.testing.assert_allclose(outputs.features, hidden, rtol=1e-5)
     classifier = params['classifier']

@@ -30,15 +30,15 @@ def test_resolve_fills_in_defaults():
 
 
 def test_each_part_has_its_own_hyperparameters():
-    given = {'fedlmd.tau': 3.0, 'kd.tau': 5.0, 'kd.beta': 0.5}
-    assert resolve('fedlmd+kd', given) == [
+    hyperparameters = {'fedlmd.tau': 3.0, 'kd.tau': 5.0, 'kd.beta': 0.5}
+    assert resolve('fedlmd+kd', hyperparameters) == [
         Part('fedlmd', {'beta': 1.0, 'tau': 3.0}),
         Part('kd', {'beta': 0.5, 'tau': 5.0}),
     ]
 
 
 @pytest.mark.parametrize(
-    'specification, given, message',
+    'specification, hyperparameters, message',
     [
         ('fedlmb', {}, "unknown method 'fedlmb'; did you mean .*fedlmd"),
         ('', {}, "unknown method ''"),
@@ -55,13 +55,13 @@ def test_each_part_has_its_own_hyperparameters():
         ),
     ],
 )
-def test_resolve_refuses(specification, given, message):
+def test_resolve_refuses(specification, hyperparameters, message):
     with pytest.raises(ValueError, match=message):
-        resolve(specification, given)
+        resolve(specification, hyperparameters)
 
 
 @pytest.mark.parametrize(
-    'name, given',
+    'name, hyperparameters',
     [
         ('fedprox', {'mu': -1.0}),
         ('kd', {'beta': -1.0}),
@@ -98,10 +98,10 @@ def test_resolve_refuses(specification, given, message):
         ('fedadagrad', {'server_lr': 0.0}),
     ],
 )
-def test_build_refuses_values_out_of_range(name, given):
-    key, value = next(iter(given.items()))
+def test_build_refuses_values_out_of_range(name, hyperparameters):
+    key, value = next(iter(hyperparameters.items()))
     with pytest.raises(ValueError, match=rf'--method={name}: .*{key}.*{value}.* must be'):
-        build(resolve(name, given))
+        build(resolve(name, hyperparameters))
 
 
 @pytest.mark.parametrize('name', [n for n in methods.METHODS if 'tau' in hyperparameters(n)])

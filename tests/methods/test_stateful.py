@@ -66,7 +66,7 @@ def examples():
     y[2][:] = 2  # of no other
     y[4] = np.maximum(y[4], 1)
     noise = [rng.normal(size=(size, INPUTS)) for size in SIZES]
-    x = [(e + np.eye(CLASSES, INPUTS)[own]).astype(np.float32) for e, own in zip(noise, y)]
+    x = [(e + np.eye(CLASSES, INPUTS)[labels]).astype(np.float32) for e, labels in zip(noise, y)]
     return x, y
 
 
@@ -74,7 +74,7 @@ def examples():
 def training_data():
     x, y = examples()
     order = np.random.default_rng(1).permutation(SIZES.sum()).astype(np.int32)
-    counts = np.stack([np.bincount(own, minlength=CLASSES) for own in y]).astype(np.int32)
+    counts = np.stack([np.bincount(labels, minlength=CLASSES) for labels in y]).astype(np.int32)
     place = np.argsort(order)  # clients' examples lie scattered
     start = (np.cumsum(SIZES) - SIZES).astype(np.int32)
     return TrainingData(
@@ -87,7 +87,7 @@ def batches(client, number):
     """The batches of a client's local training in a round."""
     key = jax.random.fold_in(jax.random.fold_in(KEY, number), client)
     key, _ = jax.random.split(key)
-    x, y = (own[client] for own in examples())
+    x, y = (array[client] for array in examples())
     result = []
     for epoch in range(EPOCHS):
         order = epoch_order(jax.random.fold_in(key, epoch), SIZES[client], SIZES.max())
@@ -301,7 +301,7 @@ class FedCurv(FedAvg):
         return weights @ local
 
     def fisher(self, client, w):
-        x, y = (own[client] for own in examples())
+        x, y = (array[client] for array in examples())
         alone = [FedAvg.gradient(self, client, w, x[[i]], y[[i]]) for i in range(len(y))]
         return np.mean(np.square(alone), axis=0)
 
@@ -416,8 +416,8 @@ def test_rounds_equal_numpy(name, hyper, settings):
         assert_allclose(flat(server.params), oracle.w, rtol=1e-5, atol=1e-5)
         kept = MEMORY[name](states, hyper) if name in MEMORY else ()
         for client, memory in oracle.memory.items():
-            own = flat(jax.tree.map(lambda leaf, i=client: leaf[i], kept))
-            assert_allclose(own, memory, rtol=1e-5, atol=1e-5)
+            state = flat(jax.tree.map(lambda leaf, i=client: leaf[i], kept))
+            assert_allclose(state, memory, rtol=1e-5, atol=1e-5)
     if name == 'scaffold':
         assert_allclose(flat(server.method), oracle.c, rtol=1e-5, atol=1e-5)
     # The method matters here: had it done nothing, the comparison would have failed.

@@ -160,9 +160,9 @@ def test_local_models_next_to_their_teacher():
 
     test_teacher = jax.jit(functools.partial(evaluation.evaluate_teacher, linear))
     _, teacher = test_teacher(weights[0, 1], x, y)
-    each = functools.partial(local_evaluation.evaluate_locals, linear, mesh=make_mesh(2), lanes=2)
+    run = functools.partial(local_evaluation.evaluate_locals, linear, mesh=make_mesh(2), lanes=2)
     count = np.array([2, 1], np.int32)
-    evaluations, agreement = jax.jit(each)(weights, count, x, y, teacher)
+    evaluations, agreement = jax.jit(run)(weights, count, x, y, teacher)
     logits = np.einsum('mf,dlfc->dlmc', x, weights)
     np.testing.assert_array_equal(evaluations.predicted[0], logits[0].argmax(-1))
     np.testing.assert_allclose(evaluations.accuracy[1, 0], (logits[1, 0].argmax(-1) == y).mean())
@@ -296,9 +296,9 @@ def right_values(experiment, before, after, models, cohort, forward, gradient, c
     def evaluate(weights):
         features, z = forward(*weights, (dataset.x_test - mean) / std)
         right = z.argmax(-1) == y
-        each = np.array([right[y == c].mean() if (y == c).any() else 0 for c in range(classes)])
+        by_class = np.array([right[y == c].mean() if (y == c).any() else 0 for c in range(classes)])
         means = np.array([features[y == c].mean(0) for c in range(classes)])
-        return each, softmax(z), means.argmax(0), z.argmax(-1)
+        return by_class, softmax(z), means.argmax(0), z.argmax(-1)
 
     def wide(weights):
         return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), weights)
@@ -311,9 +311,9 @@ def right_values(experiment, before, after, models, cohort, forward, gradient, c
     cosines = [u @ mean_update / n / np.linalg.norm(mean_update) for u, n in zip(updates, norms)]
     gradients = []
     for c in cohort:
-        own = experiment.dealt.partition[c]
-        x = (dataset.x_train[own] - mean) / std
-        gradients.append(gradient(*before, x, dataset.y_train[own]))
+        examples = experiment.dealt.partition[c]
+        x = (dataset.x_train[examples] - mean) / std
+        gradients.append(gradient(*before, x, dataset.y_train[examples]))
     right = {name: [] for name in ('in', 'out', 'in_b', 'out_b', 'in_a', 'out_a', 'kl', 'al', 'd')}
     confusions = {}
     for c in cohort:
@@ -390,7 +390,7 @@ def run(tmp_path_factory):
 
             def run_waves(*arguments, **keywords):
                 start = row(arguments[2], 0)
-                given = jax.device_get((start.params, start.stats))
+                before = jax.device_get((start.params, start.stats))
                 server, metrics_, kept = inner(*arguments, **keywords)
                 cohort = arguments[4].clients[0]
                 models = {}
@@ -399,7 +399,7 @@ def run(tmp_path_factory):
                         models[int(cohort[slot])] = jax.tree.map(lambda leaf, i=i: leaf[i], stack)
                 end = row(server, 0)
                 taken = jax.device_get((end.params, end.stats))
-                recorded.append((given, taken, models, cohort, len(kept)))
+                recorded.append((before, taken, models, cohort, len(kept)))
                 return server, metrics_, kept
 
             patch.setattr(rounds, 'run_waves', run_waves)

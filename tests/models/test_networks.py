@@ -54,8 +54,8 @@ class Norms:
         if self.real is None:
             mean, var = stats['norm']['mean'], stats['norm']['var']
         else:
-            own = x[self.real]
-            mean, var = own.mean((0, 1, 2)), own.var((0, 1, 2))
+            valid = x[self.real]
+            mean, var = valid.mean((0, 1, 2)), valid.var((0, 1, 2))
         scaled = (x - mean) / jnp.sqrt(var + 1e-5)
         return scaled * layer['norm']['scale'] + layer['norm']['bias']
 
@@ -193,8 +193,8 @@ def test_batch_normalisation_and_its_derivatives_are_those_of_its_equation(shape
         return outputs.logits, outputs.stats['layer']['mean'], outputs.stats['layer']['var']
 
     def equation(x, scale, bias):
-        own = x[np.flatnonzero(MASK)]
-        mean, var = own.mean((0, 1, 2)), own.var((0, 1, 2))
+        valid = x[np.flatnonzero(MASK)]
+        mean, var = valid.mean((0, 1, 2)), valid.var((0, 1, 2))
         y = (x - mean) / jnp.sqrt(var + 1e-5) * scale + bias
         return y, 0.1 * mean, 0.9 + 0.1 * var
 

@@ -182,8 +182,8 @@ def test_natural(user_sizes, num_clients, num_users, least, seed):
 def test_hold_out(labels, num_clients, share, seed):
     parts = client_dirichlet(labels, num_clients=num_clients, alpha=1.0, seed=seed)
     train, test = hold_out(parts, labels, share=share, seed=seed)
-    for part, own, kept in zip(parts, train, test):
-        assert np.array_equal(np.sort(np.concatenate([own, kept])), part)
+    for part, train_part, kept in zip(parts, train, test):
+        assert np.array_equal(np.sort(np.concatenate([train_part, kept])), part)
         assert len(kept) == min(round(share * len(part)), len(part) - 1)
         fair = np.bincount(labels[part]) * len(kept) / len(part)
         stray = np.bincount(labels[kept], minlength=fair.size) - fair
@@ -220,8 +220,8 @@ def test_label_noise(labels, rate, form, seed):
     assert np.array_equal(noise(rate, parts[:1])[parts[0]], noisy[parts[0]])
 
 
-def ten_classes(each=100):
-    return np.repeat(np.arange(10), each)
+def ten_classes(per_class=100):
+    return np.repeat(np.arange(10), per_class)
 
 
 def test_sharding_gives_equal_clients_where_it_can():
@@ -387,12 +387,12 @@ def test_the_most_skewed_setting_in_use_is_reached():
 
 @pytest.mark.parametrize('name', PARTITIONS)
 def test_seed_decides(name):
-    given = {'alpha': 0.5, 'min_size': 2, 'shards_per_client': 2, 'labels_per_client': 3}
-    own = {key: given[key] for key in partition_settings(name) if key in given}
+    values = {'alpha': 0.5, 'min_size': 2, 'shards_per_client': 2, 'labels_per_client': 3}
+    chosen = {key: values[key] for key in partition_settings(name) if key in values}
 
     def make(seed):
         users = np.arange(1000) % 70
-        return make_partition(name, ten_classes(), num_clients=8, seed=seed, users=users, **own)
+        return make_partition(name, ten_classes(), num_clients=8, seed=seed, users=users, **chosen)
 
     first, again, other = make(0), make(0), make(1)
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
@@ -496,16 +496,16 @@ def test_hold_out_refuses(share):
 
 
 @pytest.mark.parametrize(
-    'name, given, message',
+    'name, settings_, message',
     [
         ('dirichle', {}, '--partition=dirichle is unknown: choose one of iid'),
         ('iid', {'alpha': 1.0}, '--partition=iid got alpha: it takes none'),
         ('sharding', {}, '--partition=sharding got no settings: it takes shards_per_client'),
     ],
 )
-def test_settings_of_another_partition_are_refused(name, given, message):
+def test_settings_of_another_partition_are_refused(name, settings_, message):
     with pytest.raises(ValueError, match=message):
-        make_partition(name, ten_classes(), num_clients=2, seed=0, **given)
+        make_partition(name, ten_classes(), num_clients=2, seed=0, **settings_)
 
 
 @pytest.mark.parametrize(
@@ -593,8 +593,8 @@ def test_dealt_data():
     assert [len(part) for part in dealt.personal] == [0] * 10
     true, seen = dealt.dataset.y_train, other.dataset.y_train
     assert np.array_equal(true[other.auxiliary], seen[other.auxiliary])
-    for whole, own, kept in zip(dealt.partition, other.partition, other.personal):
-        assert np.array_equal(np.sort(np.concatenate([own, kept])), whole)
+    for whole, train_part, kept in zip(dealt.partition, other.partition, other.personal):
+        assert np.array_equal(np.sort(np.concatenate([train_part, kept])), whole)
         assert len(kept) == round(len(whole) / 4)
         assert np.array_equal(true[kept], seen[kept])
         fair = np.bincount(true[whole], minlength=10) * len(kept) / len(whole)
@@ -615,7 +615,7 @@ def test_users_are_dealt_without_the_auxiliary_examples(monkeypatch):
     settings = Config(partition='natural', num_clients=10, num_users=30, auxiliary_per_class=5)
     dealt = deal.deal(settings)
     held = [np.unique(users[part]) for part in dealt.partition]
-    assert [len(own) for own in held] == [3] * 10
+    assert [len(examples) for examples in held] == [3] * 10
     used = np.flatnonzero(np.isin(users, np.concatenate(held)))
     assert np.array_equal(
         np.sort(np.concatenate(dealt.partition)), np.setdiff1d(used, dealt.auxiliary)
@@ -658,8 +658,8 @@ def test_counts_are_shown_as_they_are_trained(tmp_path):
 
 def test_a_map_that_cannot_be_written_names_the_flag(tmp_path, monkeypatch, capsys):
     path = tmp_path / 'no' / 'such.png'
-    given = types.SimpleNamespace(method='fedavg', output=str(path))
-    monkeypatch.setattr(show, 'flags', types.SimpleNamespace(FLAGS=given))
+    values = types.SimpleNamespace(method='fedavg', output=str(path))
+    monkeypatch.setattr(show, 'flags', types.SimpleNamespace(FLAGS=values))
     monkeypatch.setattr(show.command_line, 'quiet_libraries', lambda: None)
     monkeypatch.setattr(show.config_flags, 'from_flags', Config)
     monkeypatch.setattr(show, 'training_counts', lambda settings: np.eye(2, dtype=int))

@@ -12,15 +12,7 @@ import numpy as np
 import pytest
 
 from jaxfed.recording.checkpoints import FOLDER, open_checkpoints, restore, save
-
-
-def make_state(value):
-    return {
-        'server': (jnp.full((3, 4), value), (), jnp.int32(value)),
-        'clients': {'c': np.full((5, 2), -value, np.float32), 'none': ()},
-        'flags': np.array([True, False]),
-        'nan': np.float32(np.nan),
-    }
+from tests.recorded_runs import make_state
 
 
 @pytest.fixture(scope='module')
@@ -153,8 +145,8 @@ def test_what_is_told_of_damage_is_short(written, tmp_path, caplog):
     truncate(tmp_path / 'run' / FOLDER / '5' / 'state' / 'manifest.ocdbt')
     with caplog.at_level(logging.WARNING):
         assert read(tmp_path / 'run')[0].round == 2
-    (told,) = [r.getMessage() for r in caplog.records if 'orbax' not in r.pathname]
-    assert told.startswith('checkpoint of round 5 is damaged (') and len(told) < 300
+    (message,) = [r.getMessage() for r in caplog.records if 'orbax' not in r.pathname]
+    assert message.startswith('checkpoint of round 5 is damaged (') and len(message) < 300
 
 
 def test_damaged_metadata_of_any_checkpoint_does_not_matter(written, tmp_path, caplog):
@@ -164,8 +156,8 @@ def test_damaged_metadata_of_any_checkpoint_does_not_matter(written, tmp_path, c
     path.write_text(path.read_text().replace('_timestamp', '_time'))
     with caplog.at_level(logging.WARNING, 'jaxfed'):
         assert read(tmp_path / 'run')[0].round == 5
-    (told,) = [r.getMessage() for r in caplog.records if r.name == 'jaxfed']
-    assert 'metadata of a checkpoint in' in told and '_time_nsecs' in told
+    (message,) = [r.getMessage() for r in caplog.records if r.name == 'jaxfed']
+    assert 'metadata of a checkpoint in' in message and '_time_nsecs' in message
 
 
 def test_a_folder_that_orbax_cannot_read_is_told(tmp_path, monkeypatch):

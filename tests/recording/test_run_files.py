@@ -136,10 +136,10 @@ def test_a_run_goes_on_with_the_same_data_only(tmp_path):
 
 
 def test_a_method_of_ones_own_does_not_take_over_a_registered_ones_run(tmp_path):
-    given = Config(workdir=str(tmp_path / 'run'))
-    run_files.make_workdir(given, [Part('fedavg', {}, 0)])
+    config = Config(workdir=str(tmp_path / 'run'))
+    run_files.make_workdir(config, [Part('fedavg', {}, 0)])
     with pytest.raises(ValueError, match='parts'):
-        run_files.make_workdir(given, [])
+        run_files.make_workdir(config, [])
 
 
 def test_an_ignored_signal_stays_ignored():

@@ -43,8 +43,8 @@ def test_csv_has_every_number(result):
     for row, entry in zip(rows[1:], result.metrics[1:], strict=True):
         for name in ('test_accuracy', 'train_loss', 'learning_rate', 'forgetting', 'seconds'):
             assert float(row[name]) == entry[name]
-        each = [float(row[f'class_accuracy_{c}']) for c in range(10)]
-        assert each == entry['class_accuracy']
+        accuracies = [float(row[f'class_accuracy_{c}']) for c in range(10)]
+        assert accuracies == entry['class_accuracy']
     assert not [name for name in rows[0] if name.startswith(('confusion', 'class_accuracy_10'))]
     assert rows[0].keys() == rows[2].keys()
     assert list(rows[0])[:4] == ['round', 'test_accuracy', 'test_loss', 'class_accuracy_0']
@@ -67,10 +67,10 @@ def test_tensorboard_has_every_scalar(result):
     want = [e['class_accuracy'][3] for e in result.metrics[1:]]
     np.testing.assert_allclose(got, want, rtol=1e-6)
     content = events.PluginTagToContent('hparams')['_hparams_/session_start_info']
-    told = HParamsPluginData.FromString(content).session_start_info.hparams
-    assert told['learning_rate'].number_value == 0.01
-    assert told['fedlmd.tau'].number_value == 1
-    assert told['method'].string_value == 'fedlmd'
+    hparams = HParamsPluginData.FromString(content).session_start_info.hparams
+    assert hparams['learning_rate'].number_value == 0.01
+    assert hparams['fedlmd.tau'].number_value == 1
+    assert hparams['method'].string_value == 'fedlmd'
 
 
 @pytest.mark.skipif(not WANDB, reason='wandb is not installed')
@@ -149,8 +149,8 @@ def test_missing_packages_are_told_before_anything_is_written(name, spec, tmp_pa
         'find_spec',
         lambda n, *a: spec if n == trackers.PACKAGES[name] else found(n, *a),
     )
-    told = f"--{name} needs the package {trackers.PACKAGES[name]}: pip install 'jaxfed[{name}]'"
-    with pytest.raises(ValueError, match=re.escape(told)):
+    message = f"--{name} needs the package {trackers.PACKAGES[name]}: pip install 'jaxfed[{name}]'"
+    with pytest.raises(ValueError, match=re.escape(message)):
         set_up(Config(workdir=str(tmp_path / 'out'), **{name: True}))
     assert not (tmp_path / 'out').exists()
 
@@ -226,9 +226,9 @@ def test_a_tracker_that_cannot_be_opened_leaves_the_work_directory_free(tmp_path
     monkeypatch.setattr(trackers, 'OPEN', {'tensorboard': fine, 'wandb': refused})
     workdir = tmp_path / 'out'
     config = start(workdir, tensorboard=True, wandb=True)
-    told = '--wandb cannot be used: no login; WANDB_MODE=offline'
+    message = '--wandb cannot be used: no login; WANDB_MODE=offline'
     with (
-        pytest.raises(trackers.Unavailable, match=told),
+        pytest.raises(trackers.Unavailable, match=message),
         trackers.follow(config, [], workdir),
     ):
         closed.append('never')
