@@ -19,7 +19,6 @@ from experiments.fedcad.tables import TABLES as FEDCAD
 from experiments.fedlmd.tables import TABLES as FEDLMD
 from experiments.fedssd.tables import TABLES as FEDSSD
 from experiments.grid import command, runner, scores
-from experiments.grid.command import Arguments
 from experiments.grid.published import BASELINE, Column, PaperTable, read_numbers
 from experiments.grid.runner import Cell, GridRow, RecordedCell
 from jaxfed.runs import config_flags
@@ -285,14 +284,10 @@ def define(values: flags.FlagValues) -> None:
     command.define_paper(values)
 
 
-def command_of(plan: TableCells, arguments: Arguments) -> str:
-    """The command that makes a table, without the flags that depend on the machine."""
-    words = ['python', '-m', 'experiments.tables', plan.table.name]
-    for name in ('rounds', 'seeds', 'columns', 'methods'):
-        if (value := arguments.values[name]) is not None:
-            words.append(f'--{name}={",".join(value) if isinstance(value, list) else value}')
-    extra = [flag for flag in arguments.extra if runner.flag_name(flag) != 'data_dir']
-    return shlex.join([*words, *(['--', *extra] if extra else [])])
+def command_of(arguments: Sequence[str]) -> str:
+    """The command that makes a table: the user's, but it also trains."""
+    words = [word for word in arguments if runner.flag_name(word) != 'report_only']
+    return shlex.join(['python', '-m', 'experiments.tables', *words])
 
 
 @command.guarded
@@ -330,7 +325,7 @@ def main(arguments: Sequence[str]) -> int:
     failed = {}
     if not values['report_only']:
         failed = command.train(plan.every, output, together=values['together'])
-    filled = fill(plan, command_of(plan, parsed))
+    filled = fill(plan, command_of(arguments))
     table_layout.show(filled, command.TERMINAL)
     command.write_all(texts_of(plan, filled, output))
     return 1 if failed else 0

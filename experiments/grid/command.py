@@ -1,10 +1,13 @@
 """The shared parts of the commands in this folder: flags, checks, output and errors."""
 
 import contextlib
+import datetime
 import functools
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +19,7 @@ from experiments.grid.runner import Cell
 from jaxfed.engine.devices import keep_compiled_programs, use_every_core
 from jaxfed.internal import command_line, console, files
 from jaxfed.internal.signals import Interrupted
+from jaxfed.recording import run_files
 
 # Why tables and figures refuse a flag after --.
 ROUNDS = 'is a flag of this command'
@@ -175,13 +179,45 @@ def train(
       ValueError: for invalid settings, data or folders, before the first run.
       OSError: if data cannot be read.
     """
-    with console.status('checking', quiet=False):
-        runner.check([*cells, *untrained])
+    with progress_lines(cells):
+        with console.status('checking', quiet=False):
+            runner.check([*cells, *untrained])
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f'--output={output} cannot be created: {error}.') from error
+        return runner.run_cells(cells, together=together, rungs=rungs)
+
+
+@contextlib.contextmanager
+def progress_lines(cells: Sequence[Cell], *, seconds: float = 60) -> Iterator[None]:
+    """Print finished runs and rounds at regular intervals, unless a terminal shows a bar."""
+    if console.can_animate():
+        yield
+        return
+    ended, start = threading.Event(), time.monotonic()
+
+    def run() -> None:
+        while not ended.wait(seconds):
+            elapsed = datetime.timedelta(seconds=round(time.monotonic() - start))
+            say(f'{progress_of(cells)} ({elapsed})')
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
     try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f'--output={output} cannot be created: {error}.') from error
-    return runner.run_cells(cells, together=together, rungs=rungs)
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def progress_of(cells: Sequence[Cell]) -> str:
+    """The recorded progress of runs, such as '1 of 4 runs, 130 of 400 rounds'."""
+    done = sum((cell.folder / run_files.SUMMARY).exists() for cell in cells)
+    logs = [cell.folder / run_files.METRICS for cell in cells]
+    rounds = sum(log.read_bytes().count(b'\n') for log in logs if log.exists())
+    total = sum(cell.config.rounds for cell in cells)
+    return f'{done} of {len(cells)} runs, {rounds} of {total} rounds'
 
 
 def use_machine() -> None:

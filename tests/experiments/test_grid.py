@@ -2,12 +2,13 @@
 
 import csv
 import json
+import threading
 
 import pytest
 from filelock import FileLock
 
 from experiments import tables
-from experiments.grid import runner
+from experiments.grid import command, runner
 from experiments.grid.runner import GridRow
 from jaxfed.runs import feed, rounds
 from tests.sweeps.test_sweep import Stopped, assert_same, lines
@@ -159,3 +160,26 @@ def test_names_of_groups_show_what_the_cells_share(tmp_path):
     assert runner.name_of(cells) == 'fedlmd/cifar10_lda0.05 2 methods 2 seeds'
     assert runner.name_of(cells[:2]) == 'fedlmd/cifar10_lda0.05 FedAvg 2 seeds'
     assert runner.name_of(cells[:1]) == cells[0].name == 'fedlmd/cifar10_lda0.05 FedAvg seed 0'
+
+
+def test_progress_counts_recorded_runs_and_rounds(tmp_path):
+    cells = cells_of(tmp_path, ('FedAvg', 'more'), 1, '--rounds=3')
+    assert command.progress_of(cells) == '0 of 2 runs, 0 of 6 rounds'
+    cells[0].folder.mkdir(parents=True)
+    (cells[0].folder / 'metrics.jsonl').write_text('{}\n{}\n{}\n')
+    (cells[0].folder / 'summary.json').write_text('{}')
+    cells[1].folder.mkdir(parents=True)
+    (cells[1].folder / 'metrics.jsonl').write_text('{}\n{"rou')
+    assert command.progress_of(cells) == '1 of 2 runs, 4 of 6 rounds'
+
+
+@pytest.mark.parametrize('terminal', [False, True])
+def test_progress_lines_appear_only_without_a_terminal(terminal, tmp_path, monkeypatch):
+    lines, printed = [], threading.Event()
+    monkeypatch.setattr(command.console, 'can_animate', lambda: terminal)
+    monkeypatch.setattr(command, 'say', lambda text: (lines.append(text), printed.set()))
+    cells = cells_of(tmp_path, ('FedAvg',), 1, '--rounds=3')
+    with command.progress_lines(cells, seconds=0.01):
+        assert printed.wait(0 if terminal else 60) != terminal
+    assert bool(lines) != terminal
+    assert all(line.startswith('0 of 1 runs, 0 of 3 rounds (0:0') for line in lines)

@@ -599,6 +599,14 @@ def test_runs_with_other_settings_are_refused_and_kept(command, folder, capsys):
     assert stamps(folder) == before
 
 
+def test_the_printed_command_keeps_every_flag():
+    words = ['fedlmd/3', '--data_dir=my data', '--output=x', '--together=1', '--report_only']
+    assert tables.command_of([*words, '--', '--batch_size=7', '--devices=2']) == (
+        "python -m experiments.tables fedlmd/3 '--data_dir=my data' --output=x --together=1 -- "
+        '--batch_size=7 --devices=2'
+    )
+
+
 def test_list_shows_all_tables_and_help_the_flags(capsys):
     assert tables.main(['--list']) == 0
     shown = capsys.readouterr().out
