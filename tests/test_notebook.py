@@ -1,5 +1,7 @@
 """The notebook runs from the first cell to the last, with small settings."""
 
+import importlib.util
+import shutil
 from pathlib import Path
 
 import nbformat
@@ -42,6 +44,35 @@ def test_the_notebook_runs(notebook, tmp_path, monkeypatch):
     pictures = [output for output in outputs if 'image/png' in output.get('data', {})]
     assert len(pictures) == 5
     assert len(list((tmp_path / 'runs').glob('*/summary.json'))) == 3
+    text = ''.join(output.get('text', '') for output in outputs)
+    assert 'precision: float32' in text and 'fedavg: compiling, then 2 rounds' in text
+    shown = ''.join(output.get('data', {}).get('text/plain', '') for output in outputs)
+    assert 'round    2/2' in shown and 'ipywidgets' not in shown
+
+
+@pytest.mark.parametrize('place', ['clone', 'folder', 'address', 'nowhere'])
+def test_the_install_cell_finds_the_source(notebook, place, tmp_path, monkeypatch):
+    clone = tmp_path / 'clone'
+    (clone / 'jaxfed').mkdir(parents=True)
+    (clone / 'jaxfed' / 'config.py').touch()
+    (clone / 'experiments').mkdir()
+    monkeypatch.chdir(clone / 'experiments' if place == 'clone' else tmp_path)
+    sources = {'folder': str(clone), 'address': 'https://host/jaxfed.git'}
+    monkeypatch.setenv('JAXFED_SOURCE', sources.get(place, ''))
+    for name in ('TPU_NAME', 'TPU_ACCELERATOR_TYPE'):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+    monkeypatch.setattr(shutil, 'which', lambda name: None)
+    source = cell_of(notebook, 'install').source
+    assert '%pip install -q "{package}"' in source
+    names = {}
+    if place == 'nowhere':
+        with pytest.raises(SystemExit, match='JAXFED_SOURCE must name the repository'):
+            exec(source.replace('%pip', 'pass  #'), names)
+        return
+    exec(source.replace('%pip', 'pass  #'), names)
+    expected = 'jaxfed @ git+https://host/jaxfed.git' if place == 'address' else str(clone)
+    assert names['package'] == expected
 
 
 def test_the_committed_outputs_are_complete(notebook):
