@@ -25,6 +25,8 @@ from jaxfed.recording import run_files
 ROUNDS = 'is a flag of this command'
 VALIDATION = 'holds out training data for evaluation, but the papers report test accuracy'
 
+LEAST = {'rounds': 1, 'seeds': 1, 'together': 0}  # smallest values of flags
+
 TERMINAL = Console(highlight=False, emoji=False, markup=False)
 Main = Callable[[Sequence[str]], int]
 
@@ -74,6 +76,9 @@ def parse(
         names = values(['', *arguments[:cut]])[1:]
     except flags.Error as error:
         raise ValueError(command_line.what_is_wrong(error, values)) from error
+    for name, least in LEAST.items():
+        if (number := values[name].value) is not None and number < least:
+            raise ValueError(f'--{name} must be at least {least}, got {number}.')
     extra = list(arguments[cut + 1 :])
     for flag in extra:
         if not flag.startswith('--'):
@@ -93,20 +98,18 @@ def define_shared(
       seeds: what has several seeds, for --help.
       default_seeds: default of --seeds.
     """
-    integer = functools.partial(flags.DEFINE_integer, lower_bound=1, flag_values=values)
+    integer = functools.partial(flags.DEFINE_integer, flag_values=values)
     text = functools.partial(flags.DEFINE_string, flag_values=values)
     integer('rounds', None, f'of every run [{rounds}]')
     integer('seeds', default_seeds, f'runs of {seeds}, with seeds from 0')
     text('data_dir', None, 'directory of prepared datasets')
     text('output', output, 'folder of the results')
-    flags.DEFINE_integer(
+    integer(
         'together',
         0,
         'the largest number of runs in one program: they end together, so a larger number delays '
         'the first result; 1 trains one after another [8 on a CPU, where more gain little, else '
         '32]',
-        lower_bound=0,
-        flag_values=values,
     )
     flags.DEFINE_bool('dry_run', False, 'show the plan, and stop', flag_values=values)
 

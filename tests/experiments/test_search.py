@@ -260,7 +260,7 @@ def test_runs_evaluated_on_test_data_are_refused(tmp_path, monkeypatch):
         (['--method=fedlmd+kd', '--grid=tau:1'], "'tau' is none of"),
         (['--method=kd', '--grid=beta:1', '--validation=0'], '--validation=0.0 must be above 0'),
         (['--method=kd', '--grid=beta:1', '--validation=1'], '--validation=1.0 must be above 0'),
-        (['--method=kd', '--grid=beta:1', '--seeds=0'], '--seeds=0'),
+        (['--method=kd', '--grid=beta:1', '--seeds=0'], '--seeds must be at least 1, got 0'),
         (['--method=kd', '--grid=beta:1', '--column=a/b'], 'no flag file'),
         (['--method=kd', '--grid=beta:1', '--flagfile=absent'], 'absent'),
         (
@@ -275,7 +275,10 @@ def test_runs_evaluated_on_test_data_are_refused(tmp_path, monkeypatch):
         (['--method=kd', '--grid=beta:1', '--', '--dataset=no_such'], 'no_such'),
         (['--method=kd', '--grid=beta:1', '--halving=0'], '--halving must be rounds below'),
         (['--method=kd', '--grid=beta:1', '--halving=x'], '--halving must be rounds below'),
-        (['--method=kd', '--grid=beta:1', '--together=-1'], '--together'),
+        (
+            ['--method=kd', '--grid=beta:1', '--together=-1'],
+            '--together must be at least 0, got -1',
+        ),
         (['--method=kd', '--grid=beta:1', '--', '--halving=2'], '--halving=2 is a flag of a'),
         (
             ['--method=kd', '--grid=beta:1', '--halving=2', '--', '--eval_every=5'],
