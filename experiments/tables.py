@@ -154,7 +154,7 @@ def fill(plan: TableCells, command_line: str) -> Filled:
         f'within, outside: whether the mean is no further than {rule} from that of the paper'
         + ('' if spread else ', if there are several seeds')
         + '; empty if rounds or other settings differ from the paper.',
-        f'"{table_layout.NOTHING}" is not run yet, n: the number of finished seeds; failed: '
+        f'"{table_layout.NOTHING}": not run yet; n: the number of finished seeds; failed: '
         'training diverged, and the mean excludes such runs. Cells with failed or missing runs '
         'have no place; cells that print the same share one.',
         *unfit,
