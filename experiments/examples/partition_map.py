@@ -21,8 +21,9 @@ def main(num_clients: int = 20) -> np.ndarray:
     for axes, alpha in zip(figure.subplots(1, 3, sharey=True), (0.05, 0.5, 10.0), strict=True):
         parts = make_partition('dirichlet', labels, num_clients=num_clients, seed=0, alpha=alpha)
         counts = np.stack([np.bincount(labels[part], minlength=10) for part in parts])
-        image = axes.imshow(counts, cmap='Greys', vmin=0, aspect='auto')
-        axes.set(title=f'Dirichlet alpha {alpha:g}', xlabel='class')
+        image = axes.imshow(counts, cmap='Blues', vmin=0, aspect='auto')
+        axes.set(title=f'Dirichlet alpha {alpha:g}', xlabel='class', xticks=range(10))
+        axes.set_yticks(range(0, num_clients, 5))
         figure.colorbar(image, ax=axes, label='training examples')
         classes = (counts > 0).sum(axis=1).mean()
         sizes = counts.sum(axis=1)
