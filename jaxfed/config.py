@@ -1,4 +1,4 @@
-"""The settings of an experiment; every fact about a setting stands in its field's metadata."""
+"""The settings of an experiment; the metadata of a field holds every fact about a setting."""
 
 import dataclasses
 import functools
@@ -14,16 +14,16 @@ Divergence = Literal['stop', 'record']
 Stream = Literal['auto', 'on', 'off']
 Conv = Literal['auto', 'grouped', 'unrolled', 'patches', 'fourier', 'blocks']
 
-# What a setting changes: what is trained, the random draws behind it, when the model is evaluated,
-# what is recorded of it, or only how this machine does the work (results differ by rounding).
+# What a setting changes: training, its random draws, when the model is evaluated, what is recorded,
+# or only how this machine does the work, where results differ by rounding.
 Affects = Literal['training', 'randomness', 'evaluation', 'records', 'machine']
-# How a compiled program has a setting: written into it, so experiments that share the program have
-# the same value; as a number that it takes as an argument; or not at all.
+# How a compiled program uses a setting: as a constant, so that experiments that share the program
+# have the same value; as an argument; or not at all.
 InProgram = Literal['constant', 'argument', 'absent']
 
 
 class Range(NamedTuple):
-    """The values that a number may have."""
+    """The valid values of a number."""
 
     holds: Callable[[float], bool]
     text: str  # 'must be ...'
@@ -34,18 +34,18 @@ class Setting(NamedTuple):
 
     help: str  # --help shows it up to its first ';'
     group: str  # heading in --help, one of `GROUPS`
-    range: Range | None = None  # of a number; None values always pass
+    range: Range | None = None  # of a number; None is always valid
     registry: str | None = None  # 'module:NAME' of the mapping whose keys are the choices
     affects: Affects = 'training'
     in_program: InProgram = 'constant'
     describes_network: bool = False  # whether the network cannot be rebuilt without it
-    local_path: bool = False  # whether it names files of this host, which others may hold elsewhere
-    searched: bool = False  # whether a search over training settings may vary it
+    local_path: bool = False  # whether it names files, whose place may differ between hosts
+    searched: bool = False  # whether a search for training settings may vary it
 
 
 AT_LEAST_0 = Range(lambda value: value >= 0, 'at least 0')
 AT_LEAST_1 = Range(lambda value: value >= 1, 'at least 1')
-POSITIVE = Range(lambda value: value > 0, 'above 0')
+POSITIVE = Range(lambda value: value > 0, 'positive')
 FROM_0_TO_1 = Range(lambda value: 0 <= value <= 1, 'from 0 to 1')
 BELOW_1 = Range(lambda value: 0 <= value < 1, 'at least 0 and below 1')
 SHARE = Range(lambda value: 0 < value <= 1, 'above 0 and at most 1')
@@ -55,13 +55,14 @@ def _or_zero(meaning: str) -> Range:
     return Range(AT_LEAST_0.holds, f'at least 1, or 0 {meaning}')
 
 
-def _setting(default: Any, help_: str, **facts: Any) -> Any:
-    return dataclasses.field(default=default, metadata={'setting': Setting(help_, **facts)})
+def _setting(default: Any, help_: str, range_: Range | None = None, **facts: Any) -> Any:
+    setting = Setting(help_, range=range_, **facts)
+    return dataclasses.field(default=default, metadata={'setting': setting})
 
 
 _method = functools.partial(_setting, group='method')
 _data = functools.partial(_setting, group='data and seed')
-_seed = functools.partial(_data, range=AT_LEAST_0, affects='randomness', in_program='absent')
+_seed = functools.partial(_data, range_=AT_LEAST_0, affects='randomness', in_program='absent')
 _partition = functools.partial(_setting, group='partition', in_program='absent')
 _clients = functools.partial(_setting, group='rounds and clients')
 _training = functools.partial(_setting, group='local training', searched=True)
@@ -75,7 +76,7 @@ class Config:
     """Everything that determines an experiment; every field is a flag of the same name."""
 
     method: str = _method('fedavg', "federated method, parts joined by '+'; 'list' shows all")
-    # Of the method, by 'NAME' or 'METHOD.NAME'; each is a flag.
+    # By 'NAME' or 'METHOD.NAME'; each is a flag.
     hyperparameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     switch_round: int | None = _method(
         None,
@@ -88,7 +89,7 @@ class Config:
     )
     data_dir: str | None = _data(
         None,
-        'of prepared sets; [$TFDS_DATA_DIR or ~/tensorflow_datasets]',
+        'prepared sets; [$TFDS_DATA_DIR or ~/tensorflow_datasets]',
         affects='machine',
         local_path=True,
     )
@@ -103,69 +104,58 @@ class Config:
     augment: str = _data('none', "comma list of crop, flip, cutout, or 'none'")
     auxiliary_per_class: int | None = _data(
         None,
-        "the server's own examples a class; taken from the training data [what --method needs]",
-        range=AT_LEAST_0,
+        "the server's examples a class; taken from the training data [what --method needs]",
+        AT_LEAST_0,
     )
     validation: float = _data(
         0.0,
-        'share of the training data to evaluate on; it is taken out of it, and the test data is '
-        'not looked at: for choosing hyper-parameters',
-        range=BELOW_1,
+        'share of the training data to evaluate on; it replaces the test data, for choosing '
+        'hyper-parameters',
+        BELOW_1,
     )
-    seed: int = _seed(0, 'of everything random')
-    partition_seed: int | None = _seed(None, 'of who holds what data, test data kept [--seed]')
-    cohort_seed: int | None = _seed(None, "of the rounds' clients and their failures [--seed]")
-    init_seed: int | None = _seed(None, 'of the first parameters [--seed]')
+    seed: int = _seed(0, 'of all randomness')
+    partition_seed: int | None = _seed(
+        None, 'of the partition; the test data stays the same [--seed]'
+    )
+    cohort_seed: int | None = _seed(
+        None, 'of the clients of each round and their failures [--seed]'
+    )
+    init_seed: int | None = _seed(None, 'of the initial parameters [--seed]')
     batch_seed: int | None = _seed(None, 'of batches and augmentation [--seed]')
 
     partition: str = _partition(
-        'dirichlet', 'how examples are dealt to clients', registry='jaxfed.partition:PARTITIONS'
+        'dirichlet', 'how clients receive examples', registry='jaxfed.partition:PARTITIONS'
     )
-    # Of a user's own partition, those that are no fields; each is a flag.
+    # Settings of a user's partition that are not fields; each is a flag.
     partition_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    alpha: float = _partition(0.1, 'Dirichlet concentration; small is skewed', range=POSITIVE)
+    alpha: float = _partition(0.1, 'Dirichlet concentration; small is skewed', POSITIVE)
     size_alpha: float = _partition(
-        0.5,
-        "quantity: concentration of the clients' sizes; Dirichlet, small is skewed",
-        range=POSITIVE,
+        0.5, "quantity: concentration of the clients' sizes; Dirichlet, small is skewed", POSITIVE
     )
-    min_size: int = _partition(
-        10, 'Dirichlet and quantity: fewest examples of a client', range=AT_LEAST_1
-    )
-    balanced: bool = _partition(
-        False, 'Dirichlet: no more of any class to a client with n/N examples'
-    )
-    shards_per_client: int = _partition(
-        2, 'sharding: shards (about: classes) a client', range=AT_LEAST_1
-    )
+    min_size: int = _partition(10, 'dirichlet, quantity: fewest examples of a client', AT_LEAST_1)
+    balanced: bool = _partition(False, 'dirichlet: no more to a client with n/N examples')
+    shards_per_client: int = _partition(2, 'sharding: shards (about: classes) a client', AT_LEAST_1)
     labels_per_client: int = _partition(
-        2, 'label_quantity, extended_dirichlet: classes a client', range=AT_LEAST_1
+        2, 'label_quantity, extended_dirichlet: classes a client', AT_LEAST_1
     )
-    num_users: int = _partition(
-        0, 'natural: users that take part; drawn at random, 0 for all', range=_or_zero('for all')
-    )
-    min_user_size: int = _partition(
-        1, 'natural: fewest examples of a user that takes part', range=AT_LEAST_1
-    )
-    num_clients: int = _partition(20, 'clients in all', range=AT_LEAST_1, in_program='constant')
+    num_users: int = _partition(0, 'natural: users drawn at random; 0 for all', _or_zero('for all'))
+    min_user_size: int = _partition(1, 'natural: fewest examples of a user', AT_LEAST_1)
+    num_clients: int = _partition(20, 'clients in all', AT_LEAST_1, in_program='constant')
     label_noise: float = _partition(
-        0.0,
-        'probability that a training label is wrong; another class, at the clients',
-        range=FROM_0_TO_1,
+        0.0, 'probability that a training label is wrong; at the clients', FROM_0_TO_1
     )
     label_noise_form: NoiseForm = _partition(
-        'equal',
-        "over clients; every client's probability is --label_noise, or uniform from 0 to that",
+        'equal', "over clients; each client's probability is --label_noise, or uniform from 0 to it"
     )
     personal_test: float = _partition(
         0.0,
         "share of a client's examples kept for testing; 0 for none",
-        range=BELOW_1,
+        BELOW_1,
         in_program='constant',
     )
 
-    rounds: int = _clients(30, 'rounds of training', range=AT_LEAST_1)
-    clients_per_round: int = _clients(5, 'clients sampled a round', range=AT_LEAST_1, searched=True)
+    rounds: int = _clients(30, 'rounds of training', AT_LEAST_1)
+    clients_per_round: int = _clients(5, 'clients sampled a round', AT_LEAST_1, searched=True)
     sampling: str = _clients(
         'uniform',
         "of a round's clients; uniform, by size, or in turn",
@@ -176,74 +166,64 @@ class Config:
         'size', "clients' weights; by examples held, or uniform", searched=True
     )
     dropout: float = _clients(
-        0.0,
-        'probability that a client fails; its update is lost',
-        range=BELOW_1,
-        in_program='absent',
+        0.0, 'probability that a client fails; its update is lost', BELOW_1, in_program='absent'
     )
     stragglers: float = _clients(
         0.0,
-        'probability that a client is late; it gets only some of its --local_epochs done',
-        range=FROM_0_TO_1,
+        'probability that a client is late; it completes some of its --local_epochs',
+        FROM_0_TO_1,
         in_program='absent',
     )
     over_selection: float = _clients(
         0.0,
-        'clients sampled in reserve, as a share; of --clients_per_round, of which the first stay',
-        range=AT_LEAST_0,
+        'share of extra clients; the first --clients_per_round to report count',
+        AT_LEAST_0,
         in_program='absent',
     )
 
-    local_epochs: int = _training(
-        5, 'epochs of a client in a round; over its own examples', range=AT_LEAST_1
-    )
-    batch_size: int = _training(50, 'examples in a batch of local training', range=AT_LEAST_1)
+    local_epochs: int = _training(5, 'epochs of a client in a round; over its examples', AT_LEAST_1)
+    batch_size: int = _training(50, 'examples in a batch of local training', AT_LEAST_1)
     # Every program takes the learning rate of a round as an argument.
-    learning_rate: float = _training(
-        0.01, "of the clients' SGD", range=POSITIVE, in_program='absent'
-    )
+    learning_rate: float = _training(0.01, "of the clients' SGD", POSITIVE, in_program='absent')
     lr_decay: float = _training(
-        1.0, 'factor on the learning rate after every round', range=SHARE, in_program='absent'
+        1.0, 'factor of the learning rate after each round', SHARE, in_program='absent'
     )
     momentum: float = _training(
-        0.9, "of the clients' SGD, reset every round", range=BELOW_1, in_program='argument'
+        0.9, "of the clients' SGD, reset every round", BELOW_1, in_program='argument'
     )
     weight_decay: float = _training(
-        1e-5,
-        "of the clients' SGD, coupled as in PyTorch",
-        range=AT_LEAST_0,
-        in_program='argument',
+        1e-5, "of the clients' SGD, coupled as in PyTorch", AT_LEAST_0, in_program='argument'
     )
 
     model: str = _network('cnn', 'network', registry='jaxfed.models:MODELS')
     norm: Norm | None = _network(None, 'of resnets, mobilenet, vgg11 [batch]; normalisation')
     stem: Stem | None = _network(
-        None, 'first layers of resnets, mobilenet [cifar]; for images as large as theirs'
+        None, 'of resnets, mobilenet [cifar]; first layers, for images of that size'
     )
     width: float | None = _network(None, 'mobilenet: multiplier of the channels [1.0]')
     remat: bool | None = _network(
-        None, 'less memory, more time [False]; computes the inside of blocks again for the gradient'
+        None, 'less memory, more time [False]; computes blocks again for the gradient'
     )
 
     eval_every: int = _record(
-        1, 'rounds between evaluations on the test data', range=AT_LEAST_1, affects='evaluation'
+        1, 'rounds between evaluations on the test data', AT_LEAST_1, affects='evaluation'
     )
     local_eval_every: int = _record(
         0,
-        'rounds between evaluations of local models; of all of a round, 0 for never',
-        range=_or_zero('for never'),
+        'rounds between evaluations of local models; 0 for never',
+        _or_zero('for never'),
         affects='evaluation',
     )
     measure: str = _record(
-        'none', "comma list of what else is recorded, 'all' or 'none'; 'list' shows all measures"
+        'none', "comma list of extra measures, 'all' or 'none'; 'list' shows all measures"
     )
     confusion_clients: str | None = _record(
-        None, 'comma list of clients whose local models --measure=confusion looks at, too'
+        None, 'comma list of clients for --measure=confusion; their local models are measured, too'
     )
     target_accuracy: float | None = _record(
         None,
-        'in 0..1, to record the rounds needed for it; in summary.json',
-        range=SHARE,
+        'from 0 to 1; summary.json holds the rounds until it is reached',
+        SHARE,
         in_program='absent',
     )
     on_divergence: Divergence = _record(
@@ -251,35 +231,39 @@ class Config:
     )
     checkpoint_every: int = _record(
         10,
-        'rounds between checkpoints, to resume from; 0 for none, but when interrupted',
-        range=_or_zero('for none'),
+        'rounds between checkpoints; 0 for one only when interrupted',
+        _or_zero('for none'),
         affects='machine',
     )
     keep: int = _record(
-        2, 'checkpoints kept until the run is finished', range=AT_LEAST_1, affects='machine'
+        2, 'checkpoints to keep until the run is finished', AT_LEAST_1, affects='machine'
     )
     resume: bool | None = _record(
         None,
-        'go on with the unfinished run in --workdir [if any]',
+        'continue the unfinished run in --workdir [if any]',
         affects='machine',
         in_program='absent',
     )
     workdir: str | None = _record(
         None,
-        'directory of the records [a new one under runs/]',
+        'directory of the records [a new one in runs/]',
         affects='machine',
         in_program='absent',
     )
-    csv: bool = _record(False, 'metrics.csv too, a row a round', affects='machine')
-    tensorboard: bool = _record(False, 'metrics to WORKDIR/tensorboard, too', affects='machine')
+    csv: bool = _record(
+        False, 'write metrics.csv, too; with a row for each round', affects='machine'
+    )
+    tensorboard: bool = _record(
+        False, 'write metrics to WORKDIR/tensorboard, too', affects='machine'
+    )
     wandb: bool = _record(
         False,
-        'metrics to Weights & Biases, too; WANDB_MODE=offline keeps them in WORKDIR/wandb',
+        'send metrics to Weights & Biases; WANDB_MODE=offline keeps them in WORKDIR/wandb',
         affects='machine',
     )
 
     stream: Stream = _machine(
-        'auto', 'images in waves of clients; auto where they do not fit into memory'
+        'auto', 'send images in waves of clients; auto if they do not fit into memory'
     )
     precision: Precision = _machine(
         'float32',
@@ -289,15 +273,15 @@ class Config:
     )
     conv: Conv = _machine(
         'auto',
-        'how to compute convolutions; auto chooses for each by device and shape',
+        'algorithm of convolutions; auto chooses by device and shape',
         affects='training',
         describes_network=True,
     )
-    devices: str = _machine('all', "how many train, or 'all'; a CPU's are its cores")
+    devices: str = _machine('all', "number of devices, or 'all'; those of a CPU are its cores")
     lanes: int = _machine(
         0,
-        'clients side by side on a device; 0 chooses by device and sizes',
-        range=_or_zero('to choose'),
+        'clients side by side on a device; 0 to choose by device and sizes',
+        _or_zero('to choose'),
     )
 
 
@@ -316,23 +300,23 @@ GROUPS = (
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Config))
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)}
-# Every field that is a flag. The two others map names to the settings of methods and partitions.
+# Every field that is a flag. The two other fields are mappings.
 SETTINGS: dict[str, Setting] = {
     field.name: field.metadata['setting']
     for field in dataclasses.fields(Config)
     if 'setting' in field.metadata
 }
 MAPPINGS = tuple(name for name in FIELDS if name not in SETTINGS)
-# The seed of everything random, then those of its parts, which default to it.
+# The seed of all randomness, then the seeds of its parts, which default to it.
 SEEDS = tuple(name for name, setting in SETTINGS.items() if setting.affects == 'randomness')
 
 
 def settings_that_affect(*what: Affects) -> tuple[str, ...]:
-    """Names of the settings that change one of these."""
+    """Names of the settings with one of these effects."""
     return tuple(name for name, setting in SETTINGS.items() if setting.affects in what)
 
 
 def partition_values(config: Config) -> dict[str, Any]:
-    """The settings of the chosen partition that are known, by name."""
+    """Name -> value of the settings of the chosen partition."""
     fields = [name for name in partition_settings(config.partition) if name in SETTINGS]
     return {name: getattr(config, name) for name in fields} | {**config.partition_settings}

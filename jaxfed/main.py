@@ -30,29 +30,30 @@ from jaxfed.sweeps.halving import parse_halving
 
 
 def leave(workdir: Path | None, word: str, *, exclusive: bool = False) -> None:
-    """Clean up and print what is kept, when a signal ends the process.
+    """Clean up and print the last message, when a signal ends the process.
 
     Args:
       workdir: of the run; None if it has none yet.
       word: 'interrupted' or 'terminated'.
-      exclusive: whether no other process can work in it.
+      exclusive: whether no other process can use it.
     """
     folders.discard_unfinished()
-    # Rounds may be those of an earlier process; the runs of a sweep have folders of their own.
-    patterns = (run_files.METRICS, f'*/{run_files.METRICS}') if workdir else ()
-    paths = [path for pattern in patterns for path in Path(str(workdir)).glob(pattern)]
-    done = any(path.is_file() and path.stat().st_size for path in paths)
-    kept = f'the rounds done are in {workdir}' if done else liveness.describe_rest()
+    kept = liveness.describe_rest()
+    if workdir:
+        # An earlier process may have recorded rounds; each run of a sweep has its folder.
+        paths = [*workdir.glob(run_files.METRICS), *workdir.glob(f'*/{run_files.METRICS}')]
+        if any(path.is_file() and path.stat().st_size for path in paths):
+            kept = f'{workdir} holds the rounds done'
     console.show_last_words(f'{word}; {kept}.')
     if exclusive and workdir and not (workdir / run_files.PARTITION).exists():
         run_files.discard_workdir(workdir)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train as the flags say.
+    """Train with the settings of the flags.
 
     Args:
-      arguments: the program's name, and nothing else.
+      arguments: the program's name; more are an error.
 
     Returns:
       The exit status: 0, 1 if training diverged or a file could not be read or written, 2 for bad
@@ -70,15 +71,11 @@ def main(arguments: Sequence[str]) -> int:
             if values[flag].value == 'list':
                 show()
                 return 0
-        with contextlib.suppress(RuntimeError):  # a program that has used JAX has its devices
+        with contextlib.suppress(RuntimeError):  # the program has used JAX before
             use_every_core()
         try:
-            join.start(
-                values.coordinator,
-                values.num_processes,
-                values.process_id,
-                detect=values.distributed,
-            )
+            numbers = values.num_processes, values.process_id
+            join.start(values.coordinator, *numbers, detect=values.distributed)
         except ValueError as error:
             console.show_error(str(error))
             return distributed.abort(2)
@@ -90,56 +87,55 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def train() -> tuple[int, str]:
-    """Train as the flags say, in one process or as one of several.
+    """Train with the settings of the flags, in one process or as one of several.
 
     Returns:
       The exit status, as of `main`, and an error message, '' for none.
     """
     try:
         devices, idle = describe_devices(jax.devices()), idle_accelerator()
-    except (RuntimeError, AssertionError) as error:  # JAX's, for a platform that is not there
+    except (RuntimeError, AssertionError) as error:  # JAX's, for a missing platform
         platforms = os.environ.get('JAX_PLATFORMS')
         reason = f' ({error})' if str(error) else ''
-        return 2, f'JAX finds no device with JAX_PLATFORMS={platforms}{reason}; leave it out.'
+        return 2, f'JAX finds no device with JAX_PLATFORMS={platforms}{reason}; unset it.'
     console.say(f'device: {devices}', quiet=False)
     if idle and distributed.is_leader():
         console.show_warning(idle)
-    if flags.FLAGS.compilation_cache and 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
+    values = flags.FLAGS
+    if values.compilation_cache and 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
         keep_compiled_programs()
     try:
         agreed = [name for name, flag in config_flags.COMMAND_FLAGS.items() if flag.agreed]
-        distributed.check_settings({f'--{name}': flags.FLAGS[name].value for name in agreed})
+        distributed.check_settings({f'--{name}': values[name].value for name in agreed})
         config = config_flags.from_flags()
-        values = flags.FLAGS
         if values.sweep or values.halving or values.together or values.seeds != 1:
             return train_sweep(config)
-        if flags.FLAGS.dry_run:
+        if values.dry_run:
             show_dry_run(make_experiment(config))
             return 0, ''
         experiment = set_up(config)
     except (ValueError, OSError) as error:  # also TooLarge, in a dry run
         return 2, str(error)
     try:
-        with ending(
-            functools.partial(leave, experiment.workdir, exclusive=distributed.is_leader())
-        ):
+        exclusive = distributed.is_leader()
+        with ending(functools.partial(leave, experiment.workdir, exclusive=exclusive)):
             simulate.train(experiment)
     except simulate.Diverged as error:
         return 1, str(error)
     except ValueError as error:  # too large for the memory, or a damaged work directory
         return 2, str(error)
     except OSError as error:
-        return 1, f'{error}; the rounds done are in {experiment.workdir}.'
+        return 1, f'{error}; {experiment.workdir} holds the rounds done.'
     except signals.Interrupted as error:
         return 128 + error.signal, str(error)
     return 0, ''
 
 
 def train_sweep(config: Config) -> tuple[int, str]:
-    """Train the grid that --sweep and --seeds name, or print what it takes.
+    """Train the grid of --sweep and --seeds, or print its dry run.
 
     Args:
-      config: the settings that its experiments have in common.
+      config: the common settings of its experiments.
 
     Returns:
       The exit status, 1 also if an experiment failed, and an error message, as of `train`.
@@ -150,8 +146,8 @@ def train_sweep(config: Config) -> tuple[int, str]:
     """
     if distributed.process_count() > 1:
         raise ValueError(
-            '--sweep, --seeds and --halving train in one process; leave --num_processes and '
-            '--distributed out.'
+            '--sweep, --seeds, --halving and --together train in one process; omit --num_processes '
+            'and --distributed.'
         )
     values = flags.FLAGS
     checks.check(config)

@@ -1,8 +1,8 @@
-"""The values that pass between the rooms of jaxfed, every array field with its shape.
+"""The values that pass between the rooms of jaxfed; each array field has its shape.
 
 Letters: `B` examples in a batch, `C` classes, `F` features, `N` clients, `S` clients sampled a
-round, `n` training examples. Everything a method sees is written for ONE client; the engine maps
-it over the stacked clients.
+round, `n` training examples. A method computes for one client; the engine maps it over the stacked
+clients.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class Batch(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What a network computes for a batch."""
+    """The outputs of a network for a batch."""
 
     logits: Array  # [B, C]
     features: Array  # [B, F], the input of the last layer; the logits of a network without features
@@ -64,28 +64,28 @@ class Model(NamedTuple):
           Logits, features and new running statistics.
 
         Raises:
-          ValueError: if `apply` does not return the new ones.
+          ValueError: if `apply` returns no new statistics.
         """
         if not self.stats and not self.random:
             return self.apply(params, x)
         outputs = self.apply(params, x, stats, mask, *([key] if self.random else []))
         if self.stats and not outputs.stats:
             raise ValueError(
-                'the network has batch statistics, so its apply(params, x, stats, mask) must give '
-                "the new ones in Outputs.stats; a method's `adapt` passes them on."
+                'the network has batch statistics, so apply(params, x, stats, mask) must return '
+                "new ones in Outputs.stats; a method's `adapt` must pass them on."
             )
         return outputs
 
 
 class ClientInfo(NamedTuple):
-    """What the engine knows of a client before training."""
+    """The label counts and the size of a client."""
 
     label_counts: Array  # [C] int32, examples of each class
     size: Array  # [] int32, examples in all
 
 
 class Cohort(NamedTuple):
-    """The clients sampled in a round, and how many local epochs each of them completes."""
+    """The clients sampled in a round and the local epochs that each completes."""
 
     clients: Any  # array [S] int32 ids
     epochs: Any  # array [S] int32, local epochs; 0 if the client's update is lost

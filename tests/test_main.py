@@ -243,28 +243,40 @@ def test_auxiliary_data_is_taken_from_nobody(tmp_path):
         (['--method=fedlmd', '--fedprox.mu=.1'], '--fedprox.mu=0.1'),
         (['--method=fedlmd+kd', '--tau=2'], '--fedlmd.tau or --kd.tau'),
         (['--method=fedlmd', '--fedlmd.beta=1', '--beta=2'], '--fedlmd.beta=1.0'),
-        (['--method=fedlmd', '--tau=inf'], 'tau=inf must be a finite number'),
-        (['--method=fedlmd', '--tau=1e-320'], 'tau=1e-320 must be above 0'),
-        (['--method=kd', '--beta=inf'], 'beta=inf must be a finite number'),
-        (['--learning_rate=inf'], '--learning_rate=inf must be a finite number'),
-        (['--method=fedlmd', '--tau=0'], 'tau=0.0 must be above 0'),
-        (['--alpha=0'], '--alpha=0.0 must be above 0'),
-        (['--alpha=-1'], '--alpha=-1.0 must be above 0'),
+        (['--method=fedlmd', '--tau=inf'], 'tau must be a finite number'),
+        (
+            ['--method=fedlmd', '--tau=1e-320'],
+            'tau must be above 0, from 1e-18 to 1e18, got 1e-320',
+        ),
+        (['--method=kd', '--beta=inf'], 'beta must be a finite number'),
+        (['--learning_rate=inf'], '--learning_rate must be a finite number'),
+        (['--method=fedlmd', '--tau=0'], 'tau must be above 0, from 1e-18 to 1e18, got 0.0'),
+        (['--alpha=0'], '--alpha must be positive, got 0.0'),
+        (['--alpha=-1'], '--alpha must be positive, got -1.0'),
         (['--alpha=.1', '--partition=iid'], '--alpha=0.1 belongs to --partition=dirichlet'),
         (['--partition=iid', '--num_clients=5000', '--clients_per_round=5'], 'num_clients=5000'),
         (['--min_size=400'], 'min_size=400'),
-        (['--clients_per_round=30'], '--clients_per_round=30 must be at most --num_clients=20'),
-        (['--eval_every=0'], 'eval_every=0'),
-        (['--local_eval_every=-1'], 'local_eval_every=-1'),
+        (
+            ['--clients_per_round=30'],
+            '--clients_per_round must be at most --num_clients=20, got 30',
+        ),
+        (['--eval_every=0'], '--eval_every must be at least 1, got 0'),
+        (
+            ['--local_eval_every=-1'],
+            '--local_eval_every must be at least 1, or 0 for never, got -1',
+        ),
         (['--measure=drfit'], "--measure=drfit names 'drfit': choose from forgetting"),
-        (['--measure=drift'], '--measure=drift: drift is taken where local models'),
-        (['--confusion_clients=0'], '--confusion_clients=0 is for --measure=confusion'),
-        (['--batch_size=0'], '--batch_size=0 must be at least 1'),
-        (['--rounds=0'], '--rounds=0'),
-        (['--learning_rate=-1'], '--learning_rate=-1.0'),
-        (['--momentum=1'], '--momentum=1.0'),
-        (['--lanes=9'], '--lanes=9 must be at most --clients_per_round=5'),
-        (['--target_accuracy=80'], '--target_accuracy=80.0'),
+        (['--measure=drift'], '--measure=drift evaluates local models, but --local_eval_every=0'),
+        (
+            ['--confusion_clients=0'],
+            '--confusion_clients=0 needs --measure=confusion, got --measure=none',
+        ),
+        (['--batch_size=0'], '--batch_size must be at least 1, got 0'),
+        (['--rounds=0'], '--rounds must be at least 1, got 0'),
+        (['--learning_rate=-1'], '--learning_rate must be positive, got -1.0'),
+        (['--momentum=1'], '--momentum must be at least 0 and below 1, got 1.0'),
+        (['--lanes=9'], '--lanes must be at most --clients_per_round=5, got 9'),
+        (['--target_accuracy=80'], '--target_accuracy must be above 0 and at most 1, got 80.0'),
         (['--augment=crop,spin'], 'spin'),
         (['--augment=cutout'], '--augment=cutout: cutout blanks a square of 16 x 16'),
         (['--dataset=npz'], '--npz=FILE'),
@@ -304,15 +316,15 @@ def test_bad_input_is_refused_before_training(arguments, message, command, tmp_p
 @pytest.mark.parametrize(
     'settings, message',
     [
-        ({'batch_size': '50'}, "--batch_size='50' must be an integer"),
-        ({'rounds': 2.5}, '--rounds=2.5 must be an integer'),
-        ({'rounds': True}, '--rounds=True must be an integer'),
-        ({'seed': None}, '--seed=None must be an integer'),
-        ({'balanced': 1}, '--balanced=1 must be True or False'),
-        ({'learning_rate': '1'}, "--learning_rate='1' must be a number"),
-        ({'workdir': 3}, '--workdir=3 must be a string or None'),
-        ({'partition': None}, '--partition=None must be one of iid'),
-        ({'hyperparameters': 3}, '--hyperparameters=3 must be a mapping'),
+        ({'batch_size': '50'}, "--batch_size must be an integer, got '50'"),
+        ({'rounds': 2.5}, '--rounds must be an integer, got 2.5'),
+        ({'rounds': True}, '--rounds must be an integer, got True'),
+        ({'seed': None}, '--seed must be an integer, got None'),
+        ({'balanced': 1}, '--balanced must be True or False, got 1'),
+        ({'learning_rate': '1'}, "--learning_rate must be a number, got '1'"),
+        ({'workdir': 3}, '--workdir must be a string or None, got 3'),
+        ({'partition': None}, '--partition must be one of iid'),
+        ({'hyperparameters': 3}, '--hyperparameters must be a mapping'),
     ],
 )
 def test_values_of_a_wrong_type_are_told(settings, message):
@@ -325,7 +337,9 @@ def test_values_of_a_wrong_type_are_told(settings, message):
     'name', [f.name for f in dataclasses.fields(Config) if f.type in (float, float | None)]
 )
 def test_every_float_must_be_finite(name, value):
-    with pytest.raises(ValueError, match=rf'--{name}={re.escape(str(value))} must be a finite'):
+    with pytest.raises(
+        ValueError, match=rf'--{name} must be a finite number.* got {re.escape(str(value))}'
+    ):
         checks.check(Config(**{name: value}))
 
 
@@ -476,7 +490,7 @@ def test_a_signal_before_the_first_round_ends_with_a_line(
         assert command(*arguments) == 1
     for module, place in (deal, 'load_dataset'), (simulate, 'prepare'):
         capsys.readouterr()
-        assert ended(module, place) == f'error: {word}; the rounds done are in out.\n'
+        assert ended(module, place) == f'error: {word}; out holds the rounds done.\n'
     assert len((tmp_path / 'out' / 'metrics.jsonl').read_text().splitlines()) == 3
     assert command(*arguments) == 0
 

@@ -114,15 +114,17 @@ def what_is_wrong(error: Exception, values: flags.FlagValues) -> str:
         return f'{text.rstrip(".")}.'
     # absl's message ends with that of the flag's parser.
     reason = ' '.join(str(error.__context__).split())
-    assignment, flag = f'--{assignment.removesuffix(f": {reason}")}', values[name]
+    flag, value = values[name], assignment.removesuffix(f': {reason}').partition('=')[2] or "''"
     if isinstance(flag.parser, flags.EnumParser):
         choices = flag.parser.enum_values
-        suggestion = _suggestion(assignment.partition('=')[2], choices, f'--{name}=')
-        return f'{assignment} must be one of {", ".join(choices)}' + (
+        suggestion = _suggestion(value, choices, f'--{name}=')
+        return f'--{name} must be one of {", ".join(choices)}, got {value}' + (
             f';{suggestion}' if suggestion else '.'
         )
     expected = _TYPES.get(flag.flag_type())
-    return f'{assignment} must be {expected}.' if expected else f'{assignment}: {reason}.'
+    return (
+        f'--{name} must be {expected}, got {value}.' if expected else f'--{name}={value}: {reason}.'
+    )
 
 
 def _suggestion(name: str, names: Sequence[str], prefix: str) -> str:

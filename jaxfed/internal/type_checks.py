@@ -25,25 +25,25 @@ def check_value(name: str, value: Any, kind: Any) -> None:
     if literal is not None:
         optional = value is None and type(None) in kinds
         if not optional and value not in get_args(literal):
-            raise ValueError(
-                f'{name}={printable(str(value))} must be one of {", ".join(get_args(literal))}.'
-            )
+            choices = ', '.join(get_args(literal))
+            raise ValueError(f'{name} must be one of {choices}, got {printable(str(value))}.')
         return
     if not all(k in _WORDS for k in kinds):
         return
     types = (*kinds, int) if float in kinds else kinds
     if not (bool in kinds if isinstance(value, bool) else isinstance(value, types)):
-        raise ValueError(f'{name}={value!r} must be {" or ".join(_WORDS[k] for k in kinds)}.')
+        words = ' or '.join(_WORDS[k] for k in kinds)
+        raise ValueError(f'{name} must be {words}, got {value!r}.')
     if isinstance(value, str) and '\0' in value:
-        raise ValueError(f'{name}={value!r} must have no NUL character.')
+        raise ValueError(f'{name} must have no NUL character, got {value!r}.')
     if isinstance(value, str) and value and value.splitlines() != [value]:
-        raise ValueError(f'{name}={value!r} must have no line break.')
+        raise ValueError(f'{name} must have no line break, got {value!r}.')
     if isinstance(value, int) and float not in kinds and abs(value) > _LARGEST_INT:
         raise ValueError(
             f'{name} is an integer of {value.bit_length()} bits; it must be at most {_LARGEST_INT}.'
         )
     if float in kinds and value is not None and not abs(value) <= _LARGEST_FLOAT:
-        raise ValueError(f'{name}={value} must be a finite number, up to {_LARGEST_FLOAT:g}.')
+        raise ValueError(f'{name} must be a finite number, up to {_LARGEST_FLOAT:g}, got {value}.')
 
 
 def printable(text: str) -> str:

@@ -12,7 +12,7 @@ def check(holds: bool | jax.Array, name: str, value: Any, range_: str) -> None:
     """
     # Traced numbers were checked before.
     if not isinstance(holds, jax.core.Tracer) and not holds:
-        raise ValueError(f'{name}={value} must be {range_}.')
+        raise ValueError(f'{name} must be {range_}, got {value}.')
 
 
 def check_temperature(tau: Any) -> None:

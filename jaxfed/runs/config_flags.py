@@ -2,7 +2,7 @@
 
 import dataclasses
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from absl import flags
@@ -12,14 +12,14 @@ from jaxfed.config import DEFAULTS, GROUPS, MAPPINGS, SETTINGS, Config
 from jaxfed.internal import command_line
 from jaxfed.internal.type_checks import printable
 from jaxfed.partition import PARTITIONS, partition_settings
-from jaxfed.runs.checks import choices
+from jaxfed.runs.checks import annotations
 
-# Key flags, which absl's --help shows, are then those of the program that calls this module.
+# absl's --help shows key flags: with this, those of the program that calls this module.
 flags.disclaim_key_flags()
 
 
 class CommandFlag(NamedTuple):
-    """A flag that says what a command does, and is no setting of an experiment."""
+    """A flag of a command, which is not a setting of an experiment."""
 
     kind: type
     default: Any
@@ -32,19 +32,19 @@ COMMAND_FLAGS = {
     'sweep': CommandFlag(
         str,
         None,
-        'numbers to try, as "beta=.1,.3,1 tau=1,3"; every combination is trained, as many at once '
-        'as can share a program',
+        'grid of numbers to train, as "beta=.1,.3,1 tau=1,3"; as many at once as can share a '
+        'program',
         'sweep',
         agreed=True,
     ),
     'seeds': CommandFlag(
-        int, 1, 'experiments of each setting; with seeds from --seed on', 'sweep', agreed=True
+        int, 1, 'experiments of each setting; their seeds start at --seed', 'sweep', agreed=True
     ),
     'halving': CommandFlag(
         str,
         None,
-        'rounds after which the worse half is given up, as 10,20; of a sweep, judged by the '
-        'examples of --validation',
+        'rounds after which the worse half stops, as 10,20; of a sweep, judged by the examples of '
+        '--validation',
         'sweep',
         agreed=True,
     ),
@@ -61,8 +61,8 @@ COMMAND_FLAGS = {
     'dry_run': CommandFlag(
         bool,
         False,
-        'print sizes, memory and time, and stop; data is loaded, programs are compiled and one '
-        'round is timed, but no work directory is made',
+        'print sizes, memory and time, and stop; loads data, compiles programs and times one '
+        'round, but makes no work directory',
         'machine',
         agreed=True,
     ),
@@ -70,12 +70,10 @@ COMMAND_FLAGS = {
         bool,
         False,
         'one of several processes, of SLURM or TPUs; all run the same command, and without a '
-        'scheduler also give --coordinator, --num_processes and --process_id',
+        'scheduler also set --coordinator, --num_processes and --process_id',
         'machine',
     ),
-    'coordinator': CommandFlag(
-        str, None, 'several processes: HOST:PORT of the first, with a port free there'
-    ),
+    'coordinator': CommandFlag(str, None, 'several processes: HOST:PORT of the first'),
     'num_processes': CommandFlag(int, None, 'several processes: how many'),
     'process_id': CommandFlag(int, None, 'several processes: number of this one, from 0'),
 }
@@ -91,33 +89,31 @@ _DEFINE: dict[type, Any] = {
 def define_flags(into: flags.FlagValues = flags.FLAGS, *, groups: Sequence[str] = GROUPS) -> None:
     """Define the flags of all settings, hyper-parameters, partition settings and commands.
 
-    A hyper-parameter is `--METHOD.NAME`, and also `--NAME` where that is no setting.
+    A hyper-parameter is `--METHOD.NAME`, and also `--NAME` unless that is a setting.
 
     Args:
-      into: where to define them. Where they are the program's, --help shows them by group.
+      into: where to define them; `flags.FLAGS` also shows them in --help.
       groups: those of `GROUPS` that --help shows.
     """
     before = set(into)
-    types = typing.get_type_hints(Config)
+    kinds = annotations()
     for name, setting in SETTINGS.items():
-        registry = choices(name)
-        kind = Literal[tuple(registry)] if registry else types[name]
-        _define(into, name, kind, DEFAULTS[name], setting.help)
+        _define(into, name, kinds[name], DEFAULTS[name], setting.help)
     for name, flag in COMMAND_FLAGS.items():
         _define(into, name, flag.kind, flag.default, flag.help)
-    for name, partitions in _partitions_by_setting().items():
+    for name, partitions in _owners(PARTITIONS, partition_settings).items():
         if name not in SETTINGS:
             parameter = partition_settings(partitions[0])[name]
             text = f'setting of --partition={" or ".join(partitions)} [{parameter.default}]'
             _define(into, name, parameter.annotation, None, text)
-    for name, owners in _methods_by_hyperparameter().items():
-        for method in owners:
-            parameter = methods.hyperparameters(method)[name]
+    for name, owners in _owners(methods.METHODS, methods.hyperparameters).items():
+        parameters = {method: methods.hyperparameters(method)[name] for method in owners}
+        for method, parameter in parameters.items():
             text = f'{name} of {method} [{parameter.default}]'
             _define(into, f'{method}.{name}', parameter.annotation, None, text)
         if name not in into:
             text = f'hyper-parameter of {", ".join(owners)}'
-            _define(into, name, methods.hyperparameters(owners[0])[name].annotation, None, text)
+            _define(into, name, parameters[owners[0]].annotation, None, text)
     if into is flags.FLAGS:
         rows = help_rows()
         command_line.define_help({group: rows[group] for group in groups}, [*set(into) - before])
@@ -126,47 +122,39 @@ def define_flags(into: flags.FlagValues = flags.FLAGS, *, groups: Sequence[str] 
 def help_rows() -> dict[str, list[command_line.FlagHelp]]:
     """The rows of --help, by group."""
     rows: dict[str, list[command_line.FlagHelp]] = {group: [] for group in GROUPS}
-    types = typing.get_type_hints(Config)
+    kinds = annotations()
     for name, setting in SETTINGS.items():
-        values = tuple(choices(name) or typing.get_args(_literal(types[name])))
-        rows[setting.group].append(
-            command_line.FlagHelp(name, setting.help, DEFAULTS[name], values)
-        )
+        row = command_line.FlagHelp(name, setting.help, DEFAULTS[name], _choices(kinds[name]))
+        rows[setting.group].append(row)
     for name, flag in COMMAND_FLAGS.items():
         if flag.group:
             rows[flag.group].append(command_line.FlagHelp(name, flag.help, flag.default))
     return rows
 
 
-def _partitions_by_setting() -> dict[str, list[str]]:
+def _owners(
+    registry: Mapping[str, Any], settings_of: Callable[[str], Mapping[str, Any]]
+) -> dict[str, list[str]]:
+    """Setting -> the entries of a registry that have it."""
     owners: dict[str, list[str]] = {}
-    for partition in PARTITIONS:
-        for name in partition_settings(partition):
-            owners.setdefault(name, []).append(partition)
+    for entry in registry:
+        for name in settings_of(entry):
+            owners.setdefault(name, []).append(entry)
     return owners
 
 
-def _methods_by_hyperparameter() -> dict[str, list[str]]:
-    owners: dict[str, list[str]] = {}
-    for method in methods.METHODS:
-        for name in methods.hyperparameters(method):
-            owners.setdefault(name, []).append(method)
-    return owners
-
-
-def _literal(kind: Any) -> Any:
-    kinds = (kind, *typing.get_args(kind))
-    return next((k for k in kinds if typing.get_origin(k) is Literal), None)
+def _choices(kind: Any) -> tuple[str, ...]:
+    """The choices of a Literal or of an optional one, () for other types."""
+    literals = (k for k in (kind, *typing.get_args(kind)) if typing.get_origin(k) is Literal)
+    return typing.get_args(next(literals, None))
 
 
 def _define(into: flags.FlagValues, name: str, kind: Any, default: Any, help_: str) -> None:
-    literal = _literal(kind)
-    if literal is not None:
-        values = list(typing.get_args(literal))
-        flags.DEFINE_enum(name, default, values, help_, flag_values=into)
+    if choices := _choices(kind):
+        flags.DEFINE_enum(name, default, choices, help_, flag_values=into)
         return
-    kinds = set(typing.get_args(kind) or (kind,)) - {type(None)}
-    _DEFINE[kinds.pop()](name, default, help_, flag_values=into)
+    (plain,) = set(typing.get_args(kind) or (kind,)) - {type(None)}
+    _DEFINE[plain](name, default, help_, flag_values=into)
 
 
 def from_flags(values: flags.FlagValues = flags.FLAGS) -> Config:
@@ -179,38 +167,35 @@ def from_flags(values: flags.FlagValues = flags.FLAGS) -> Config:
       The settings.
 
     Raises:
-      ValueError: if a flag was given that the chosen partition does not read.
+      ValueError: if a flag of another partition is set.
     """
     partition = str(values['partition'].value)
-    partitions_of = _partitions_by_setting()
+    partitions_of = _owners(PARTITIONS, partition_settings)
     for name, partitions in partitions_of.items():
         if partition not in partitions and values[name].present:
             raise ValueError(
-                f'--{name}={values[name].value} belongs to '
-                f'--partition={" or ".join(partitions)}, but --partition={partition}; leave one of '
-                'them out.'
+                f'--{name}={values[name].value} belongs to --partition={" or ".join(partitions)}, '
+                f'but --partition={partition}; omit one of them.'
             )
     names = [
         flag
-        for name, owners in _methods_by_hyperparameter().items()
+        for name, owners in _owners(methods.METHODS, methods.hyperparameters).items()
         for flag in (name, *(f'{method}.{name}' for method in owners))
         if flag not in {*SETTINGS, *partitions_of}
     ]
-    extra = [name for name in partition_settings(partition) if name not in SETTINGS]
 
-    def given(names: Sequence[str]) -> dict[str, Any]:
+    def chosen(names: Iterable[str]) -> dict[str, Any]:
         return {name: values[name].value for name in names if values[name].value is not None}
 
-    settings: dict[str, Any] = {name: values[name].value for name in SETTINGS}
     return Config(
-        **settings,
-        hyperparameters=given(names),
-        partition_settings=given(extra),
+        **{name: values[name].value for name in SETTINGS},
+        hyperparameters=chosen(names),
+        partition_settings=chosen(n for n in partition_settings(partition) if n not in SETTINGS),
     )
 
 
 def parse(arguments: Sequence[str]) -> Config:
-    """Read settings from flags as on the command line, without touching the program's flags.
+    """Read settings from command-line flags, separate from the flags of the program.
 
     Args:
       arguments: flags, as ['--flagfile=FILE', '--method=fedlmd'].
@@ -219,8 +204,8 @@ def parse(arguments: Sequence[str]) -> Config:
       The settings.
 
     Raises:
-      ValueError: for an unknown flag, an invalid value, an argument that is no flag or a flag file
-        that cannot be read.
+      ValueError: for an unknown flag, an invalid value, an argument that is not a flag, or an
+        unreadable flag file.
     """
     values = flags.FlagValues()
     define_flags(values)
@@ -233,14 +218,14 @@ def parse(arguments: Sequence[str]) -> Config:
     for name in COMMAND_FLAGS:
         if values[name].present and name != 'compilation_cache':
             raise ValueError(
-                f'--{name}={printable(str(values[name].value))} is a flag of a command, no setting '
-                'of a run; leave it out.'
+                f'--{name}={printable(str(values[name].value))} is a flag of a command, not a '
+                'setting; omit it.'
             )
     return from_flags(values)
 
 
 def common_settings(config: Config) -> dict[str, Any]:
-    """Flag -> value of the settings in which processes that train together have to agree."""
+    """Flag -> value of the settings that all processes of a run must have in common."""
     values = dataclasses.asdict(config)
     for name in MAPPINGS:
         values |= values.pop(name)

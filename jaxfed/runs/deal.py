@@ -47,13 +47,13 @@ def deal(config: Config, dataset: Dataset | None = None, *, auxiliary_per_class:
             f'server; omit the flag to use {auxiliary_per_class} examples a class.'
         )
     dataset, training = hold_out_validation(dataset, config)
-    auxiliary, remaining = split_auxiliary(
+    split = split_auxiliary(
         dataset.y_train[training],
         per_class=auxiliary_per_class if per_class is None else per_class,
         num_classes=dataset.num_classes,
         seed=seed_of(config, 'auxiliary'),
     )
-    auxiliary, remaining = training[auxiliary], training[remaining]
+    auxiliary, remaining = (training[places] for places in split)
     parts = make_partition(
         config.partition,
         dataset.y_train[remaining],
@@ -87,7 +87,7 @@ def deal(config: Config, dataset: Dataset | None = None, *, auxiliary_per_class:
 
 
 def hold_out_validation(dataset: Dataset, config: Config) -> tuple[Dataset, np.ndarray]:
-    """Replace the test data by --validation of the training data; return the remaining indices.
+    """Replace the test data by --validation of the training data; return the other indices.
 
     `x_train` keeps all images, so normalisation does not depend on --validation.
     """
@@ -95,10 +95,7 @@ def hold_out_validation(dataset: Dataset, config: Config) -> tuple[Dataset, np.n
     if not config.validation:
         return dataset, indices
     (training,), (held_out,) = hold_out(
-        [indices],
-        dataset.y_train,
-        share=config.validation,
-        seed=seed_of(config, 'validation'),
+        [indices], dataset.y_train, share=config.validation, seed=seed_of(config, 'validation')
     )
     if not held_out.size:
         raise ValueError(

@@ -25,7 +25,7 @@ class Timed(NamedTuple):
     """The times of one round, in seconds."""
 
     training: float
-    steps: int  # local steps of all clients
+    steps: int  # client-steps
     evaluation: float
     local_evaluation: float
 
@@ -51,8 +51,8 @@ def describe_dry_run(experiment: Experiment, prepared: Prepared, timed: Timed) -
     evaluated = 'held-out training examples' if config.validation else 'test examples'
     auxiliary = f', {len(dealt.auxiliary)} kept by the server' if len(dealt.auxiliary) else ''
     server = row(prepared.server, 0)
-    stats = _count(server.stats)
-    ways = [f'{name}: {way}' for name, way in convolutions(experiment).items()]
+    stats = f', {_count(server.stats)} batch statistics' if server.stats else ''
+    algorithms = [f'{name}: {way}' for name, way in convolutions(experiment).items()]
     devices = describe_devices(list(prepared.mesh.devices.flat))
     return {
         'dataset': f'{dataset.name}: {dealt.size.sum()} examples at the clients{auxiliary}, '
@@ -66,9 +66,8 @@ def describe_dry_run(experiment: Experiment, prepared: Prepared, timed: Timed) -
         'rounds': f'{config.rounds}, {total} client-steps in all',
         'method': _method(config, experiment.parts),
         'cost': display.cost_in_words(cost_of(experiment)._asdict()) or "no more than FedAvg's",
-        'network': f'{config.model}, {_count(server.params)} parameters'
-        + (f', {stats} batch statistics' if stats else ''),
-        'convolutions': '\n'.join(ways) or 'none',
+        'network': f'{config.model}, {_count(server.params)} parameters{stats}',
+        'convolutions': '\n'.join(algorithms) or 'none',
         'devices': f'{devices}; {prepared.lanes} client(s) side by side on each',
         'memory': memory_in_words(prepared),
         'time': f'about {estimate(config, timed, total)} with evaluation, at '
@@ -78,7 +77,7 @@ def describe_dry_run(experiment: Experiment, prepared: Prepared, timed: Timed) -
 
 
 def time_round(experiment: Experiment, prepared: Prepared) -> Timed:
-    """Time the first round in which a client trains; this changes the clients' states."""
+    """Time the first round in which a client trains; changes the clients' states."""
     rounds = prepared.feed(prepared.lanes, 1)
     planned = next(round_ for round_ in rounds if round_.cohort.epochs.any())
     steps = int(client_steps(experiment, row(planned.cohort, 0)).sum())
@@ -86,14 +85,14 @@ def time_round(experiment: Experiment, prepared: Prepared) -> Timed:
     planned = planned._replace(number=experiment.config.rounds)
     state = first_state([experiment], prepared)
     _, entries = train_and_evaluate(prepared, [experiment], planned, state, [0])
-    seconds, evaluation, local_evaluation = (
-        entries[0][f'{name}seconds'] for name in ('', 'evaluation_', 'local_evaluation_')
+    evaluation, local = (
+        entries[0][f'{name}_seconds'] for name in ('evaluation', 'local_evaluation')
     )
-    return Timed(seconds - evaluation - local_evaluation, steps, evaluation, local_evaluation)
+    return Timed(entries[0]['seconds'] - evaluation - local, steps, evaluation, local)
 
 
 def estimate(config: Config, timed: Timed, steps: int) -> str:
-    """The time of all rounds with `steps` client-steps, extrapolated from one round, in words."""
+    """The time of `steps` client-steps and of all evaluations, from that of one round, in words."""
     seconds = timed.training / timed.steps * steps
     seconds += timed.evaluation * -(-config.rounds // config.eval_every)
     if config.local_eval_every:
@@ -102,7 +101,7 @@ def estimate(config: Config, timed: Timed, steps: int) -> str:
 
 
 def convolutions(experiment: Experiment) -> dict[str, str]:
-    """Shape of each convolution of the network -> how it is computed."""
+    """Shape of each convolution of the network -> its algorithm."""
     config, dataset = experiment.config, experiment.dealt.dataset
     convolution, observed = ops.observed(None if config.conv == 'auto' else config.conv)
     network = make_network(config, experiment.input_shape, dataset.num_classes, convolution)
@@ -122,10 +121,8 @@ def _settings(settings: Mapping[str, Any]) -> str:
 
 
 def _method(config: Config, parts: list[Part]) -> str:
-    if not parts:
-        return config.method
     phases = [
         ' + '.join(f'{p.name}{_settings(p.hyperparameters)}' for p in parts if p.phase == phase)
         for phase in (0, 1)
     ]
-    return f' until round {config.switch_round}, then '.join(filter(None, phases))
+    return f' until round {config.switch_round}, then '.join(filter(None, phases)) or config.method

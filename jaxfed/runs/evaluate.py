@@ -30,7 +30,7 @@ class ArrivedModels(NamedTuple):
     """The local models of an experiment after a round, of the n clients whose updates arrived."""
 
     slots: np.ndarray  # [n] places in the cohort, ascending
-    weights: PyTree  # [n, ...] NumPy: (parameters, batch statistics); () if they are not kept
+    weights: PyTree  # [n, ...] NumPy: (parameters, batch statistics); () if not kept
 
 
 class Evaluator(NamedTuple):
@@ -38,7 +38,7 @@ class Evaluator(NamedTuple):
 
     evaluate_global: Callable[[ServerState], Evaluation]
     # (server before the round, after it, ArrivedModels, [S] client ids)
-    # -> (mean accuracies over the round's clients, input of the chosen measures)
+    # -> (mean accuracies of the round's clients, input of the chosen measures)
     evaluate_locals: Callable[..., tuple[dict[str, float], LocalModels | None]]
     # ([S] client ids, Evaluation, earlier rounds, LocalModels), None if not evaluated
     # -> fields of the chosen measures
@@ -65,20 +65,11 @@ def compile_evaluators(
     to_input: Callable[[Array], Array],
     lanes: int,
 ) -> list[Evaluator]:
-    """Compile the evaluations that the settings of X experiments choose.
-
-    Args:
-      experiments: X that share their programs.
-      mesh: the devices.
-      server: [X, ...] of any round.
-      to_input: normalisation.
-      lanes: models that a device evaluates side by side.
-    """
-    datasets = [experiment.dealt.dataset for experiment in experiments]
+    """Compile the evaluations of X experiments that share their programs; server [X, ...]."""
     # Without validation data, experiments share one test set.
-    sets = {id(d.x_test): d for d in datasets}
+    sets = {id(e.dealt.dataset.x_test): e.dealt.dataset for e in experiments}
     placed = {key: replicate((d.x_test, d.y_test), mesh) for key, d in sets.items()}
-    test_sets = [placed[id(dataset.x_test)] for dataset in datasets]
+    test_sets = [placed[id(e.dealt.dataset.x_test)] for e in experiments]
     programs = compile_programs(experiments, mesh, server, test_sets[0], to_input, lanes)
     bound = zip(experiments, test_sets, programs.gradients, strict=True)
     return [make_evaluator(e, mesh, programs, *arguments) for e, *arguments in bound]
@@ -92,7 +83,7 @@ def compile_programs(
     to_input: Callable[[Array], Array],
     lanes: int,
 ) -> Programs:
-    """Compile the evaluations for any of X experiments; `test_set` is (images, labels) of one."""
+    """Compile the evaluations of X experiments; `test_set` (images, labels) is that of any."""
     first = experiments[0]
     config, model, needs = first.config, first.model, first.measures.needs
     everywhere = NamedSharding(mesh, PartitionSpec())
@@ -175,11 +166,11 @@ def make_evaluator(
             examples = held_out_examples(experiment, arrived, mesh.size, room, programs.held_out)
             weights = after.params, after.stats
             result = programs.personal(stack, weights, count, split(examples, mesh))
-            personal, personal_global = first_places(result, len(arrived))
             tested = first_places(examples.mask.any(axis=2), len(arrived))
             if tested.any():
-                means['personal_accuracy'] = float(personal[tested].mean())
-                means['personal_global_accuracy'] = float(personal_global[tested].mean())
+                local_, global_ = first_places(result, len(arrived))
+                means['personal_accuracy'] = float(local_[tested].mean())
+                means['personal_global_accuracy'] = float(global_[tested].mean())
         if evaluation is None:
             return means, None
         gradients = gradients_of((before.params, before.stats), arrived) if gradients_of else None
@@ -194,7 +185,7 @@ def make_evaluator(
             gradients=gradients,
         )
 
-    @np.errstate(over='ignore', invalid='ignore')  # in a run that diverges
+    @np.errstate(over='ignore', invalid='ignore')  # if training diverges
     def measure(
         cohort: np.ndarray, evaluation: Evaluation | None, past: History, local: LocalModels | None
     ) -> dict[str, Any]:
@@ -228,20 +219,21 @@ def remember_two(function: Callable[[ServerState], T]) -> Callable[[ServerState]
 def select_experiment(
     waves: Sequence[tuple[Schedule, PyTree]], experiment: int, cohort_size: int
 ) -> ArrivedModels:
-    """The local models of one experiment, of those of X that `run_waves` returns."""
-    slots = [schedule.slot[schedule.used] for schedule, _ in waves]
-    slot = np.concatenate([*slots, np.array([], np.int32)])
+    """The local models of one of X experiments, from the result of `run_waves`."""
+    if not waves:
+        return ArrivedModels(np.array([], np.int32), ())
+    slot = np.concatenate([schedule.slot[schedule.used] for schedule, _ in waves])
     members = np.flatnonzero(slot // cohort_size == experiment)
     order = members[np.argsort(slot[members])]
-    weights = jax.tree.map(
-        lambda *rows: np.concatenate(rows)[order] if len(rows) > 1 else rows[0][order],
-        *(weights for _, weights in waves),
-    ) if waves else ()  # fmt: skip
-    return ArrivedModels(slot[order] % cohort_size, weights)
+
+    def select(*rows: np.ndarray) -> np.ndarray:
+        return np.concatenate(rows)[order] if len(rows) > 1 else rows[0][order]
+
+    return ArrivedModels(slot[order] % cohort_size, jax.tree.map(select, *(w for _, w in waves)))
 
 
 def over_places(tree: PyTree, devices: int, room: int) -> PyTree:
-    """Rows [n, ...] dealt to devices one after another, [D, M, ...] filled up with zeros."""
+    """Rows [n, ...] as [D, M, ...] for D devices, the last ones zeros."""
 
     def fill(rows: np.ndarray) -> np.ndarray:
         full = np.zeros((devices * room, *rows.shape[1:]), rows.dtype)
@@ -252,14 +244,14 @@ def over_places(tree: PyTree, devices: int, room: int) -> PyTree:
 
 
 def first_places(tree: PyTree, count: int) -> PyTree:
-    """The first `count` rows of [D, M, ...]: the inverse of `over_places`."""
+    """The first `count` rows of [D, M, ...], the inverse of `over_places`."""
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], fetch(tree))
 
 
 def held_out_examples(
     experiment: Experiment, clients: np.ndarray, devices: int, room: int, most: int
 ) -> HeldOut:
-    """The examples that clients hold out, NumPy [D, M, H, ...] filled up to `most` = H."""
+    """The examples that clients hold out, NumPy [D, M, H, ...] padded to `most` = H."""
     dataset, personal = experiment.dealt.dataset, experiment.dealt.personal
     rows, mask = padded([personal[client] for client in clients], devices * room, most)
     examples = HeldOut(dataset.x_train[rows], dataset.y_train[rows], mask)

@@ -46,7 +46,7 @@ class Experiment(NamedTuple):
     augmentations: tuple[str, ...]
     mean: np.ndarray  # [channels] of the training images, in the units of the dataset's files
     std: np.ndarray  # [channels]
-    workdir: Path  # created by `set_up`
+    workdir: Path  # `set_up` creates it
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -58,7 +58,7 @@ class Experiment(NamedTuple):
 def set_up(
     config: Config, method: Method | None = None, dataset: Dataset | None = None
 ) -> Experiment:
-    """Make an experiment and its work directory, which is not created if anything else fails.
+    """Make an experiment, then its work directory; if the first fails, nothing is written.
 
     Args:
       config: the settings.
@@ -113,7 +113,7 @@ def make_experiment(
     if not any(cohort_of(experiment, r).epochs.any() for r in range(1, config.rounds + 1)):
         raise ValueError(
             f'--dropout={config.dropout} loses every client in each of --rounds={config.rounds}; '
-            'lower it, or train for more rounds.'
+            'lower it, or raise --rounds.'
         )
     return experiment
 
@@ -138,7 +138,7 @@ def make_network(
 
 
 def cost_of(experiment: Experiment) -> MethodCost:
-    """What the method costs beyond FedAvg."""
+    """The cost of the method beyond FedAvg."""
     return method_cost(
         experiment.method,
         experiment.model,
@@ -148,7 +148,7 @@ def cost_of(experiment: Experiment) -> MethodCost:
 
 
 def cohort_of(experiment: Experiment, round_: int) -> Cohort:
-    """The clients [S] of a round, and the epochs that each completes."""
+    """The clients [S] of a round and the epochs that each completes."""
     return sample_cohort(experiment.config, experiment.dealt.size, round_)
 
 

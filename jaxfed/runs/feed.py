@@ -1,14 +1,14 @@
 """Rounds with their training data: all of it on the devices, or a wave of clients at a time.
 
-If the images do not fit, a wave is as many of a round's clients as there is room for. A thread
+If the images do not fit into memory, each wave holds as many of a round's clients as fit. A thread
 reads its images from the memory map while the wave before it trains. Waves train the same clients
-on the same batches as a round in one piece, and their sums add up to the same update.
+on the same batches as an undivided round, and their sums give the same update.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, pairwise
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -27,13 +27,12 @@ from jaxfed.types import Array, Batch, Cohort
 
 T = TypeVar('T')
 
-# Share of the memory up to which all images stay on the devices, or else that the waves take.
-IMAGE_SHARE = 0.5
+IMAGE_SHARE = 0.5  # of the memory, for all images or else for the waves
 WAVES = 3  # in memory: one trains, the next is read, and the last may not be released yet
 
 
 class TooLarge(ValueError):
-    """Experiments need more memory than their devices have."""
+    """Experiments need more memory than the devices have."""
 
 
 class Wave(NamedTuple):
@@ -52,30 +51,33 @@ class PlannedRound(NamedTuple):
     waves: Iterator[Wave]
 
 
-# (lanes, number of the first round, [X] bool which experiments run; all by default) -> the rounds.
-# The flags of running experiments are read again before every round.
+# (lanes, number of the first round, [X] bool `running`; all by default) -> the rounds.
+# The feed reads `running` before every round.
 Feed = Callable[..., Iterator[PlannedRound]]
 
 
 def make_feed(
     experiments: Sequence[Experiment], mesh: Mesh, to_input: Callable[[Array], Array]
 ) -> tuple[Feed, bool]:
-    """Makes the feed of X experiments that share a program, and says if images come in waves.
+    """Makes the feed of X experiments that share a program, and returns whether it uses waves.
 
     `to_input` normalises the server's auxiliary data.
     """
     config, dealt = experiments[0].config, experiments[0].dealt
-    images, memory_share = dealt.dataset.x_train, IMAGE_SHARE * image_memory(mesh)
+    devices = mesh.local_devices
+    # All devices of a CPU read the same copy.
+    copies = len(devices) if devices[0].platform == 'cpu' else 1
+    images, memory_share = dealt.dataset.x_train, IMAGE_SHARE * (memory(mesh) * copies)
     fits = images.nbytes + dealt.dataset.x_test.nbytes <= memory_share
     if config.stream == 'off' or (config.stream == 'auto' and fits):
         data = place_all([experiment.dealt for experiment in experiments], mesh, to_input)
         return partial(feed_rounds, experiments, mesh.size, lambda clients: data, None), False
     if len(experiments) > 1:
         raise TooLarge(
-            f'the images of {len(experiments)} experiments in one program do not come in waves: '
-            f'--stream={config.stream} is for one experiment after another.'
+            f'the images of {len(experiments)} experiments in one program do not fit into memory, '
+            f'and --stream={config.stream} sends those of a single experiment only.'
         )
-    # Never more than the largest cohort, never less than the largest client.
+    # At most the largest cohort, at least the largest client.
     largest_cohort = np.sort(dealt.size)[-config.clients_per_round :].sum()
     room = int(min(memory_share / WAVES / images[0].nbytes, largest_cohort))
     room = max(room, int(dealt.size.max()))
@@ -96,21 +98,22 @@ def feed_rounds(
 
     Args:
       experiments: X.
-      devices: how many train.
+      devices: their number.
       place: client ids -> their training data.
-      room: examples of a wave; None for whole rounds, whose data is on the devices.
+      room: examples of a wave; None for undivided rounds, whose data is on the devices.
       lanes: of each device.
       first: number of the first round.
-      running: [X] bool, read before every round; experiments that have stopped do not train.
+      running: [X] bool, read before every round; stopped experiments do not train.
     """
 
     def load(cohort: Cohort, slots: np.ndarray) -> Wave:
-        plan = plan_wave(steps_of(experiments, cohort), slots, lanes=lanes, devices=devices)
+        steps = [client_steps(e, row(cohort, x)) for x, e in enumerate(experiments)]
+        plan = plan_wave(np.concatenate(steps), slots, lanes=lanes, devices=devices)
         return Wave(plan, place(cohort.clients.ravel()[slots]))
 
     rounds = plan_rounds(experiments, room, first, running)
     loaded: Iterator[Wave] = iter(())
-    if room:  # a thread loads the next wave, also after the last one of a round
+    if room:  # a thread loads the next wave, also that of the next round
         rounds = list(rounds)
         loaded = ahead(
             partial(load, cohort, slots) for _, cohort, waves in rounds for slots in waves
@@ -125,43 +128,21 @@ def plan_rounds(
 ) -> Iterable[tuple[int, Cohort, list[np.ndarray]]]:
     """Yields (number, cohort [X, S], places in the cohort of the clients of each wave)."""
     for number in range(first, experiments[0].config.rounds + 1):
-        cohort = sample_cohorts(experiments, number, running)
-        arrived = np.flatnonzero(cohort.epochs)
+        cohorts = [cohort_of(experiment, number) for experiment in experiments]
+        clients, epochs = map(np.stack, zip(*cohorts, strict=True))
+        if running is not None:
+            epochs = epochs * running[:, None].astype(np.int32)
+        arrived = np.flatnonzero(epochs)
+        waves = [arrived] if arrived.size else []
         if room:
-            size = experiments[0].dealt.size[cohort.clients[0]]
-            yield number, cohort, split_waves(size, arrived, room)
-        else:
-            yield number, cohort, [arrived] if arrived.size else []
-
-
-def sample_cohorts(
-    experiments: Sequence[Experiment], number: int, running: np.ndarray | None
-) -> Cohort:
-    """The cohorts [X, S] of a round; nobody trains in an experiment that has stopped."""
-    cohorts = [cohort_of(experiment, number) for experiment in experiments]
-    clients, epochs = map(np.stack, zip(*cohorts, strict=True))
-    if running is not None:
-        epochs = epochs * running[:, None].astype(np.int32)
-    return Cohort(clients, epochs)
-
-
-def steps_of(experiments: Sequence[Experiment], cohort: Cohort) -> np.ndarray:
-    """Local steps [X S] of a round's clients."""
-    return np.concatenate(
-        [client_steps(experiment, row(cohort, x)) for x, experiment in enumerate(experiments)]
-    )
-
-
-def image_memory(mesh: Mesh) -> float:
-    """Memory in bytes for images; a CPU's devices all read the same copy."""
-    devices = mesh.local_devices
-    return memory(mesh) * (len(devices) if devices[0].platform == 'cpu' else 1)
+            waves = split_waves(experiments[0].dealt.size[clients[0]], arrived, room)
+        yield number, Cohort(clients, epochs), waves
 
 
 def place_all(
     every: Sequence[Dealt], mesh: Mesh, to_input: Callable[[Array], Array]
 ) -> TrainingData:
-    """Puts the data of X experiments on the devices: every image once, clients as index ranges."""
+    """Puts the data of X experiments on the devices: each image once, clients as index ranges."""
     clients = [np.concatenate(dealt.partition) for dealt in every]
     order, _ = padded(clients, len(every), max(map(len, clients)))
     size = np.stack([dealt.size.astype(np.int32) for dealt in every])
@@ -181,9 +162,9 @@ def place_all(
 def place_some(
     dealt: Dealt, mesh: Mesh, to_input: Callable[[Array], Array], *, room: int
 ) -> Callable[[np.ndarray], TrainingData]:
-    """Makes the function that puts the data of some clients of one experiment on the devices.
+    """Makes a function that puts the data of some clients of an experiment on the devices.
 
-    It takes client ids, whose examples are at most `room`, and always returns the same shapes.
+    It takes client ids with at most `room` examples, and always returns the same shapes.
     """
     dataset, partition = dealt.dataset, dealt.partition
     auxiliary = jax.tree.map(lambda leaf: leaf[None], auxiliary_batch(dealt, to_input))
@@ -211,34 +192,33 @@ def split_waves(size: np.ndarray, slots: np.ndarray, room: int) -> list[np.ndarr
     """Splits clients into waves, the largest first, each into the first wave with room.
 
     Args:
-      size: [S] examples of each client of the cohort, none above `room`.
+      size: [S] examples of each client of the cohort, at most `room`.
       slots: places in the cohort of the clients to train.
-      room: examples that a wave may have.
+      room: most examples of a wave.
 
     Returns:
-      Arrays of places in the cohort; each of `slots` is in one of them.
+      Arrays of places in the cohort; together they are `slots`.
     """
     waves: list[list[int]] = []
-    left: list[int] = []
+    free: list[int] = []  # of each wave
     for slot in slots[np.argsort(-size[slots], kind='stable')]:
-        fits = (i for i, free in enumerate(left) if free >= size[slot])
-        if (wave := next(fits, None)) is None:
+        wave = next((i for i, space in enumerate(free) if space >= size[slot]), len(waves))
+        if wave == len(waves):
             waves.append([])
-            left.append(room)
-            wave = -1
+            free.append(room)
         waves[wave].append(int(slot))
-        left[wave] -= int(size[slot])
+        free[wave] -= int(size[slot])
     return [np.array(sorted(wave)) for wave in waves]
 
 
 def plan_wave(steps: np.ndarray, slots: np.ndarray, *, lanes: int, devices: int) -> Schedule:
-    """Schedules the clients of a wave; every wave's schedule has the same shape.
+    """Schedules the clients of a wave; the schedules of all waves have the same shape.
 
     Args:
       steps: [X S] local steps of each client of the cohort.
       slots: places in the cohort of the wave's clients.
       lanes: of each device.
-      devices: how many.
+      devices: their number.
     """
     plan = schedule(steps[slots], lanes=lanes, devices=devices, cohort_size=len(steps))
     return plan._replace(slot=slots[plan.slot].astype(np.int32))
@@ -248,20 +228,15 @@ def ahead(tasks: Iterable[Callable[[], T]]) -> Iterator[T]:
     """Yields the results of tasks in order; a thread runs the next task in the meantime."""
     thread = ThreadPoolExecutor(max_workers=1)
     try:
-        running: Future[T] | None = None
-        for task in tasks:
-            following = thread.submit(task)
-            if running is not None:
-                yield running.result()
-            running = following
-        if running is not None:
-            yield running.result()
+        # `pairwise` submits the next task before it yields the current one.
+        for current, _ in pairwise(chain(map(thread.submit, tasks), [Future[T]()])):
+            yield current.result()
     finally:
         thread.shutdown(cancel_futures=True)
 
 
 def auxiliary_batch(dealt: Dealt, to_input: Callable[[Array], Array]) -> Batch | None:
-    """The server's examples, None if there are none."""
+    """The server's examples, None if it has none."""
     if not len(dealt.auxiliary):
         return None
     y = jnp.asarray(dealt.dataset.y_train[dealt.auxiliary])

@@ -1,4 +1,4 @@
-"""Full gradients of a round's clients, whose examples come from the host a chunk at a time."""
+"""Full gradients of a round's clients; the host sends their examples in chunks."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -28,9 +28,9 @@ def make_gradients(
 ) -> tuple[list[GradientsOf], Any]:
     """Makes for each of X experiments the function that computes its clients' gradients.
 
-    f_i is the mean cross-entropy of all of client i's training examples, label noise included, not
-    augmented, under the global batch statistics; without examples, grad f_i = 0. Each device works
-    on a different client.
+    f_i is the mean cross-entropy of the training examples of client i under the global batch
+    statistics, with label noise and without augmentation; without examples, grad f_i = 0. Each
+    device computes the gradient of another client.
 
     Args:
       experiments: X that share the program.
@@ -65,11 +65,11 @@ def make_gradients(
     total, *examples = split((zeros, *chunk_of(experiments[0].dealt, np.array([], int), 0)), mesh)
     program = jax.jit(add_on_devices).lower(total, weights, *examples).compile()
 
-    @np.errstate(over='ignore', invalid='ignore')  # in a run that diverges
+    @np.errstate(over='ignore', invalid='ignore')  # if training diverges
     def of_cohort(dealt: Dealt, weights: Weights, cohort: np.ndarray) -> Gradients:
         size = np.array([len(dealt.partition[client]) for client in cohort])
         squares, mean = np.zeros(len(cohort)), jax.tree.map(np.zeros_like, row(zeros, 0))
-        by_size = np.argsort(-size, kind='stable')  # so that devices wait little for each other
+        by_size = np.argsort(-size, kind='stable')  # so that devices finish together
         for first in range(0, len(cohort), devices):
             slots = by_size[first : first + devices]
             total = split(zeros, mesh)

@@ -14,35 +14,32 @@ def list_methods() -> None:
     rows = []
     for name in methods.METHODS:
         sentence, paper = methods.describe(name)
-        plain = [
-            (h if h in flags.FLAGS and h != 'alpha' else f'{name}.{h}', p.default)
-            for h, p in methods.hyperparameters(name).items()
+        # The flag --alpha is a setting of the partition.
+        hyperparameters = [
+            (
+                f'--{key}' if key in flags.FLAGS and key != 'alpha' else f'--{name}.{key}',
+                str(p.default),
+            )
+            for key, p in methods.hyperparameters(name).items()
         ]
-        shown = [(f'--{flag}', str(default)) for flag, default in plain]
         cost = display.cost_in_words(cost_of(name)._asdict())
-        rows.append(
-            (name, '\n'.join(filter(None, (sentence, cost and f'Costs: {cost}', paper))), shown)
-        )
+        text = '\n'.join(filter(None, (sentence, cost and f'Costs: {cost}', paper)))
+        rows.append((name, text, hyperparameters))
     display.show_methods(rows)
 
 
 def list_measures() -> None:
     """Print every measure with the fields that it adds to metrics.jsonl and its cost."""
-    rows = []
-    for name, measure in MEASURES.items():
-        rows.append((name, f'{measure.text}\nCosts: {measure.cost}', measure.fields, measure.local))
-    display.show_measures(rows)
+    display.show_measures(
+        [
+            (name, f'{measure.text}\nCosts: {measure.cost}', measure.fields, measure.local)
+            for name, measure in MEASURES.items()
+        ]
+    )
 
 
 def cost_of(name: str) -> MethodCost:
-    """What a method costs beyond FedAvg with the FedNTD CNN on CIFAR-10.
-
-    Args:
-      name: of the method, with its default hyper-parameters.
-
-    Returns:
-      The costs.
-    """
+    """The cost beyond FedAvg of a method with default settings; the FedNTD CNN on CIFAR-10."""
     shape, classes = (32, 32, 3), 10
     method = methods.METHODS[name]()
     model = method.adapt(make_model('cnn', input_shape=shape, num_classes=classes))

@@ -1,4 +1,4 @@
-"""A trained network, read back from the work directory of its run."""
+"""Trained networks, read from the work directories of their runs."""
 
 import dataclasses
 import functools
@@ -42,8 +42,8 @@ def load(workdir: str | os.PathLike[str], *, method: Method | None = None) -> Lo
 
     Args:
       workdir: the work directory of the run.
-      method: the method it was trained with; needed only for a user's own method that adapts the
-        network and is not in `methods.METHODS`.
+      method: the method of the run; needed only if it adapts the network and is not in
+        `methods.METHODS`.
 
     Returns:
       The model; `apply` normalises as training did and computes in chunks.
@@ -53,11 +53,10 @@ def load(workdir: str | os.PathLike[str], *, method: Method | None = None) -> Lo
     """
     folder = Path(workdir)
     if not (folder / run_files.CONFIG).is_file():
-        raise ValueError(f'workdir={folder} is no run: there is no {folder / run_files.CONFIG}.')
+        raise ValueError(f'workdir={folder} is not a run: {folder / run_files.CONFIG} is missing.')
     if not (folder / run_files.SUMMARY).is_file():
         raise ValueError(
-            f'workdir={folder} holds a run that is not finished: there is no '
-            f'{folder / run_files.SUMMARY} yet.'
+            f'workdir={folder} holds an unfinished run: {folder / run_files.SUMMARY} is missing.'
         )
     config = read_config(folder / run_files.CONFIG)
     summary = files.read_json(folder / run_files.SUMMARY)
@@ -65,12 +64,11 @@ def load(workdir: str | os.PathLike[str], *, method: Method | None = None) -> Lo
     metadata, arrays = read_model(path)
     try:
         model, params, stats = _rebuild(config, metadata, arrays, method)
-    except Exception as error:  # of the network's builder, by what is wrong in the file
-        raise ValueError(f'{path} does not give a network: {error}') from error
+    except Exception as error:  # the network's builder raises any, if the file is wrong
+        raise ValueError(f'{path} does not describe a network: {error}') from error
     shape = tuple(metadata.input_shape)
-    to_input = functools.partial(
-        normalise, mean=np.asarray(metadata.mean), std=np.asarray(metadata.std)
-    )
+    mean, std = np.asarray(metadata.mean), np.asarray(metadata.std)
+    to_input = functools.partial(normalise, mean=mean, std=std)
 
     def evaluate(weights: tuple[PyTree, PyTree], x: Array) -> Outputs:
         return model.evaluate(weights[0], x, weights[1])
@@ -83,12 +81,12 @@ def load(workdir: str | os.PathLike[str], *, method: Method | None = None) -> Lo
             x = x[:, None, None]
         if x.ndim != 4 or x.shape[1:] != shape or x.dtype.kind not in 'uif':
             raise ValueError(
-                f'x has shape {x.shape} and dtype {x.dtype}; the network takes images '
-                f'[m, {", ".join(map(str, shape))}], integers or floats.'
+                f'x must be images [m, {", ".join(map(str, shape))}] of integers or floats, got '
+                f'shape {x.shape} and dtype {x.dtype}.'
             )
-        return (
-            compiled((params, stats), x) if len(x) else jax.numpy.zeros((0, metadata.num_classes))
-        )
+        if not len(x):
+            return jax.numpy.zeros((0, metadata.num_classes))
+        return compiled((params, stats), x)
 
     return Loaded(params, stats, apply, config, summary)
 
@@ -101,24 +99,24 @@ def _rebuild(
     if used is None:
         raise ValueError(
             f'the method {metadata.method!r} adapts the network and is not in methods.METHODS; '
-            'give it, as in jaxfed.load(workdir, method=...)'
+            'pass it, as in jaxfed.load(workdir, method=...)'
         )
     height, width, channels = metadata.input_shape
     if not len(metadata.mean) == len(metadata.std) == channels:
-        raise ValueError(f'mean and std are not of {channels} channels')
+        raise ValueError(f'mean and std must have {channels} channels')
     settings = {name: metadata.network[name] for name in NETWORK_SETTINGS}
     described = dataclasses.replace(config, **settings)
     network = used.adapt(make_network(described, (height, width, channels), metadata.num_classes))
     like = jax.eval_shape(network.init, jax.random.key(0)), network.stats
-    _check_arrays(arrays, named(*like))
-    params, stats = jax.tree.unflatten(
-        jax.tree.structure(like), [arrays[name] for name in named(*like)]
-    )
+    expected = named(*like)
+    _check_arrays(arrays, expected)
+    leaves = [arrays[name] for name in expected]
+    params, stats = jax.tree.unflatten(jax.tree.structure(like), leaves)
     return with_precision(network, described.precision), params, stats
 
 
 def read_config(path: Path) -> Config:
-    """The settings in a config.json, without those that this version does not have."""
+    """The settings in a config.json; settings of other versions are ignored."""
     values, types = files.read_json(path), typing.get_type_hints(Config)
     settings = {name: values[name] for name in FIELDS if name in values}
     try:
@@ -130,7 +128,7 @@ def read_config(path: Path) -> Config:
 
 
 def _method_of(metadata: ModelMetadata) -> Method | None:
-    """The method that a model was trained with; None if it is needed and unknown."""
+    """The method of a model; None if the network depends on it and it is unknown."""
     if not metadata.adapted:
         return Method()
     parts = [methods.Part(**part) for part in metadata.method_parts]
@@ -142,11 +140,11 @@ def _method_of(metadata: ModelMetadata) -> Method | None:
 def _check_arrays(arrays: dict[str, np.ndarray], like: dict[str, Any]) -> None:
     """Raises a ValueError unless there is an array of the right shape and type for each name."""
     found = {name: f'{array.shape} {array.dtype}' for name, array in arrays.items()}
-    wanted = {name: f'{leaf.shape} {leaf.dtype}' for name, leaf in like.items()}
-    for name in sorted(found.keys() | wanted.keys()):
-        if found.get(name) != wanted.get(name):
+    expected = {name: f'{leaf.shape} {leaf.dtype}' for name, leaf in like.items()}
+    for name in sorted(found.keys() | expected.keys()):
+        if found.get(name) != expected.get(name):
             raise ValueError(
-                f'it has {found.get(name, "no array")} for {name}, where the network has '
-                f'{wanted.get(name, "no array")}. For a method of your own that adapts the network '
-                'give jaxfed.load(workdir, method=...).'
+                f'{name} is {found.get(name, "missing")} in the file, but '
+                f'{expected.get(name, "missing")} in the network. If your method adapts the '
+                'network, pass it: jaxfed.load(workdir, method=...).'
             )

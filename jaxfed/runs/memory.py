@@ -29,8 +29,8 @@ def needed_memory(
 ) -> int:
     """Bytes that training and evaluation need on each device, without interpreter and compiler.
 
-    This is the memory of the larger program and of what stays: images and, on a CPU, whose devices
-    share one memory with the host, the clients' states and the local models to evaluate.
+    The memory of the larger program, and of images. On a CPU, whose devices share one memory with
+    the host, also that of the clients' states and of the local models to evaluate.
 
     Args:
       experiments: X.
@@ -40,17 +40,15 @@ def needed_memory(
       server: [X, ...].
       client_states: [X N, ...].
       data: training data.
-      streams: whether images come in waves.
+      streams: whether images are sent in waves.
     """
     config, model = experiments[0].config, experiments[0].model
     cohort_size = len(experiments) * config.clients_per_round
     clients = len(experiments) * config.num_clients
     test_images = {id(e.dealt.dataset.x_test): e.dealt.dataset.x_test.nbytes for e in experiments}
-    # Images are an argument of each program, and counted once for all programs.
+    # Images are an argument of each program, and counted once.
     inside = max(
-        peak_memory(programs.train) - data.x.nbytes,
-        peak_memory(programs.merge),
-        evaluator.memory,
+        peak_memory(programs.train) - data.x.nbytes, peak_memory(programs.merge), evaluator.memory
     )
     # Each experiment's server state is copied from the stack, before and after a round.
     inside += 2 * size_of((server.params, server.stats, server.method))
@@ -61,10 +59,9 @@ def needed_memory(
     # The rows written so far, and two copies of a round's rows.
     rows = min(clients, config.rounds * cohort_size) // distributed.process_count()
     stay += row * (rows + 2 * cohort_size)
-    # A checkpoint copies all rows, zeros included; with several processes the first one gathers
-    # them before that.
-    copies_of_all = 2 if distributed.process_count() > 1 else 1
-    stay += copies_of_all * row * clients if config.checkpoint_every else 0
+    if config.checkpoint_every:
+        # A checkpoint copies all rows; the first of several processes gathers them before.
+        stay += (2 if distributed.process_count() > 1 else 1) * row * clients
     if config.local_eval_every:
         weights = jax.eval_shape(model.init, jax.random.key(0)), model.stats
         copies = 3 if 'models' in experiments[0].measures.needs else 2
@@ -80,26 +77,24 @@ def size_in_words(size: float) -> str:
 def advice(experiment: Experiment, mesh: Mesh, lanes: int, *, streams: bool = True) -> str:
     """The settings that lower the memory of an experiment, joined by 'or'."""
     config = experiment.config
-    ways = [f'lower --batch_size={config.batch_size}'] if config.batch_size > 1 else []
-    if 'remat' in options(config.model) and not config.remat:
-        ways.append('set --remat')
-    if lanes > 1:
-        ways.append(f'lower --lanes={lanes}')
-    if mesh.size > 1 and mesh.devices.flat[0].platform == 'cpu':
-        ways.append(f'lower --devices={mesh.size}, because the cores share the memory')
-    if config.local_eval_every:
-        ways.append('omit --local_eval_every')
-    if not streams:
-        ways.append('set --stream=on')
-    if config.checkpoint_every:
-        ways.append('set --checkpoint_every=0 if clients have a state')
-    ways.append(f'lower --clients_per_round={config.clients_per_round}')
-    return ', or '.join([*ways, 'choose a smaller --model'])
+    shares_memory = mesh.size > 1 and mesh.devices.flat[0].platform == 'cpu'
+    ways = {
+        f'lower --batch_size={config.batch_size}': config.batch_size > 1,
+        'set --remat': 'remat' in options(config.model) and not config.remat,
+        f'lower --lanes={lanes}': lanes > 1,
+        f'lower --devices={mesh.size}, because the cores share the memory': shares_memory,
+        'omit --local_eval_every': config.local_eval_every,
+        'set --stream=on': not streams,
+        'set --checkpoint_every=0 if clients have a state': config.checkpoint_every,
+        f'lower --clients_per_round={config.clients_per_round}': True,
+        'choose a smaller --model': True,
+    }
+    return ', or '.join(way for way, applies in ways.items() if applies)
 
 
 @contextlib.contextmanager
 def memory_errors(experiment: Experiment, mesh: Mesh, lanes: int) -> Iterator[None]:
-    """Raises TooLarge with advice in place of XLA's error of exhausted memory."""
+    """Replaces XLA's error of exhausted memory by TooLarge with advice."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:

@@ -1,7 +1,7 @@
 """The trained network as one file, model.safetensors: its parameters and what rebuilds it.
 
-The format holds arrays and text only, so reading a file executes nothing of it, and other programs
-can read it.
+The format holds only arrays and text: reading a file executes no code, and other programs can read
+it.
 """
 
 import json
@@ -14,7 +14,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from jaxfed.config import SETTINGS
-from jaxfed.data.statistics import channel_statistics
 from jaxfed.internal import files
 from jaxfed.recording import run_files
 from jaxfed.recording.checkpoints import digest
@@ -42,11 +41,9 @@ class ModelMetadata(NamedTuple):
 
 
 def save_model(workdir: Path, experiment: Experiment, params: PyTree, stats: PyTree) -> None:
-    """Write the final network to a work directory, whole or not at all."""
-    config, dataset = experiment.config, experiment.dealt.dataset
-    shape = dataset.x_train.shape[1:]
-    network = make_network(config, shape, dataset.num_classes)
-    mean, std = channel_statistics(dataset.x_train)
+    """Write the final network to a work directory, completely or not at all."""
+    config, num_classes = experiment.config, experiment.dealt.dataset.num_classes
+    network = make_network(config, experiment.input_shape, num_classes)
     metadata = ModelMetadata(
         jaxfed=files.versions(('jaxfed',)).get('jaxfed'),
         method=config.method,
@@ -54,14 +51,14 @@ def save_model(workdir: Path, experiment: Experiment, params: PyTree, stats: PyT
         switch_round=config.switch_round,
         adapted=experiment.method.adapt(network) is not network,
         network={name: getattr(config, name) for name in NETWORK_SETTINGS},
-        input_shape=list(shape),
-        num_classes=dataset.num_classes,
-        mean=mean.tolist(),
-        std=std.tolist(),
+        input_shape=list(experiment.input_shape),
+        num_classes=num_classes,
+        mean=experiment.mean.tolist(),
+        std=experiment.std.tolist(),
     )._asdict()
     arrays = named(*jax.device_get((params, stats)))
     metadata['digest'] = _digest(metadata, arrays)
-    # safetensors writes entries in any order; with one entry the same run gives the same file.
+    # safetensors writes entries in any order; with one entry the file is reproducible.
     text = json.dumps(metadata, sort_keys=True)
     files.write_atomic(workdir / run_files.MODEL, save(arrays, metadata={ENTRY: text}))
 
@@ -73,7 +70,7 @@ def read_model(path: Path) -> tuple[ModelMetadata, dict[str, np.ndarray]]:
       ValueError: if it is missing, damaged, or was not written by jaxfed.
     """
     if not path.is_file():
-        raise ValueError(f'{path} is not there: the run was made without it, or it was removed.')
+        raise ValueError(f'{path} does not exist: the run did not write it, or it was removed.')
     try:
         with safe_open(path, framework='numpy') as file:
             metadata = json.loads((file.metadata() or {})[ENTRY])
@@ -81,12 +78,12 @@ def read_model(path: Path) -> tuple[ModelMetadata, dict[str, np.ndarray]]:
             arrays = {name: np.asarray(file.get_tensor(name)) for name in names}
         fields = {name: metadata[name] for name in ModelMetadata._fields}
         if metadata.pop('digest') != _digest(metadata, arrays):
-            raise ValueError('its digest is another one')
+            raise ValueError('its digest does not match')
     except KeyError as error:
         raise ValueError(f'{path} was not written by jaxfed: it lacks {error}.') from error
     except (SafetensorError, OSError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(
-            f'{path} cannot be read ({error}): it is damaged or was cut short; take another copy.'
+            f'{path} cannot be read ({error}): it is damaged or incomplete; use another copy.'
         ) from error
     return ModelMetadata(**fields), arrays
 
@@ -94,17 +91,14 @@ def read_model(path: Path) -> tuple[ModelMetadata, dict[str, np.ndarray]]:
 def named(params: PyTree, stats: PyTree) -> dict[str, np.ndarray]:
     """Parameters and batch statistics by name, 'conv1.kernel' or 'batch_stats.norm1.mean'."""
 
-    def flatten(tree: PyTree, prefix: str) -> dict[str, np.ndarray]:
-        leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-        return {
-            prefix + jax.tree_util.keystr(path, simple=True, separator='.'): leaf
-            for path, leaf in leaves
-        }
-
-    return flatten(params, '') | flatten(stats, STATS)
+    return {
+        prefix + jax.tree_util.keystr(path, simple=True, separator='.'): leaf
+        for prefix, tree in (('', params), (STATS, stats))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 def _digest(metadata: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
-    """A digest of the arrays and the metadata, whatever their order."""
+    """A digest of the arrays and the metadata, independent of their order."""
     text = np.frombuffer(json.dumps(metadata, sort_keys=True).encode(), np.uint8)
     return digest({'': text, **dict(sorted(arrays.items()))})

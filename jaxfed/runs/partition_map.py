@@ -28,7 +28,7 @@ def training_counts(settings: config.Config) -> np.ndarray:
       [N, C] int32.
 
     Raises:
-      ValueError: if training would refuse method, data or partition.
+      ValueError: if method, data or partition is invalid.
     """
     # No client is sampled, so the default of --clients_per_round limits nothing.
     sampled = min(settings.clients_per_round, settings.num_clients)

@@ -1,4 +1,4 @@
-"""Makes experiments ready to run: data on the devices, lanes, compiled programs.
+"""Preparation of experiments: data on the devices, lanes, compiled programs.
 
 Several experiments can share a program, see `shared_program`.
 """
@@ -31,7 +31,7 @@ from jaxfed.runs.seeds import seed_of
 from jaxfed.runs.shared_program import method_builder
 from jaxfed.types import Array, PyTree
 
-# If a CPU is one device, a few clients side by side fill its cores; more only take memory and
+# If a CPU is one device, a few clients side by side fill its cores; more only need more memory and
 # compile longer. If each core is a device, one client at a time keeps it busy.
 CPU_LANES = 8
 
@@ -42,7 +42,7 @@ class Prepared(NamedTuple):
     mesh: Mesh
     lanes: int  # of each device
     feed: Feed
-    streams: bool  # whether images come in waves
+    streams: bool  # whether images are sent in waves
     programs: Round  # compiled
     evaluators: list[Evaluator]  # X
     server: ServerState  # [X, ...] before the first round
@@ -100,7 +100,7 @@ def prepare(experiments: Sequence[Experiment]) -> Prepared:
             return programs, evaluators, -int(distributed.minimum('memory needed', -needed))
 
         while True:
-            # Only compiled programs show how much memory lanes take; most of it grows with them.
+            # Only compiled programs show how much memory lanes need; most of it is proportional.
             programs, evaluators, needed = compile_with(lanes)
             available = memory(mesh)
             if config.lanes or needed <= available or lanes == 1:
@@ -112,12 +112,11 @@ def prepare(experiments: Sequence[Experiment]) -> Prepared:
             f'device(s), which have {size_in_words(available)}: '
             f'{advice(first, mesh, lanes, streams=streams)}.'
         )
-    # JAX releases arrays that it shares with NumPy, as of a wave's images, when Python collects.
+    # JAX releases arrays that it shares with NumPy only when Python collects garbage.
     gc.collect()
-    seconds = time.perf_counter() - began
     return Prepared(
         mesh, lanes, feed, streams, programs, evaluators, server, client_states, keys, needed,
-        available, seconds,
+        available, compile_seconds=time.perf_counter() - began,
     )  # fmt: skip
 
 
@@ -133,19 +132,19 @@ def initial_states(experiments: Sequence[Experiment]) -> tuple[ServerState, PyTr
     server = jax.tree.map(lambda *leaves: np.stack(leaves), *servers)
     config = experiments[0].config
     try:
-        # Every client's state stays on a host; only a round's rows travel to the devices.
+        # The clients' states stay on the hosts; only a round's rows are sent to the devices.
         return server, states_of.create(clients, config.num_clients)
     except MemoryError as error:
         size = len(experiments) * config.num_clients * size_of(clients[0])
         raise TooLarge(
-            f'the states of --num_clients={config.num_clients} clients take {size_in_words(size)} '
-            f"of this machine's memory, and --method={config.method} keeps one for each client; "
-            'lower --num_clients, or choose a method without client states.'
+            f'--method={config.method} keeps a state for each client, and all '
+            f'--num_clients={config.num_clients} need {size_in_words(size)} of memory; lower '
+            '--num_clients, or choose a method without client states.'
         ) from error
 
 
 def local_settings(experiments: Sequence[Experiment]) -> LocalSettings:
-    """What the compiled local training of experiments has in common."""
+    """The common settings of the compiled local training of experiments."""
     config = experiments[0].config
     return LocalSettings(
         local_epochs=config.local_epochs,
@@ -153,21 +152,20 @@ def local_settings(experiments: Sequence[Experiment]) -> LocalSettings:
         momentum=config.momentum,
         weight_decay=config.weight_decay,
         aggregation=config.aggregation,
-        longest=max(len(part) for each in experiments for part in each.dealt.partition),
+        longest=max(len(part) for e in experiments for part in e.dealt.partition),
         keep_models=config.local_eval_every > 0,
     )
 
 
 def most_lanes(cohort_size: int, devices: int) -> int:
-    """The most lanes worth having on each device, for all clients of a round."""
+    """The most lanes of a device that can save time, for all clients of a round."""
     if jax.default_backend() != 'cpu':
         return cohort_size
     return CPU_LANES if devices == 1 else 1
 
 
 def memory_in_words(prepared: Prepared) -> str:
-    """The memory that prepared experiments need, and have, in a few words."""
-    return (
-        f'about {size_in_words(prepared.needed)} of {size_in_words(prepared.available)} on each of '
-        f'{prepared.mesh.size} device(s)'
-    ) + (', images in waves' if prepared.streams else '')
+    """The needed and the available memory of prepared experiments, in words."""
+    needed, available = size_in_words(prepared.needed), size_in_words(prepared.available)
+    waves = ', images in waves' if prepared.streams else ''
+    return f'about {needed} of {available} on each of {prepared.mesh.size} device(s){waves}'

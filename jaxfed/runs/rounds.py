@@ -1,4 +1,4 @@
-"""The loop over rounds: every process trains, evaluates and measures; the first one records."""
+"""The loop over rounds: every process trains, evaluates and measures; the first process records."""
 
 import contextlib
 import time
@@ -35,9 +35,9 @@ def never(round_: int, metrics: Sequence[list[Entry]], running: Sequence[int]) -
 
 
 class Recorder(NamedTuple):
-    """What is done with the rounds of X experiments while they train."""
+    """Records the rounds of X experiments."""
 
-    logs: Sequence[Log]  # X; () if nothing is recorded
+    logs: Sequence[Log]  # X; () in processes after the first
     record: Watch
     save: Callable[[int, State], None]  # (round, state): writes a checkpoint
 
@@ -57,14 +57,14 @@ def open_recorder(
     quiet: bool,
     watch: Watch,
 ) -> Iterator[Recorder]:
-    """Opens the recorder of experiments that continue after `done` rounds.
+    """Opens the recorder of X experiments that continue after `done` rounds.
 
     Args:
       experiments: X.
       manager: from `open_checkpoints`.
       done: rounds of earlier processes.
       state: after them.
-      quiet: show no progress, which is only shown for a single experiment.
+      quiet: show no progress; several experiments never show any.
       watch: called after an entry is recorded.
     """
     with contextlib.ExitStack() as stack:
@@ -74,8 +74,8 @@ def open_recorder(
             logs.append(stack.enter_context(open_log(e.config, e.parts, e.workdir, rounds)))
         if done:
             console.say(f'continuing after round {done}', quiet=quiet)
-        hidden = quiet or len(experiments) > 1
-        report = stack.enter_context(run_progress(experiments[0].config.rounds, quiet=hidden))
+        quiet = quiet or len(experiments) > 1
+        report = stack.enter_context(run_progress(experiments[0].config.rounds, quiet=quiet))
 
         def record(x: int, entry: Entry) -> None:
             logs[x].record(entry)
@@ -83,7 +83,7 @@ def open_recorder(
             watch(x, entry)
 
         def save(round_: int, state: State) -> None:
-            # A checkpoint is only valid with the lines of its rounds.
+            # A checkpoint is valid only with the lines of its rounds.
             for log in logs:
                 log.settle()
             checkpoints.save(manager, round_, state)
@@ -112,7 +112,7 @@ def train_rounds(
       stop: called after each round.
 
     Returns:
-      (final state, number of an experiment that diverged -> the loss that is not finite).
+      (final state, number of a diverged experiment -> the loss that is not finite).
     """
     config = experiments[0].config
     running = state.recorded < 0  # the feed reads it before every round
@@ -142,7 +142,7 @@ def train_rounds(
         if signal:
             one = f', with --workdir={experiments[0].workdir}' if len(experiments) == 1 else ''
             raise Interrupted(
-                f'stopped after round {number}; the same command goes on from there{one}.', signal
+                f'stopped after round {number}; the same command continues from there{one}.', signal
             )
     return state, failures
 
@@ -177,12 +177,8 @@ def train_and_evaluate(
     servers, past, entries = unstack(server, len(experiments)), list(state.past), {}
     seconds = (time.perf_counter() - began) / len(running)
     for x in running:
-        config, evaluator, clients = (
-            experiments[x].config,
-            prepared.evaluators[x],
-            cohort.clients[x],
-        )
-        arrived = clients[cohort.epochs[x] > 0]
+        evaluator, clients = prepared.evaluators[x], cohort.clients[x]
+        config, arrived = experiments[x].config, clients[cohort.epochs[x] > 0]
         evaluation, accuracies, local = None, dict[str, float](), None
         ticks = [time.perf_counter()]
         if is_due(config, config.eval_every, number):
@@ -190,8 +186,9 @@ def train_and_evaluate(
         ticks.append(time.perf_counter())
         if local_due:
             selected = select_experiment(models, x, len(clients))
-            before = state.servers[x]
-            accuracies, local = evaluator.evaluate_locals(before, servers[x], selected, clients)
+            accuracies, local = evaluator.evaluate_locals(
+                state.servers[x], servers[x], selected, clients
+            )
         measured = evaluator.measure(arrived, evaluation, past[x], local)
         ticks.append(time.perf_counter())
         loss = None if losses is None or not arrived.size else float(losses[x])
@@ -208,5 +205,5 @@ def train_and_evaluate(
 
 
 def is_due(config: Config, every: int, number: int) -> bool:
-    """Whether something happens in a round that happens every few rounds, and in the last."""
+    """Whether an event is due that happens every few rounds and in the last; 0 for never."""
     return every > 0 and (number % every == 0 or number == config.rounds)

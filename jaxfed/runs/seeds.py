@@ -6,8 +6,8 @@ from jaxfed.config import Config
 from jaxfed.engine.cohorts import draw_cohort
 from jaxfed.types import Cohort
 
-# Stream -> the setting that replaces --seed for it. Streams are separate, so changing what draws
-# from one does not change the others; their order is part of every seed.
+# Stream -> the setting that replaces --seed for it. A change of what draws from one stream does not
+# change the others. The order is part of every seed.
 _STREAMS = {
     'partition': 'partition_seed',
     'cohort': 'cohort_seed',
@@ -22,7 +22,7 @@ _STREAMS = {
 
 
 def stream(seed: int, name: str) -> int:
-    """The 32-bit seed of one of the streams that belong to `seed`."""
+    """The 32-bit seed of a stream of `seed`."""
     return int(np.random.SeedSequence([seed, list(_STREAMS).index(name)]).generate_state(1)[0])
 
 
@@ -33,7 +33,7 @@ def seed_of(config: Config, name: str) -> int:
 
 
 def sample_cohort(config: Config, size: np.ndarray, round_: int) -> Cohort:
-    """The clients of a round and how many epochs each completes; `size` [N] counts examples."""
+    """The clients of a round and the epochs that each completes; `size` [N] counts examples."""
     return draw_cohort(
         round_,
         size,

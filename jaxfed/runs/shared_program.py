@@ -1,8 +1,7 @@
-"""Experiments that share a program: which settings may differ, and how these reach it.
+"""Experiments that share a program: which settings may differ, and how the program receives them.
 
-What shapes a program or is written into it has to be the same. What is data may differ: who holds
-which examples, who takes part in a round, where training starts from, and numbers, which the
-program then takes as arguments.
+Settings that shape a program or are constants in it must be equal. Data may differ: the partition,
+the cohorts, the initial parameters, and numbers, which the program then takes as arguments.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from jaxfed.methods.method import Method
 from jaxfed.runs.experiment import Experiment
 from jaxfed.types import PyTree
 
-# Arguments of the program where experiments differ in them. A learning rate always is one.
+# Arguments of the program if experiments differ in them. The learning rate always is one.
 ARGUMENTS = tuple(name for name, setting in SETTINGS.items() if setting.in_program == 'argument')
 
 
@@ -28,28 +27,20 @@ def program_key(config: Config, parts: Sequence[Part], *, exact: bool = False) -
     Args:
       config: the settings.
       parts: the method's parts with all their hyper-parameters.
-      exact: whether hyper-parameters, momentum and weight decay are written into the program, as
+      exact: whether hyper-parameters, momentum and weight decay are constants of the program, as
         for methods that compute with them in Python.
     """
-    written = ('constant', 'argument') if exact else ('constant',)
-    settings = {
-        name: getattr(config, name)
-        for name, setting in SETTINGS.items()
-        if setting.in_program in written
-    }
+    constant = ('constant', 'argument') if exact else ('constant',)
+    names = [name for name, setting in SETTINGS.items() if setting.in_program in constant]
     hyperparameters = [
-        (
-            name,
-            phase,
-            {key: value for key, value in values.items() if exact or not _is_number(name, key)},
-        )
+        (name, phase, {k: v for k, v in values.items() if exact or not _is_number(name, k)})
         for name, values, phase in parts
     ]
-    return repr((settings, hyperparameters))
+    return repr(({name: getattr(config, name) for name in names}, hyperparameters))
 
 
 def _is_number(method: str, name: str) -> bool:
-    """Whether a hyper-parameter may be an argument of the program: a number that counts nothing."""
+    """Whether a hyper-parameter may be an argument of the program; counts may not."""
     return methods.hyperparameters(method)[name].annotation is float
 
 
@@ -57,7 +48,7 @@ def differing_hyperparameters(experiments: Sequence[Experiment]) -> dict[str, np
     """'METHOD.NAME' -> [X] float32 of the hyper-parameters in which X experiments differ."""
     values: dict[str, list[Any]] = {}
     for experiment in experiments:
-        # A method that is named in both of two phases has the same hyper-parameters in both.
+        # A method in both phases has the same hyper-parameters in both.
         for name, chosen in {part.name: part.hyperparameters for part in experiment.parts}.items():
             for key, value in chosen.items():
                 if _is_number(name, key):
@@ -68,29 +59,25 @@ def differing_hyperparameters(experiments: Sequence[Experiment]) -> dict[str, np
 def method_builder(experiments: Sequence[Experiment]) -> Callable[[PyTree], Method] | None:
     """Makes the function (traced hyper-parameters by 'METHOD.NAME') -> method.
 
-    None where all experiments have the same hyper-parameters.
+    None if all experiments have the same hyper-parameters.
     """
     if not differing_hyperparameters(experiments):
         return None
     first = experiments[0]
 
     def build(traced: PyTree) -> Method:
-        parts = [
-            part._replace(
-                hyperparameters={
-                    key: traced.get(f'{part.name}.{key}', value)
-                    for key, value in part.hyperparameters.items()
-                }
-            )
-            for part in first.parts
-        ]
+        parts = []
+        for part in first.parts:
+            values = part.hyperparameters.items()
+            chosen = {key: traced.get(f'{part.name}.{key}', value) for key, value in values}
+            parts.append(part._replace(hyperparameters=chosen))
         return methods.build(parts, switch_round=first.config.switch_round)
 
     return build
 
 
 def round_arguments(experiments: Sequence[Experiment], round_: int) -> Tuned:
-    """The numbers [X] that the program of a round takes."""
+    """The arguments [X] of the program of a round."""
     configs = [experiment.config for experiment in experiments]
     differing = {
         name: np.array([getattr(config, name) for config in configs], np.float32)

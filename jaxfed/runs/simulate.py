@@ -1,4 +1,4 @@
-"""Trains experiments from their settings to their recorded results."""
+"""Training of experiments, from their settings to their recorded results."""
 
 import contextlib
 import json
@@ -95,10 +95,10 @@ def train(
       ValueError: if another process uses the work directory, or its content is damaged.
       Diverged: if training produces values that are not finite; earlier rounds stay recorded.
       Interrupted: after the round in which SIGINT or SIGTERM was received.
-      OSError: if records or checkpoints cannot be written; earlier ones stay as they are.
+      OSError: if records or checkpoints cannot be written; earlier ones stay unchanged.
     """
     liveness.set_advice(
-        f'with --workdir={experiment.workdir} the same command goes on from the last checkpoint'
+        f'the same command with --workdir={experiment.workdir} continues from the last checkpoint'
     )
     try:
         if distributed.is_leader():
@@ -110,14 +110,14 @@ def train(
         if isinstance(result, Diverged):
             raise result
     except (Interrupted, Diverged):
-        # A process that ends with an error ends the others: wait for the last checkpoint.
+        # A process that ends with an error ends the others, so all wait for the last checkpoint.
         distributed.end_with_all()
         raise
     if distributed.process_count() > 1:
-        written = result.summary, result.metrics
-        summary, metrics = json.loads(
-            distributed.broadcast_from_leader('summary', lambda: json.dumps(written))
+        text = distributed.broadcast_from_leader(
+            'summary', lambda: json.dumps([result.summary, result.metrics])
         )
+        summary, metrics = json.loads(text)
         result = result._replace(summary=summary, metrics=metrics)
     if distributed.is_leader() and not quiet:
         display.show_summary(result.summary, experiment.workdir)
@@ -152,7 +152,7 @@ def train_experiments(
     Args:
       experiments: X that can share a program, see `shared_program`.
       folder: of their checkpoints; the work directory if X = 1.
-      quiet: show no progress, which is only shown for a single experiment.
+      quiet: show no progress; several experiments never show any.
       watch: called with the number of an experiment and its entry, after it is recorded.
       stop: called after each round; returns the experiments that stop early.
 
@@ -162,56 +162,49 @@ def train_experiments(
     Raises:
       TooLarge: as `train`, like all others except `Diverged`.
     """
-    with contextlib.ExitStack() as stack:
+    began = time.perf_counter()
+    with contextlib.ExitStack() as locks:
         for experiment in experiments:
-            stack.enter_context(files.exclusive_lock(experiment.workdir))
-        results = _train_recorded(experiments, folder, quiet=quiet, watch=watch, stop=stop)
-        # A single experiment that diverged is not finished.
-        if len(results) > 1 or isinstance(results[0], Result):
+            locks.enter_context(files.exclusive_lock(experiment.workdir))
+        prepared = _prepare(experiments, quiet=quiet)
+        with contextlib.ExitStack() as stack:
+            keep = experiments[0].config.keep
+            checkpoints = stack.enter_context(open_checkpoints(folder, keep=keep))
+            done, state = resume(experiments, prepared, checkpoints)
+            recorder = stack.enter_context(
+                open_recorder(experiments, checkpoints, done, state, quiet=quiet, watch=watch)
+            )
+            signal_received = stack.enter_context(stopping(partial(console.say, quiet=False)))
+            state, failures = train_rounds(
+                experiments, prepared, done, state, recorder, signal_received, stop
+            )
+            results = [
+                _diverged(experiment, state.recorded[x] + 1, failures[x])
+                if x in failures
+                else _finish(
+                    experiment, prepared, recorder.logs[x], state.servers[x], done, began,
+                    shared_by=len(experiments),
+                )
+                for x, experiment in enumerate(experiments)
+            ]  # fmt: skip
+            # A run with a summary is finished, so the summaries are written last.
+            finished = [result for result in results if isinstance(result, Result)]
+            files.write_json_files({r.workdir / run_files.SUMMARY: r.summary for r in finished})
+        # A single experiment that diverged is not finished and keeps its checkpoints.
+        if finished or len(results) > 1:
             shutil.rmtree(folder / FOLDER, ignore_errors=True)
     return results
 
 
-def _train_recorded(
-    experiments: Sequence[Experiment], folder: Path, *, quiet: bool, watch: Watch, stop: Stop
-) -> list[Result | Diverged]:
-    """Do the work of `train_experiments` while the work directories are locked."""
-    began = time.perf_counter()
-    prepared = _prepare(experiments, quiet=quiet)
-    with contextlib.ExitStack() as stack:
-        checkpoints = stack.enter_context(open_checkpoints(folder, keep=experiments[0].config.keep))
-        done, state = resume(experiments, prepared, checkpoints)
-        recorder = stack.enter_context(
-            open_recorder(experiments, checkpoints, done, state, quiet=quiet, watch=watch)
-        )
-        signal_received = stack.enter_context(stopping(partial(console.say, quiet=False)))
-        state, failures = train_rounds(
-            experiments, prepared, done, state, recorder, signal_received, stop
-        )
-        results = [
-            _diverged(experiment, state.recorded[x] + 1, failures[x])
-            if x in failures
-            else _finish(
-                experiment, prepared, recorder.logs[x], state.servers[x], done, began,
-                shared_by=len(experiments),
-            )
-            for x, experiment in enumerate(experiments)
-        ]  # fmt: skip
-        # A run with a summary is finished, so the summaries are written last.
-        finished = [result for result in results if isinstance(result, Result)]
-        files.write_json_files({r.workdir / run_files.SUMMARY: r.summary for r in finished})
-    return results
-
-
 def _prepare(experiments: Sequence[Experiment], *, quiet: bool) -> Prepared:
-    """Check the work directories, compile and write the partition."""
+    """Check the work directories, compile the programs and write the partition."""
     for experiment in experiments:
         run_files.check_unfinished(experiment.workdir, experiment.dealt.label_counts)
     try:
         with console.status('compiling', quiet=quiet):
             prepared = prepare(experiments)
     except TooLarge:
-        if len(experiments) == 1:  # several are tried again in smaller groups
+        if len(experiments) == 1:  # the caller tries several again in smaller groups
             run_files.discard_workdir(experiments[0].workdir)
         raise
     for experiment in experiments:
@@ -225,8 +218,8 @@ def _prepare(experiments: Sequence[Experiment], *, quiet: bool) -> Prepared:
 def _diverged(experiment: Experiment, round_: int, loss: str) -> Diverged:
     """The error of an experiment in which `loss` is not finite."""
     return Diverged(
-        f'round {round_}: {loss} is not finite; training diverged. A lower --learning_rate or '
-        f'smaller weights of the method may help. The rounds before are in {experiment.workdir}. '
+        f'round {round_}: {loss} is not finite; training diverged. Lower --learning_rate or the '
+        f'weights of the method. {experiment.workdir} holds the rounds before. '
         '--on_divergence=record ends such a run without an error.'
     )
 
@@ -245,15 +238,14 @@ def _finish(
     Args:
       experiment: from `set_up`.
       prepared: the program of `shared_by` experiments.
-      log: all rounds.
+      log: of all rounds.
       server: after the last round.
       done: rounds of earlier processes.
-      began: `time.perf_counter()` when this process began.
+      began: `time.perf_counter()` at the start of this process's training.
       shared_by: experiments in the program.
     """
     config, metrics, workdir = experiment.config, log.metrics, experiment.workdir
-    title = f'{config.method}, {title_of(config)}'
-    draw_accuracy(metrics, workdir / 'accuracy.png', title=title)
+    draw_accuracy(metrics, workdir / 'accuracy.png', title=f'{config.method}, {title_of(config)}')
     steps = total_steps(experiment, len(metrics))
     compile_seconds = prepared.compile_seconds / shared_by
     summary = summarise(config, experiment.measures.names, metrics, compile_seconds, steps)

@@ -29,7 +29,7 @@ class State(NamedTuple):
     server: ServerState  # [X, ...]
     clients: PyTree  # this process's rows of [X N, ...], NumPy; changed in place by every round
     past: list[History]  # X
-    recorded: np.ndarray  # [X] int32, recorded rounds of an experiment that stopped, -1 if running
+    recorded: np.ndarray  # [X] int32, recorded rounds of a stopped experiment, -1 if running
     diverged: np.ndarray  # [X] bool, whether it stopped in a round that is not recorded
     servers: Sequence[ServerState]  # X, copies of the rows of `server`
 
@@ -51,13 +51,13 @@ def unstack(server: ServerState, count: int) -> list[ServerState]:
 def resume(
     experiments: Sequence[Experiment], prepared: Prepared, checkpoints: Any
 ) -> tuple[int, State]:
-    """The rounds done and the state after them, of the newest checkpoint or before the first round.
+    """The rounds of the newest checkpoint and its state, or 0 and the first state.
 
     Args:
       experiments: X.
       prepared: from `prepare`.
-      checkpoints: from `open_checkpoints`; None in processes after the first, which receive what
-        it reads.
+      checkpoints: from `open_checkpoints`; None in processes after the first, which receive the
+        state from it.
     """
     first, rows = first_state(experiments, prepared), client_rows(experiments)
     like = first._replace(clients=states_of.allocate(first.clients, rows), servers=())
@@ -81,7 +81,7 @@ def resume(
 
 
 def collect(state: State, experiments: Sequence[Experiment]) -> State:
-    """What a checkpoint holds, with the client rows of all processes on the first of them."""
+    """The content of a checkpoint: the state with the client rows of all processes."""
     clients = states_of.gather(state.clients, client_rows(experiments))
     return state._replace(clients=clients, servers=())
 

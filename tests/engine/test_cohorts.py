@@ -215,10 +215,10 @@ def test_recorded_rounds_without_any_client(cheap_runs, tmp_path, stream):
 @pytest.mark.parametrize(
     'changes, message',
     [
-        ({'dropout': 1.0}, '--dropout=1.0 must be at least 0 and below 1'),
-        ({'stragglers': -0.1}, '--stragglers=-0.1 must be from 0 to 1'),
+        ({'dropout': 1.0}, '--dropout must be at least 0 and below 1'),
+        ({'stragglers': -0.1}, '--stragglers must be from 0 to 1, got -0.1'),
         ({'over_selection': 4.0}, '--over_selection=4.0 samples 10 clients a round'),
-        ({'sampling': 'alphabetical'}, '--sampling=alphabetical'),
+        ({'sampling': 'alphabetical'}, '--sampling must be one of .*, got alphabetical'),
         ({'dropout': 0.9999, 'rounds': 1}, '--dropout=0.9999 loses every client'),
     ],
 )

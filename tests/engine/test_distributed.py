@@ -231,8 +231,8 @@ def test_the_first_process_dies_and_one_process_goes_on(pair, single, tmp_path):
     assert processes[1].returncode == 1
     assert shown == ''
     assert error.splitlines() == [
-        'error: process 0 was lost: it closed its connection; with --workdir=run the same command '
-        'goes on from the last checkpoint.'
+        'error: process 0 was lost: it closed its connection; the same command with '
+        '--workdir=run continues from the last checkpoint.'
     ]
     settings = {'method': 'scaffold', 'rounds': 40, 'checkpoint_every': 0}
     (tmp_path / 'host0' / 'run').rename(tmp_path / 'rest')

@@ -619,7 +619,7 @@ def test_list_shows_every_figure(capsys):
         (['fedlmd/2', '--', '--measure=none'], 'leave --measure=none out'),
         (['fedlmd/4', '--', '--validation=0.1'], '--validation holds out training data'),
         (['fedlmd/4', '--', '--seed=2'], '--seed=2 is set for each run'),
-        (['fedlmd/4', '--', '--alpha=0'], '--alpha=0.0 must be above 0'),
+        (['fedlmd/4', '--', '--alpha=0'], '--alpha must be positive, got 0.0'),
         (['fedlmd/4', '--data_dir=none'], 'cifar10'),
         (['fedcad/3', '--data_dir=none'], 'cifar10'),
         (['fedcad/1', '--rounds=1'], '--rounds must be at least 2, got 1: FedAvg'),

@@ -71,8 +71,8 @@ def test_a_single_array_is_refused(npz):
     [
         ({'num_clients': 10**400}, '--num_clients is an integer of 1329 bits'),
         ({'seed': 2**63}, '--seed is an integer of 64 bits'),
-        ({'alpha': 10**400}, r'--alpha=10{400} must be a finite number'),
-        ({'workdir': 'a\0b'}, r"--workdir='a\\x00b' must have no NUL character"),
+        ({'alpha': 10**400}, r'--alpha must be a finite number'),
+        ({'workdir': 'a\0b'}, r'--workdir must have no NUL character'),
     ],
 )
 def test_values_beyond_every_type_are_refused(values, message):

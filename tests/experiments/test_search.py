@@ -254,7 +254,7 @@ def test_runs_evaluated_on_test_data_are_refused(tmp_path, monkeypatch):
         (['--method=kd', '--grid=beta:.5,0.5'], 'has 0.5 twice'),
         (['--method=kd', '--grid=beta:1', '--grid=beta:2'], 'beta is named twice'),
         (['--method=kd', '--grid=beta:nan'], 'no combination can be run'),
-        (['--method=kd', '--grid=beta:-1'], 'beta=-1.0 must be at least 0'),
+        (['--method=kd', '--grid=beta:-1'], 'beta must be at least 0, got -1.0'),
         (['--method=moon', '--grid=projection:yes'], 'yes must be True or False'),
         (['--method=fedavgm', '--grid=form:ema,foo'], 'foo must be one of heavy_ball, ema'),
         (['--method=fedlmd+kd', '--grid=tau:1'], "'tau' is none of"),

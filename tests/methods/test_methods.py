@@ -100,14 +100,14 @@ def test_resolve_refuses(specification, hyperparameters, message):
 )
 def test_build_refuses_values_out_of_range(name, hyperparameters):
     key, value = next(iter(hyperparameters.items()))
-    with pytest.raises(ValueError, match=rf'--method={name}: .*{key}.*{value}.* must be'):
+    with pytest.raises(ValueError, match=rf'--method={name}: .*{key}.* must be .*{value}'):
         build(resolve(name, hyperparameters))
 
 
 @pytest.mark.parametrize('name', [n for n in methods.METHODS if 'tau' in hyperparameters(n)])
 @pytest.mark.parametrize('tau', ['inf', 'nan', '1e+200', '1e+30', '1e-30', '1e-320'])
 def test_build_refuses_temperatures_that_float32_cannot_square(name, tau):
-    with pytest.raises(ValueError, match=rf'--method={name}: tau={re.escape(tau)} must be'):
+    with pytest.raises(ValueError, match=rf'--method={name}: tau must be .*, got {re.escape(tau)}'):
         build(resolve(name, {'tau': float(tau)}))
 
 

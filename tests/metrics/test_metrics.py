@@ -535,15 +535,18 @@ def test_parsing_of_names():
         ({'measure': ''}, r"--measure= names '': choose from"),
         ({'measure': 'none,drift'}, "names 'none'"),
         ({'measure': 'confusion,confusion'}, "names 'confusion' twice"),
-        ({'measure': 'forgetting,drift'}, 'drift is taken where .* --local_eval_every=0; give it'),
-        ({'measure': 'all'}, 'in_out, drift, .* --local_eval_every=0'),
-        ({'confusion_clients': '0'}, 'is for --measure=confusion, but --measure=none'),
-        ({'confusion_clients': '0', 'measure': 'confusion'}, '--local_eval_every=0; give it'),
+        (
+            {'measure': 'forgetting,drift'},
+            'forgetting,drift evaluates local models, but --local_eval_every=0; set it',
+        ),
+        ({'measure': 'all'}, '--measure=all evaluates local models, but --local_eval_every=0'),
+        ({'confusion_clients': '0'}, 'needs --measure=confusion, got --measure=none'),
+        ({'confusion_clients': '0', 'measure': 'confusion'}, '--local_eval_every=0; set it'),
         ({'confusion_clients': '0,x'}, '--confusion_clients=0,x must be client ids'),
         ({'confusion_clients': '-1'}, '--confusion_clients=-1 must be client ids'),
         ({'confusion_clients': ''}, '--confusion_clients= must be client ids'),
         ({'confusion_clients': '1,1'}, '--confusion_clients=1,1 names a client twice'),
-        ({'confusion_clients': '20'}, '--confusion_clients=20 must be from 0 to 19'),
+        ({'confusion_clients': '20'}, '--confusion_clients must be from 0 to 19, got 20'),
     ],
 )
 def test_invalid_settings_are_refused(settings_, message):

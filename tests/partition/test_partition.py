@@ -511,15 +511,21 @@ def test_settings_of_another_partition_are_refused(name, settings_, message):
 @pytest.mark.parametrize(
     'settings, message',
     [
-        ({'partition': 'quantity', 'size_alpha': 0.0}, r'--size_alpha=0\.0 must be above 0'),
-        ({'partition': 'sharding', 'shards_per_client': 0}, '--shards_per_client=0 must be at'),
-        ({'partition': 'natural', 'min_user_size': 0}, '--min_user_size=0 must be at least 1'),
-        ({'partition': 'natural', 'num_users': -1}, '--num_users=-1'),
-        ({'label_noise': -0.1}, r'--label_noise=-0\.1 must be from 0 to 1'),
-        ({'label_noise_form': 'pair'}, '--label_noise_form=pair must be one of equal, uniform'),
-        ({'personal_test': 1.0}, r'--personal_test=1\.0'),
-        ({'partition_settings': {'size': 3}}, '--partition=dirichlet takes no size there'),
-        ({'partition_settings': {'alpha': 0.3}}, 'takes no alpha there; it takes none'),
+        ({'partition': 'quantity', 'size_alpha': 0.0}, r'--size_alpha must be positive, got 0\.0'),
+        ({'partition': 'sharding', 'shards_per_client': 0}, '--shards_per_client must be at'),
+        ({'partition': 'natural', 'min_user_size': 0}, '--min_user_size must be at least 1, got 0'),
+        (
+            {'partition': 'natural', 'num_users': -1},
+            '--num_users must be at least 1, or 0 for all, got -1',
+        ),
+        ({'label_noise': -0.1}, r'--label_noise must be from 0 to 1, got -0\.1'),
+        ({'label_noise_form': 'pair'}, '--label_noise_form must be one of equal, uniform'),
+        ({'personal_test': 1.0}, '--personal_test must be at least 0 and below 1, got 1.0'),
+        ({'partition_settings': {'size': 3}}, '--partition=dirichlet has no setting size there'),
+        (
+            {'partition_settings': {'alpha': 0.3}},
+            'has no setting alpha there; its settings are none',
+        ),
     ],
 )
 def test_settings_are_checked_before_data_is_read(settings, message):
@@ -545,7 +551,7 @@ def test_a_registered_partition_gets_its_flags(monkeypatch):
         parsed('--first=7')
     with pytest.raises(ValueError, match=r'--alpha=1\.0 belongs to .*dirichlet or halves, but'):
         parsed('--partition=iid', '--alpha=1')
-    with pytest.raises(ValueError, match="--first='x' must be an integer"):
+    with pytest.raises(ValueError, match="--first must be an integer, got 'x'"):
         checks.check(Config(partition='halves', partition_settings={'first': 'x'}))
 
 

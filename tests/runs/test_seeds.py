@@ -45,7 +45,7 @@ def test_a_seed_of_its_own_changes_its_streams_alone(flag):
     # The seed of everything leaves it as it is.
     again = dataclasses.replace(other, seed=1)
     assert all(seed_of(again, name) == seed_of(other, name) for name in changed)
-    with pytest.raises(ValueError, match=f'--{flag}=-1 must be at least 0'):
+    with pytest.raises(ValueError, match=f'--{flag} must be at least 0, got -1'):
         checks.check(Config(**{flag: -1}))
 
 
