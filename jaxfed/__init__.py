@@ -3,12 +3,15 @@
 from jaxfed import losses, methods, partition
 from jaxfed.config import Config
 from jaxfed.engine.devices import use_every_core
+from jaxfed.internal.files import versions
 from jaxfed.methods import Method, chain
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.load import Loaded, load
 from jaxfed.runs.simulate import Diverged, Result, simulate
 from jaxfed.sweeps.runner import simulate_all
 from jaxfed.types import Dataset
+
+__version__ = versions(('jaxfed',)).get('jaxfed', 'unknown')
 
 __all__ = [
     'Config',

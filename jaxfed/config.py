@@ -3,8 +3,9 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
+from jaxfed.internal.type_checks import suggestion
 from jaxfed.models import Precision
 from jaxfed.models.blocks import Norm, Stem
 from jaxfed.partition import NoiseForm, partition_settings
@@ -74,6 +75,18 @@ _machine = functools.partial(_setting, group='machine', affects='machine')
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Everything that determines an experiment; every field is a flag of the same name."""
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *arguments: Any, **settings: Any) -> Self:
+            """Raise a TypeError in one line for a name that is not a setting."""
+            fields = [field.name for field in dataclasses.fields(cls)]
+            for name in settings.keys() - fields:
+                raise TypeError(
+                    f'Config has no setting {name}{suggestion(name, fields)} Hyper-parameters of '
+                    f'the method are set as hyperparameters={{{name!r}: {settings[name]!r}}}.'
+                )
+            return super().__new__(cls)
 
     method: str = _method('fedavg', "federated method, parts joined by '+'; 'list' shows all")
     # By 'NAME' or 'METHOD.NAME'; each is a flag.

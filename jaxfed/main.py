@@ -3,13 +3,17 @@
 import contextlib
 import functools
 import os
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 from absl import app, flags
 
+from jaxfed import methods
 from jaxfed.config import Config
+from jaxfed.data.augment import parse_augment
 from jaxfed.engine import distributed
 from jaxfed.engine.devices import (
     describe_devices,
@@ -29,6 +33,19 @@ from jaxfed.sweeps import sweep
 from jaxfed.sweeps.halving import parse_halving
 
 
+def resume_command(workdir: Path) -> str:
+    """The command of this process with the work directory, which continues its run."""
+    program, words = Path(sys.argv[0]), ['python', '-m', 'jaxfed']
+    if program.suffix == '.py' and program.parent.name != 'jaxfed':
+        words = ['python', str(program)]
+    elif program.name == 'jaxfed':
+        words = ['jaxfed']
+    # The last value of a flag counts.
+    extra = [] if flags.FLAGS.workdir else [f'--workdir={workdir}']
+    extra += ['--resume'] if flags.FLAGS.resume is False else []
+    return shlex.join([*words, *sys.argv[1:], *extra])
+
+
 def leave(workdir: Path | None, word: str, *, exclusive: bool = False) -> None:
     """Clean up and print the last message, when a signal ends the process.
 
@@ -38,13 +55,13 @@ def leave(workdir: Path | None, word: str, *, exclusive: bool = False) -> None:
       exclusive: whether no other process can use it.
     """
     folders.discard_unfinished()
-    kept = liveness.describe_rest()
+    kept = f'{liveness.describe_rest()}.'
     if workdir:
         # An earlier process may have recorded rounds; each run of a sweep has its folder.
         paths = [*workdir.glob(run_files.METRICS), *workdir.glob(f'*/{run_files.METRICS}')]
         if any(path.is_file() and path.stat().st_size for path in paths):
-            kept = f'{workdir} holds the rounds done'
-    console.show_last_words(f'{word}; {kept}.')
+            kept = f'{workdir} holds the rounds done; to continue: {resume_command(workdir)}'
+    console.show_last_words(f'{word}; {kept}')
     if exclusive and workdir and not (workdir / run_files.PARTITION).exists():
         run_files.discard_workdir(workdir)
 
@@ -71,6 +88,13 @@ def main(arguments: Sequence[str]) -> int:
             if values[flag].value == 'list':
                 show()
                 return 0
+        # One of several processes reports errors when it has joined the others.
+        if not values.distributed and values.num_processes is None:
+            try:
+                check_settings(config_flags.from_flags(), swept=bool(values.sweep))
+            except ValueError as error:
+                console.show_error(str(error))
+                return 2
         with contextlib.suppress(RuntimeError):  # the program has used JAX before
             use_every_core()
         try:
@@ -84,6 +108,23 @@ def main(arguments: Sequence[str]) -> int:
             if message:
                 console.show_error(message)
             return distributed.shut_down(status, message)
+
+
+def check_settings(config: Config, *, swept: bool) -> None:
+    """Check the settings that need neither data nor JAX's devices.
+
+    Args:
+      config: the settings.
+      swept: whether --sweep replaces some of them, which may be hyper-parameters.
+
+    Raises:
+      ValueError: if a setting is invalid.
+    """
+    checks.check(config)
+    parts = methods.resolve(config.method, config.hyperparameters)
+    if not swept:
+        methods.build(parts, switch_round=config.switch_round)
+    parse_augment(config.augment)
 
 
 def train() -> tuple[int, str]:
@@ -119,7 +160,7 @@ def train() -> tuple[int, str]:
     try:
         exclusive = distributed.is_leader()
         with ending(functools.partial(leave, experiment.workdir, exclusive=exclusive)):
-            simulate.train(experiment)
+            simulate.train(experiment, command=resume_command(experiment.workdir))
     except simulate.Diverged as error:
         return 1, str(error)
     except ValueError as error:  # too large for the memory, or a damaged work directory
@@ -164,9 +205,9 @@ def train_sweep(config: Config) -> tuple[int, str]:
         with ending(functools.partial(leave, folder)):
             outcomes = sweep.run(members, folder, rungs=rungs, most=values.together, quiet=False)
     except signals.Interrupted as error:
-        return 128 + error.signal, f'{str(error).removesuffix(".")}, with --workdir={folder}.'
+        return 128 + error.signal, f'{error}; to continue: {resume_command(folder)}'
     except KeyboardInterrupt:
-        return 130, f'interrupted; what is done is kept, with --workdir={folder}.'
+        return 130, f'interrupted; to continue: {resume_command(folder)}'
     sweep.show_outcomes(outcomes, folder, config)
     return int(any(outcome.failed for outcome in outcomes)), ''
 

@@ -35,7 +35,7 @@ def shown_by(flag, capsys):
     return shown.out
 
 
-@pytest.mark.parametrize('flag', ['--help', '--helpshort', '-?'])
+@pytest.mark.parametrize('flag', ['--help', '--helpshort', '-?', '-h'])
 def test_help_is_short_and_has_every_setting(flag, capsys):
     text = shown_by(flag, capsys)
     lines = text.splitlines()
@@ -58,6 +58,10 @@ def test_helpfull_has_every_flag(capsys):
     text = shown_by('--helpfull', capsys)
     for name in ('--fedlsd.alpha', '--batch_size', '--verbosity', '--[no]dry_run'):
         assert name in text
+
+
+def test_version(capsys):
+    assert shown_by('--version', capsys) == f'jaxfed {jaxfed.__version__}\n'
 
 
 def test_help_of_a_program_has_its_own_flags(monkeypatch, capsys):
@@ -203,9 +207,9 @@ def test_an_idle_accelerator_warns(gpu, tpu, installed, environment, message, mo
 
 def test_the_warning_is_no_error(command, tmp_path, monkeypatch, capsys):  # noqa: F811
     monkeypatch.setattr(main, 'idle_accelerator', lambda: 'this machine has a GPU')
-    assert command('--method=fedlmb') == 2
+    assert command('--workdir=/proc/jaxfed') == 2
     shown = capsys.readouterr()
-    assert shown.err.startswith('warning: this machine has a GPU\nerror: --method=fedlmb')
+    assert shown.err.startswith('warning: this machine has a GPU\nerror: --workdir=/proc/jaxfed')
     assert shown.out.startswith('device: ')
 
 
@@ -293,6 +297,11 @@ def test_a_flag_file_that_is_no_text(tmp_path):
 @pytest.mark.parametrize(
     'flag, message',
     [
+        ('--lr=.1', '--lr is not a flag; did you mean --learning_rate? --help shows the flags.'),
+        ('--gpu=0', '--gpu is not a flag; did you mean --devices?'),
+        ('--fraction=.1', '--fraction is not a flag; did you mean --clients_per_round?'),
+        ('--model=resnet34', 'got resnet34; did you mean --model=resnet8 or --model=resnet50'),
+        ('--model=CNN', 'got CNN; did you mean --model=cnn?'),
         ('--bta=1', '--bta is not a flag; did you mean --beta or --tau? --help shows the flags.'),
         (
             '--fedlmd.bta=1',

@@ -209,7 +209,7 @@ def test_compiled_programs_are_kept_only_where_wanted(command, monkeypatch):
     kept = []
     monkeypatch.delenv('JAX_COMPILATION_CACHE_DIR')
     monkeypatch.setattr(main, 'keep_compiled_programs', lambda: kept.append(True))
-    wrong = '--dataset=npz'  # that is as far as it goes
+    wrong = '--workdir=/proc/jaxfed'  # so that nothing is trained
     assert command('--nocompilation_cache', wrong) == 2
     assert not kept
     assert command(wrong) == 2
@@ -266,6 +266,7 @@ def test_auxiliary_data_is_taken_from_nobody(tmp_path):
             '--local_eval_every must be at least 1, or 0 for never, got -1',
         ),
         (['--measure=drfit'], "--measure=drfit names 'drfit': choose from forgetting"),
+        (['--measure=forgeting'], "'all' or 'none'; did you mean forgetting?"),
         (['--measure=drift'], '--measure=drift evaluates local models, but --local_eval_every=0'),
         (
             ['--confusion_clients=0'],
@@ -413,6 +414,43 @@ def test_divergence_is_told_and_earlier_rounds_are_kept(command, tmp_path, capsy
     assert not (tmp_path / 'out' / 'summary.json').exists()
 
 
+@pytest.mark.parametrize(
+    'program, shown',
+    [
+        ('/somewhere/bin/jaxfed', 'jaxfed'),
+        ('/somewhere/jaxfed/__main__.py', 'python -m jaxfed'),
+        ('/somewhere/jaxfed/main.py', 'python -m jaxfed'),
+        ('mine.py', 'python mine.py'),
+    ],
+)
+def test_the_command_that_continues_a_run(program, shown, monkeypatch, tmp_path):
+    arguments = ['--sweep=beta=1 tau=2', '--noresume']
+    monkeypatch.setattr(sys, 'argv', [program, *arguments])
+    with flagsaver.flagsaver(workdir=None, resume=False):
+        assert main.resume_command(tmp_path) == (
+            f"{shown} '--sweep=beta=1 tau=2' --noresume --workdir={tmp_path} --resume"
+        )
+    with flagsaver.flagsaver(workdir='out', resume=None):
+        assert main.resume_command(tmp_path) == f"{shown} '--sweep=beta=1 tau=2' --noresume"
+
+
+def test_settings_are_checked_before_jax_starts(command, monkeypatch, capsys):
+    def start():
+        raise AssertionError('JAX has started')
+
+    monkeypatch.setattr(main.jax, 'devices', start)
+    for flags_, message in (
+        (['--alpha=-1'], 'error: --alpha must be positive, got -1.0.'),
+        (['--method=fedlmb'], "unknown method 'fedlmb'; did you mean fedlmd"),
+        (['--method=fedlmd', '--tau=0'], 'tau must be above 0'),
+        (['--method=fedlmd_tf,fedlmd'], 'need --switch_round, the last round of the first'),
+        (['--augment=spin'], 'spin'),
+    ):
+        assert command(*flags_) == 2
+        shown = capsys.readouterr()
+        assert message in shown.err and not shown.out
+
+
 def test_list_shows_every_method(command, capsys):
     assert command('--method=list') == 0
     shown = capsys.readouterr().out
@@ -443,6 +481,10 @@ def test_exit_status_of_the_real_process(tmp_path):
     bad = run('--method=fedlmb')
     assert bad.returncode == 2
     assert bad.stderr.startswith('error: --method=fedlmb: unknown method')
+    version = subprocess.run(
+        [sys.executable, '-m', 'jaxfed', '--version'], capture_output=True, text=True
+    )
+    assert version.stdout.startswith('jaxfed ') and not version.returncode
     unknown = run('--bta=1')
     assert unknown.returncode == 2
     assert unknown.stderr == (
@@ -469,6 +511,7 @@ def test_a_signal_before_the_first_round_ends_with_a_line(
 
     make_npz(tmp_path / 'tiny.npz')
     monkeypatch.setattr(signals.os, '_exit', end)
+    monkeypatch.setattr(sys, 'argv', ['jaxfed'])
     before = signal.getsignal(number)
     arguments = ('--dataset=npz', '--npz=tiny.npz', '--workdir=out', *SMALL)
 
@@ -490,7 +533,8 @@ def test_a_signal_before_the_first_round_ends_with_a_line(
         assert command(*arguments) == 1
     for module, place in (deal, 'load_dataset'), (simulate, 'prepare'):
         capsys.readouterr()
-        assert ended(module, place) == f'error: {word}; out holds the rounds done.\n'
+        kept = 'out holds the rounds done; to continue: jaxfed'
+        assert ended(module, place) == f'error: {word}; {kept}\n'
     assert len((tmp_path / 'out' / 'metrics.jsonl').read_text().splitlines()) == 3
     assert command(*arguments) == 0
 

@@ -106,12 +106,12 @@ def check_devices(wanted: str) -> None:
     if wanted == 'all':
         return
     if not wanted.isdecimal() or int(wanted) < 1:
-        raise ValueError(f"--devices={wanted} must be at least 1, or 'all'.")
+        raise ValueError(f"--devices must be at least 1, or 'all', got {wanted}.")
     devices = jax.devices()
     if int(wanted) > len(devices):
         raise ValueError(
-            f'--devices={wanted} must be at most {len(devices)}, the number of '
-            f'{devices[0].platform} devices that JAX finds.'
+            f'--devices must be at most {len(devices)}, the number of {devices[0].platform} '
+            f'devices that JAX finds, got {wanted}.'
         )
     if int(wanted) < distributed.process_count():
         raise ValueError(

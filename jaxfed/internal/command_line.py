@@ -1,6 +1,5 @@
 """Grouped `--help`, and error messages for invalid flags."""
 
-import difflib
 import logging
 import re
 import sys
@@ -11,7 +10,27 @@ from typing import Any, NamedTuple
 from absl import app, flags
 from absl import logging as absl_logging
 
+from jaxfed.internal.files import versions
+from jaxfed.internal.type_checks import suggestion
+
 _WIDTH = 80
+# Names in other libraries and papers -> the flag of jaxfed.
+_SYNONYMS = {
+    'lr': 'learning_rate',
+    'wd': 'weight_decay',
+    'bs': 'batch_size',
+    'epochs': 'local_epochs',
+    'clients': 'num_clients',
+    'fraction': 'clients_per_round',
+    'participation': 'clients_per_round',
+    'gpu': 'devices',
+    'gpus': 'devices',
+    'device': 'devices',
+    'algorithm': 'method',
+    'data': 'dataset',
+    'output': 'workdir',
+    'output_dir': 'workdir',
+}
 _TYPES = {'int': 'an integer', 'float': 'a number', 'bool': 'True or False'}
 
 
@@ -60,9 +79,14 @@ def define_help(groups: Mapping[str, Sequence[FlagHelp]], known: Sequence[str]) 
     def full() -> None:
         app.usage(writeto_stdout=True)
 
+    def version() -> None:
+        print(f'jaxfed {versions(("jaxfed",)).get("jaxfed", "unknown")}')
+
     for flag in (
         _PrintingFlag('help', 'show the flags by purpose', brief, short='?'),
+        _PrintingFlag('h', 'the same as --help', brief),
         _PrintingFlag('helpshort', 'the same as --help', brief),
+        _PrintingFlag('version', 'show the version of jaxfed', version),
         _PrintingFlag('helpfull', 'show all flags, with the hyper-parameters of all methods', full),
     ):
         flags.DEFINE_flag(flag)
@@ -104,7 +128,8 @@ def what_is_wrong(error: Exception, values: flags.FlagValues) -> str:
     if isinstance(error, flags.UnrecognizedFlagError):
         name = error.flagname
         names = [known for known in values if '.' in name or '.' not in known]
-        return f'--{name} is not a flag;{_suggestion(name, names, "--")} --help shows the flags.'
+        end = suggestion(_SYNONYMS.get(name, name), names, '--')
+        return f'--{name} is not a flag{";" if end == "." else end} --help shows the flags.'
     if isinstance(error, UnicodeDecodeError):
         return f'--flagfile must name a text file ({error}).'
     text = ' '.join(str(error).removeprefix('ERROR:: ').split())
@@ -117,20 +142,12 @@ def what_is_wrong(error: Exception, values: flags.FlagValues) -> str:
     flag, value = values[name], assignment.removesuffix(f': {reason}').partition('=')[2] or "''"
     if isinstance(flag.parser, flags.EnumParser):
         choices = flag.parser.enum_values
-        suggestion = _suggestion(value, choices, f'--{name}=')
-        return f'--{name} must be one of {", ".join(choices)}, got {value}' + (
-            f';{suggestion}' if suggestion else '.'
-        )
+        end = suggestion(value, choices, f'--{name}=')
+        return f'--{name} must be one of {", ".join(choices)}, got {value}{end}'
     expected = _TYPES.get(flag.flag_type())
     return (
         f'--{name} must be {expected}, got {value}.' if expected else f'--{name}={value}: {reason}.'
     )
-
-
-def _suggestion(name: str, names: Sequence[str], prefix: str) -> str:
-    """Ask for the most similar names; '' if none is similar."""
-    similar = difflib.get_close_matches(name, names)
-    return f' did you mean {" or ".join(prefix + name for name in similar)}?' if similar else ''
 
 
 def quiet_libraries() -> None:

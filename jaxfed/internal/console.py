@@ -96,12 +96,22 @@ def can_animate() -> bool:
     return TERMINAL.is_terminal and not TERMINAL.is_dumb_terminal
 
 
+def is_watched() -> bool:
+    """Return whether a person sees the output: in a terminal or a notebook."""
+    return TERMINAL.is_terminal or TERMINAL.is_jupyter
+
+
 def time_in_words(seconds: float) -> str:
     """Format seconds as '42 s' below two minutes, else as '1:02:33'."""
     whole = round(seconds)
     if whole < 120:
         return f'{whole} s'
     return f'{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}'
+
+
+def counted(number: int, noun: str) -> str:
+    """Format a number with its noun, '1 round' or '2 rounds'."""
+    return f'{number} {noun}' + 's' * (number != 1)
 
 
 def show_warning(message: str) -> None:

@@ -1,5 +1,7 @@
 """Checks of a setting's value against its annotation."""
 
+import difflib
+from collections.abc import Iterable
 from typing import Any, Literal, get_args, get_origin
 
 _WORDS = {
@@ -25,8 +27,9 @@ def check_value(name: str, value: Any, kind: Any) -> None:
     if literal is not None:
         optional = value is None and type(None) in kinds
         if not optional and value not in get_args(literal):
-            choices = ', '.join(get_args(literal))
-            raise ValueError(f'{name} must be one of {choices}, got {printable(str(value))}.')
+            choices, text = get_args(literal), printable(str(value))
+            end = suggestion(text, choices, f'{name}=')
+            raise ValueError(f'{name} must be one of {", ".join(choices)}, got {text}{end}')
         return
     if not all(k in _WORDS for k in kinds):
         return
@@ -44,6 +47,14 @@ def check_value(name: str, value: Any, kind: Any) -> None:
         )
     if float in kinds and value is not None and not abs(value) <= _LARGEST_FLOAT:
         raise ValueError(f'{name} must be a finite number, up to {_LARGEST_FLOAT:g}, got {value}.')
+
+
+def suggestion(name: str, names: Iterable[str], prefix: str = '') -> str:
+    """Return the end of a message: '; did you mean ...?', or '.' if no name is similar."""
+    by_letters = {known.lower(): known for known in names}
+    similar = difflib.get_close_matches(name.lower(), by_letters)
+    shown = ' or '.join(prefix + by_letters[letters] for letters in similar)
+    return f'; did you mean {shown}?' if shown else '.'
 
 
 def printable(text: str) -> str:

@@ -186,10 +186,14 @@ def build(parts: list[Part], *, switch_round: int | None = None) -> Method:
         except ValueError as error:
             raise ValueError(f'--method={name}: {error}') from error
     first, *second = (phase[0] if len(phase) == 1 else chain(*phase) for phase in phases if phase)
-    if bool(second) != (switch_round is not None):
+    if second and switch_round is None:
         raise ValueError(
-            f'--switch_round={switch_round}: it must be the last round of the first method if two '
-            'follow each other, as in --method=fedlmd_tf,fedlmd, and must not be set otherwise.'
+            'two methods that follow each other need --switch_round, the last round of the first.'
+        )
+    if switch_round is not None and not second:
+        raise ValueError(
+            f'--switch_round={switch_round} needs two methods that follow each other, as in '
+            '--method=fedlmd_tf,fedlmd.'
         )
     return first if switch_round is None else switch(first, *second, rounds=switch_round)
 

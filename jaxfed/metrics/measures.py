@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from jaxfed.internal.type_checks import suggestion
 from jaxfed.metrics.accuracy import Evaluation
 from jaxfed.metrics.confusion import confusion_matrix, prediction_share
 from jaxfed.metrics.consistency import class_consistency, same_predictions
@@ -258,7 +259,7 @@ def parse_measures(text: str) -> tuple[str, ...]:
         if name not in MEASURES:
             raise ValueError(
                 f'--measure={text} names {name!r}: choose from {", ".join(MEASURES)}, separated by '
-                "commas, or 'all' or 'none'."
+                f"commas, or 'all' or 'none'{suggestion(name, MEASURES)}"
             )
         if names.count(name) > 1:
             raise ValueError(f'--measure={text} names {name!r} twice; name it once.')

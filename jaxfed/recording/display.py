@@ -33,7 +33,8 @@ def _summary_rows(summary: dict[str, Any]) -> dict[str, str]:
     if data == 'validation':
         rows['evaluated on'] = 'held-out training examples; test data was not used'
     if summary['best_round'] is not None:
-        rows['final accuracy'] = f'{summary["final_accuracy"]:.2%} after {rounds} rounds'
+        after = console.counted(rounds, 'round')
+        rows['final accuracy'] = f'{summary["final_accuracy"]:.2%} after {after}'
         rows['best accuracy'] = f'{summary["best_accuracy"]:.2%} in round {summary["best_round"]}'
     rows['time'] = (
         f'{summary["seconds_total"]:.1f} s, including compiling {summary["compile_seconds"]:.1f} s'

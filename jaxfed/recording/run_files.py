@@ -102,8 +102,10 @@ def discard_workdir(workdir: Path) -> None:
     (workdir / '.lock').unlink(missing_ok=True)
     shutil.rmtree(workdir / 'checkpoints', ignore_errors=True)  # empty so far
     (workdir / CONFIG).unlink()
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # if another file is in it
         workdir.rmdir()
+        if workdir.parent == Path(RUNS):
+            workdir.parent.rmdir()
 
 
 def write_partition(path: Path, counts: np.ndarray) -> None:

@@ -63,12 +63,12 @@ def describe_dry_run(experiment: Experiment, prepared: Prepared, timed: Timed) -
         f'{config.sampling}',
         'local steps': f'{steps.min()} / {np.median(steps):g} / {steps.max()} (min / median / max) '
         f'a client and round (batch {config.batch_size}, {config.local_epochs} epochs)',
-        'rounds': f'{config.rounds}, {total} client-steps in all',
+        'rounds': f'{config.rounds}, {console.counted(total, "client-step")} in all',
         'method': _method(config, experiment.parts),
         'cost': display.cost_in_words(cost_of(experiment)._asdict()) or "no more than FedAvg's",
         'network': f'{config.model}, {_count(server.params)} parameters{stats}',
         'convolutions': '\n'.join(algorithms) or 'none',
-        'devices': f'{devices}; {prepared.lanes} client(s) side by side on each',
+        'devices': f'{devices}; {console.counted(prepared.lanes, "client")} at a time on each',
         'memory': memory_in_words(prepared),
         'time': f'about {estimate(config, timed, total)} with evaluation, at '
         f'{timed.steps / timed.training:.0f} client-steps/s in one round; compiling took '

@@ -79,6 +79,11 @@ def make_experiment(
     config: Config, method: Method | None = None, dataset: Dataset | None = None
 ) -> Experiment:
     """Check the settings, load and deal the data, build method and network; write nothing."""
+    if not isinstance(method, Method | None):
+        raise ValueError(
+            f'method must be a jaxfed.Method, got {method!r}; Config(method=...) takes the name of '
+            'a registered method.'
+        )
     checks.check(config)
     if method is not None:
         methods.check_method(method)

@@ -36,6 +36,15 @@ class Loaded(NamedTuple):
     config: Config
     summary: dict[str, Any]  # of summary.json
 
+    def __repr__(self) -> str:
+        """One line, without the arrays."""
+        config, accuracy = self.config, self.summary.get('final_accuracy')
+        return (
+            f'Loaded(method={config.method!r}, dataset={config.dataset!r}, model={config.model!r}, '
+            f'parameters={sum(leaf.size for leaf in jax.tree.leaves(self.params))}, '
+            f'final_accuracy={accuracy})'
+        )
+
 
 def load(workdir: str | os.PathLike[str], *, method: Method | None = None) -> Loaded:
     """Read the final global model of a finished run.

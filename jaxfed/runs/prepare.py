@@ -22,6 +22,7 @@ from jaxfed.engine.execution import compile_round
 from jaxfed.engine.lanes import choose_lanes
 from jaxfed.engine.local import LocalSettings
 from jaxfed.engine.round import Round, ServerState, make_round
+from jaxfed.internal.console import counted
 from jaxfed.methods.costs import size_of
 from jaxfed.runs.evaluate import Evaluator, compile_evaluators
 from jaxfed.runs.experiment import Experiment, client_steps
@@ -108,8 +109,8 @@ def prepare(experiments: Sequence[Experiment]) -> Prepared:
             lanes = max(1, min(lanes - 1, int(lanes * available / needed)))
     if needed > available:
         raise TooLarge(
-            f'training needs about {size_in_words(needed)} of memory on each of {mesh.size} '
-            f'device(s), which have {size_in_words(available)}: '
+            f'training needs about {size_in_words(needed)} of memory on each of '
+            f'{counted(mesh.size, "device")} with {size_in_words(available)}: '
             f'{advice(first, mesh, lanes, streams=streams)}.'
         )
     # JAX releases arrays that it shares with NumPy only when Python collects garbage.
@@ -167,5 +168,6 @@ def most_lanes(cohort_size: int, devices: int) -> int:
 def memory_in_words(prepared: Prepared) -> str:
     """The needed and the available memory of prepared experiments, in words."""
     needed, available = size_in_words(prepared.needed), size_in_words(prepared.available)
+    devices = counted(prepared.mesh.size, 'device')
     waves = ', images in waves' if prepared.streams else ''
-    return f'about {needed} of {available} on each of {prepared.mesh.size} device(s){waves}'
+    return f'about {needed} of {available} on each of {devices}{waves}'

@@ -140,10 +140,7 @@ def train_rounds(
         if signal or (config.checkpoint_every and number % config.checkpoint_every == 0):
             recorder.save(number, collect(state, experiments))
         if signal:
-            one = f', with --workdir={experiments[0].workdir}' if len(experiments) == 1 else ''
-            raise Interrupted(
-                f'stopped after round {number}; the same command continues from there{one}.', signal
-            )
+            raise Interrupted(f'stopped after round {number}', signal)
     return state, failures
 
 

@@ -26,6 +26,7 @@ from jaxfed.runs.experiment import Experiment, cost_of, set_up, total_steps
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.model_file import save_model
 from jaxfed.runs.prepare import Prepared, memory_in_words, prepare
+from jaxfed.runs.program_cache import kept_programs
 from jaxfed.runs.rounds import Stop, Watch, never, no_recorder, open_recorder, train_rounds
 from jaxfed.runs.state import resume
 from jaxfed.types import Dataset, PyTree
@@ -44,13 +45,22 @@ class Result(NamedTuple):
     stats: PyTree  # the final batch statistics, () for a network without
     workdir: Path
 
+    def __repr__(self) -> str:
+        """One line, without the arrays."""
+        accuracy = self.summary.get('final_accuracy')
+        return (
+            f'Result(workdir={str(self.workdir)!r}, rounds={len(self.metrics)}, '
+            f'final_accuracy={accuracy})'
+        )
+
 
 def simulate(
     config: Config,
     *,
     method: Method | None = None,
     dataset: Dataset | None = None,
-    quiet: bool = True,
+    quiet: bool | None = None,
+    compilation_cache: bool = True,
 ) -> Result:
     """Run an experiment from its settings, with the same records as the command line.
 
@@ -59,7 +69,9 @@ def simulate(
       method: a method object, used instead of the one that `config.method` names.
       dataset: arrays in memory, used instead of the data that `config.dataset` names. The records
         name it `arrays/NAME-DIGEST`, so another run continues with the same arrays only.
-      quiet: show no progress.
+      quiet: show no progress; by default progress is shown in a terminal and in a notebook.
+      compilation_cache: keep compiled programs in ~/.cache/jaxfed, so that a later run of the same
+        program does not compile again.
 
     Returns:
       Summary, metrics of all rounds, final parameters and batch statistics, work directory.
@@ -70,7 +82,9 @@ def simulate(
       Unavailable: if a chosen tracker cannot be opened, before the first round.
       Diverged: if training produces values that are not finite.
     """
-    return train(set_up(config, method, dataset), quiet=quiet)
+    quiet = not console.is_watched() if quiet is None else quiet
+    with kept_programs(compilation_cache):
+        return train(set_up(config, method, dataset), quiet=quiet)
 
 
 def train(
@@ -78,6 +92,7 @@ def train(
     *,
     quiet: bool = False,
     watch: Callable[[Entry], None] = lambda entry: None,
+    command: str = '',
 ) -> Result:
     """Train an experiment to its last round, from its last checkpoint if it was interrupted.
 
@@ -85,6 +100,7 @@ def train(
       experiment: from `set_up`.
       quiet: show no progress.
       watch: called with the entry of each round after it is recorded.
+      command: the command that continues the run, for messages.
 
     Returns:
       As `simulate`.
@@ -97,6 +113,9 @@ def train(
       Interrupted: after the round in which SIGINT or SIGTERM was received.
       OSError: if records or checkpoints cannot be written; earlier ones stay unchanged.
     """
+    advice = f'the same settings with --workdir={experiment.workdir} continue the run.'
+    if command:
+        advice = f'to continue: {command}'
     liveness.set_advice(
         f'the same command with --workdir={experiment.workdir} continues from the last checkpoint'
     )
@@ -109,14 +128,15 @@ def train(
             result = _train_unrecorded(experiment)
         if isinstance(result, Diverged):
             raise result
-    except (Interrupted, Diverged):
+    except (Interrupted, Diverged) as error:
         # A process that ends with an error ends the others, so all wait for the last checkpoint.
         distributed.end_with_all()
+        if isinstance(error, Interrupted):
+            raise Interrupted(f'{error}; {advice}', error.signal) from None
         raise
     if distributed.process_count() > 1:
-        text = distributed.broadcast_from_leader(
-            'summary', lambda: json.dumps([result.summary, result.metrics])
-        )
+        recorded = result.summary, result.metrics
+        text = distributed.broadcast_from_leader('summary', lambda: json.dumps(recorded))
         summary, metrics = json.loads(text)
         result = result._replace(summary=summary, metrics=metrics)
     if distributed.is_leader() and not quiet:
@@ -203,9 +223,11 @@ def _prepare(experiments: Sequence[Experiment], *, quiet: bool) -> Prepared:
     try:
         with console.status('compiling', quiet=quiet):
             prepared = prepare(experiments)
-    except TooLarge:
-        if len(experiments) == 1:  # the caller tries several again in smaller groups
-            run_files.discard_workdir(experiments[0].workdir)
+    except Exception as error:
+        # The caller tries several that are too large again in smaller groups.
+        if len(experiments) == 1 or not isinstance(error, TooLarge):
+            for experiment in experiments:
+                run_files.discard_workdir(experiment.workdir)
         raise
     for experiment in experiments:
         workdir, counts = experiment.workdir, experiment.dealt.label_counts

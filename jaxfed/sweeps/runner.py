@@ -19,6 +19,7 @@ from jaxfed.runs.arrays import checked_arrays, name_arrays
 from jaxfed.runs.experiment import Experiment, make_experiment
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.load import load
+from jaxfed.runs.program_cache import kept_programs
 from jaxfed.runs.seeds import seed_of
 from jaxfed.runs.simulate import Diverged, Result
 from jaxfed.sweeps.training import group, train_group
@@ -195,7 +196,8 @@ def simulate_all(
     folder: str | os.PathLike[str],
     *,
     dataset: Dataset | None = None,
-    quiet: bool = True,
+    quiet: bool | None = None,
+    compilation_cache: bool = True,
 ) -> dict[str, Result | Diverged | TooLarge]:
     """Run experiments, as many at once as can share a program, each recorded as if alone.
 
@@ -205,7 +207,9 @@ def simulate_all(
       configs: name -> settings; the experiment's work directory is `folder/name`.
       folder: the parent of the work directories; created if it does not exist.
       dataset: arrays in memory instead of the data that the settings name; as in `simulate`.
-      quiet: show no progress.
+      quiet: show no progress; by default progress is shown in a terminal and in a notebook.
+      compilation_cache: keep compiled programs in ~/.cache/jaxfed, so that a later run of the same
+        program does not compile again.
 
     Returns:
       Name -> result, or the error of one that diverged or does not fit into memory alone.
@@ -228,14 +232,22 @@ def simulate_all(
     }
     names = [name for name, config in placed.items() if not is_done(config)]
     unfinished = [placed[name] for name in names]
+    quiet = not console.is_watched() if quiet is None else quiet
     place.mkdir(parents=True, exist_ok=True)
-    with files.exclusive_lock(place):
+    with files.exclusive_lock(place), kept_programs(compilation_cache):
         groups = group(unfinished, place)
+        try:
+            experiments = set_up_all(unfinished, dataset)
+        except BaseException:
+            (place / '.lock').unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # if another file is in it
+                place.rmdir()
+            raise
         results = run_groups(
             unfinished,
             place,
             groups,
-            set_up_all(unfinished, dataset).__getitem__,
+            experiments.__getitem__,
             lambda numbers: ', '.join(names[i] for i in numbers),
             show_failures=False,
             quiet=quiet,

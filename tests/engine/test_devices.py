@@ -17,12 +17,12 @@ from jaxfed.types import Outputs
 
 @pytest.mark.parametrize('wanted', ['0', '-1', 'two', '', '1.5'])
 def test_devices_are_all_or_a_number(wanted):
-    with pytest.raises(ValueError, match=rf"--devices={wanted} must be at least 1, or 'all'"):
+    with pytest.raises(ValueError, match=rf"--devices must be at least 1, or 'all', got {wanted}"):
         check_devices(wanted)
 
 
 def test_more_devices_than_there_are():
-    with pytest.raises(ValueError, match=r'--devices=9 must be at most 8, the number of cpu'):
+    with pytest.raises(ValueError, match=r'--devices must be at most 8, .*, got 9'):
         jaxfed.simulate(jaxfed.Config(devices='9', clients_per_round=9))
 
 
