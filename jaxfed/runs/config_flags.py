@@ -187,8 +187,9 @@ def from_flags(values: flags.FlagValues = flags.FLAGS) -> Config:
     def chosen(names: Iterable[str]) -> dict[str, Any]:
         return {name: values[name].value for name in names if values[name].value is not None}
 
+    settings: dict[str, Any] = {name: values[name].value for name in SETTINGS}
     return Config(
-        **{name: values[name].value for name in SETTINGS},
+        **settings,
         hyperparameters=chosen(names),
         partition_settings=chosen(n for n in partition_settings(partition) if n not in SETTINGS),
     )

@@ -135,8 +135,8 @@ def train(
             raise Interrupted(f'{error}; {advice}', error.signal) from None
         raise
     if distributed.process_count() > 1:
-        recorded = result.summary, result.metrics
-        text = distributed.broadcast_from_leader('summary', lambda: json.dumps(recorded))
+        written = result.summary, result.metrics
+        text = distributed.broadcast_from_leader('summary', lambda: json.dumps(written))
         summary, metrics = json.loads(text)
         result = result._replace(summary=summary, metrics=metrics)
     if distributed.is_leader() and not quiet:
