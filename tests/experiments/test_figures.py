@@ -628,7 +628,10 @@ def test_list_shows_every_figure(capsys):
             ['fedcad/1', '--', '--clients_per_round=1'],
             'fedcad/1: --clients_per_round=1 excludes client 0',
         ),
-        (['fedssd/4', '--', '--num_clients=5', '--clients_per_round=5'], '--confusion_clients=8'),
+        (
+            ['fedssd/4', '--', '--num_clients=5', '--clients_per_round=5'],
+            '--confusion_clients must be from 0 to 4, got 8',
+        ),
     ],
 )
 def test_invalid_input_is_refused_before_the_first_run(
