@@ -289,7 +289,9 @@ def test_networks_equal_plain_loop(name):
 WAYS = ['drifting chained', 'fedlmd', 'scaffold', 'fedcurv', 'moon', 'fedcad source=client']
 
 
-@pytest.mark.parametrize('name', WAYS)
+@pytest.mark.parametrize(
+    'name', [WAYS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in WAYS[1:])]
+)
 def test_result_does_not_depend_on_lanes(name):
     method, data = make(name), training_data()
     _, settings, server, states, _ = set_up(method)

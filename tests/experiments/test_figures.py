@@ -470,6 +470,7 @@ def test_csv_holds_the_drawn_numbers():
 # The command.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', RUNS)
 def test_every_figure_is_drawn_with_a_caption(name, command, without_training, tmp_path):
     flags = (CLIENT,) if name == 'fedssd/4' else ()

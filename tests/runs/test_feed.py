@@ -86,6 +86,7 @@ def without_times(metrics):
     return [{k: v for k, v in entry.items() if 'seconds' not in k} for entry in metrics]
 
 
+@pytest.mark.slow
 def test_waves_give_the_results_of_whole_rounds(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     whole = jaxfed.simulate(jaxfed.Config(**LOCAL, stream='off'))

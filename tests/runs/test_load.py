@@ -100,6 +100,7 @@ def test_a_loaded_model_does_as_it_did(method, settings, run, cheap_runs):
         loaded.apply(x[..., 0])
 
 
+@pytest.mark.slow
 def test_batch_statistics_are_read_back(tmp_path):
     network = {'model': 'mobilenet', 'width': 0.05, 'norm': 'batch', 'precision': 'bfloat16'}
     experiment, params, stats = saved(tmp_path / 'run', **network)

@@ -75,6 +75,7 @@ def test_data_and_cohorts(flag):
     assert same(cohorts_of(other), cohorts_of(BASE)) == (flag != 'cohort_seed')
 
 
+@pytest.mark.slow
 def test_first_parameters_and_batches(cheap_runs, tmp_path):
     def losses(name, **changes):
         made = dataclasses.replace(BASE, workdir=str(tmp_path / name), **changes)

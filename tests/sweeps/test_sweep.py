@@ -136,6 +136,7 @@ def test_every_number_of_every_method_can_be_an_argument(name):
     server({key: jnp.float32(value) for key, value in free.items()})
 
 
+@pytest.mark.slow
 def test_partition_settings_share_a_program_and_epochs_do_not(cheap_runs, programs, tmp_path):
     members, outcomes = run(small(rounds=1), 'alpha=0.5,50 local_epochs=1,2', 1, tmp_path, rungs=())
     assert sorted(programs) == [2, 2]  # epochs shape the program, the partition does not
