@@ -58,7 +58,7 @@ def load_tfds(name: str, data_dir: str | os.PathLike[str] | None = None) -> Data
         )
     root = data_folder(data_dir)
     if root.exists() and not root.is_dir():
-        raise ValueError(f'--data_dir={root} must be the folder of the datasets, but is a file.')
+        raise ValueError(f'--data_dir must be the folder of the datasets, but {root} is a file.')
     directory = _find(name, root) or _prepare(name, root)
     base = name.partition(':')[0]
     description = (directory / 'dataset_info.json').read_bytes()

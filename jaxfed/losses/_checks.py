@@ -43,7 +43,7 @@ def check_arrays(logits: ArrayLike, **arguments: ArrayLike | None) -> None:
 def check_number(name: str, value: float | Array, low: float, high: float, range_: str) -> None:
     """Checks that low <= value <= high; skips arrays, which may be traced."""
     if isinstance(value, Real) and not low <= value <= high:
-        raise ValueError(f'{name}={value} must be {range_}.')
+        raise ValueError(f'{name} must be {range_}, got {value}.')
 
 
 def check_temperature(temperature: float | Array) -> None:

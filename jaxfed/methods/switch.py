@@ -43,7 +43,7 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
       Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023, figure 8.
     """
     if rounds < 1:
-        raise ValueError(f'switch_round={rounds} must be at least 1.')
+        raise ValueError(f'switch_round must be at least 1, got {rounds}.')
     for part in (first, second):
         check_method(part, 'both methods of switch() must be')
     parts = check_hooks(first), check_hooks(second)

@@ -283,7 +283,7 @@ def parse_clients(text: str | None) -> tuple[int, ...]:
     ids = tuple(part.strip() for part in text.split(','))
     if not all(part.isascii() and part.isdecimal() for part in ids):
         raise ValueError(
-            f'--confusion_clients={text} must be client ids separated by commas, as in 0,3.'
+            f'--confusion_clients must be client ids separated by commas, as in 0,3, got {text}.'
         )
     numbers = tuple(map(int, ids))
     if len(set(numbers)) < len(numbers):

@@ -126,10 +126,10 @@ def make_model(
         )
     if len(input_shape) != 3 or min(input_shape) < 1:
         raise ValueError(
-            f'input_shape={input_shape} must be (height, width, channels), each 1 or more.'
+            f'input_shape must be (height, width, channels), each 1 or more, got {input_shape}.'
         )
     if num_classes < 1:
-        raise ValueError(f'num_classes={num_classes} must be 1 or more.')
+        raise ValueError(f'num_classes must be 1 or more, got {num_classes}.')
     settings = {option: value for option, value in settings.items() if value is not None}
     for option, value in settings.items():
         if option not in options(name):

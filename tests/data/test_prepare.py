@@ -73,7 +73,7 @@ def test_data_dir_that_is_no_folder(tmp_path, archive):
     with pytest.raises(ValueError, match=r'--data_dir=.*/file is a file; name a directory'):
         prepare('cinic10', archive, tmp_path / 'file', official=UNCHECKED)
     with pytest.raises(
-        ValueError, match=r'--data_dir=.*/file must be the folder of the datasets, but is a file'
+        ValueError, match=r'--data_dir must be the folder of the datasets, but .*/file is a file'
     ):
         load_dataset('cinic10', data_dir=tmp_path / 'file')
 

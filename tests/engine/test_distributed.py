@@ -380,12 +380,12 @@ def test_what_one_process_refuses_ends_the_other(pair, tmp_path):
 @pytest.mark.parametrize(
     'arguments, message',
     [
-        (('node', 2, 0), '--coordinator=node must be HOST:PORT'),
-        (('node:99999', 2, 0), '--coordinator=node:99999 must be HOST:PORT'),
+        (('node', 2, 0), '--coordinator must be HOST:PORT.* got node'),
+        (('node:99999', 2, 0), '--coordinator must be HOST:PORT.* got node:99999'),
         (('node:99', None, 0), '--num_processes must be set, too'),
         ((None, 2, None), '--coordinator, --process_id must be set, too'),
-        (('node:99', 0, 0), '--num_processes=0 must be at least 1'),
-        (('node:99', 2, 2), '--process_id=2 must be from 0 to 1'),
+        (('node:99', 0, 0), '--num_processes must be at least 1, got 0'),
+        (('node:99', 2, 2), '--process_id must be from 0 to 1.* got 2'),
     ],
 )
 def test_bad_addresses_and_numbers_are_refused(arguments, message):

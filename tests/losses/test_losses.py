@@ -538,16 +538,31 @@ X, Y, M = jnp.zeros((2, 3)), jnp.array([0, 2]), jnp.zeros(3, bool)
 @pytest.mark.parametrize(
     ('message', 'call'),
     [
-        ('temperature=0', lambda: losses.kl_distillation(X, X, temperature=0)),
-        ('temperature=-1.0', lambda: losses.not_true_distillation(X, X, Y, temperature=-1.0)),
-        ('temperature=inf', lambda: losses.soft_cross_entropy(X, X, temperature=float('inf'))),
+        ('temperature must be .*, got 0', lambda: losses.kl_distillation(X, X, temperature=0)),
         (
-            'temperature=nan',
+            'temperature must be .*, got -1.0',
+            lambda: losses.not_true_distillation(X, X, Y, temperature=-1.0),
+        ),
+        (
+            'temperature must be .*, got inf',
+            lambda: losses.soft_cross_entropy(X, X, temperature=float('inf')),
+        ),
+        (
+            'temperature must be .*, got nan',
             lambda: losses.label_masking_teacher_free(X, Y, M, temperature=float('nan')),
         ),
-        ('temperature=0', lambda: losses.class_credibility_sums(X, Y, temperature=0)),
-        ('smoothing=1.5', lambda: losses.smoothed_cross_entropy(X, Y, smoothing=1.5)),
-        ('max_weight=-1', lambda: losses.credibility_weights(X, Y, jnp.eye(3), max_weight=-1)),
+        (
+            'temperature must be .*, got 0',
+            lambda: losses.class_credibility_sums(X, Y, temperature=0),
+        ),
+        (
+            'smoothing must be .*, got 1.5',
+            lambda: losses.smoothed_cross_entropy(X, Y, smoothing=1.5),
+        ),
+        (
+            'max_weight must be .*, got -1',
+            lambda: losses.credibility_weights(X, Y, jnp.eye(3), max_weight=-1),
+        ),
         (
             'beta=0.5, gamma=0.3',
             lambda: losses.class_credibility(X, Y, beta=0.5, gamma=0.3, temperature=1.0),

@@ -118,7 +118,7 @@ def test_switch_on_the_command_line():
         methods.build(parts)
     with pytest.raises(ValueError, match=r'--switch_round=3 needs two methods'):
         methods.build(methods.resolve('fedlmd', {}), switch_round=3)
-    with pytest.raises(ValueError, match='switch_round=0 must be at least 1'):
+    with pytest.raises(ValueError, match='switch_round must be at least 1, got 0'):
         methods.build(parts, switch_round=0)
     with pytest.raises(ValueError, match='at most two methods'):
         methods.resolve('fedavg,fedlmd,fedntd', {})

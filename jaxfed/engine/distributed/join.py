@@ -84,13 +84,13 @@ def _check_numbers(coordinator: str, num_processes: int, process_id: int) -> Non
     """Checks the address and the numbers."""
     host, _, port = coordinator.rpartition(':')
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError(f'--coordinator={coordinator} must be HOST:PORT, as in node1:12345.')
+        raise ValueError(f'--coordinator must be HOST:PORT, as in node1:12345, got {coordinator}.')
     if num_processes < 1:
-        raise ValueError(f'--num_processes={num_processes} must be at least 1.')
+        raise ValueError(f'--num_processes must be at least 1, got {num_processes}.')
     if not 0 <= process_id < num_processes:
         raise ValueError(
-            f'--process_id={process_id} must be from 0 to {num_processes - 1}, because '
-            f'--num_processes={num_processes}.'
+            f'--process_id must be from 0 to {num_processes - 1}, below --num_processes, '
+            f'got {process_id}.'
         )
 
 

@@ -54,4 +54,5 @@ def on_cpu() -> bool:
 def check_lowering(use: str | None) -> None:
     """Raises a ValueError unless `use` is one of `LOWERINGS` or None."""
     if use is not None and use not in LOWERINGS:
-        raise ValueError(f'use={use!r} must be one of {", ".join(LOWERINGS)}, or None to choose.')
+        names = ', '.join(LOWERINGS)
+        raise ValueError(f'use must be one of {names}, or None to choose, got {use!r}.')
