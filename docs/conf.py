@@ -79,8 +79,8 @@ def write_reference(app: Sphinx) -> None:
     """Sphinx's event at the start; writes a page for each package, found by looking."""
     templates, pages = HERE / '_templates' / 'apidoc', Path(app.srcdir) / 'reference'
     package = Path(jaxfed.__file__).parent
-    given = ['-q', '--force', '--remove-old', '--no-toc', f'--templatedir={templates}']
-    apidoc.main([*given, f'--output-dir={pages}', str(package)])
+    options = ['-q', '--force', '--remove-old', '--no-toc', f'--templatedir={templates}']
+    apidoc.main([*options, f'--output-dir={pages}', str(package)])
 
 
 def setup(app: Sphinx) -> None:

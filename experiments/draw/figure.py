@@ -70,7 +70,7 @@ class Panel(NamedTuple):
 
     title: str
     series: tuple[Series, ...]
-    take: Callable[[str, Sequence[Found]], Shape]  # from the title and the finished runs
+    shape_of: Callable[[str, Sequence[Found]], Shape]  # from the title and the finished runs
     trains: bool = True  # False if the settings determine the picture, without any run
 
 
@@ -197,7 +197,7 @@ def shapes_of(planned: Iterable[Planned], done: dict[Path, RecordedCell]) -> lis
             for series, seeds in zip(panel.series, cells, strict=True)
         ]
         known = not panel.trains or any(one.runs for one in found)
-        shapes.append(panel.take(panel.title, found) if known else Missing(panel.title))
+        shapes.append(panel.shape_of(panel.title, found) if known else Missing(panel.title))
     return shapes
 
 

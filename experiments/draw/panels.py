@@ -34,7 +34,7 @@ def draw(shapes: Sequence[Shape], *, across: int = 1, note: str = '') -> Figure:
       note: below the picture.
 
     Returns:
-      The picture; a label has the same look in all panels.
+      The picture; a label has the same style in all panels.
     """
     across = min(across, len(shapes))
     down = -(-len(shapes) // across)
@@ -50,10 +50,10 @@ def draw(shapes: Sequence[Shape], *, across: int = 1, note: str = '') -> Figure:
         for axes in every[len(shapes) :]:
             axes.remove()
         drawn = list(zip(every, shapes, strict=False))
-        looks = {label: _look(i) for i, label in enumerate(labels)}
+        line_styles = {label: _line_style(i) for i, label in enumerate(labels)}
         for axes, shape in drawn:
             if isinstance(shape, Lines):
-                _draw_lines(axes, shape, looks)
+                _draw_lines(axes, shape, line_styles)
             elif isinstance(shape, Missing):
                 _draw_missing(axes, shape)
         matrices = [(axes, shape) for axes, shape in drawn if isinstance(shape, Matrix)]
@@ -74,7 +74,7 @@ def draw(shapes: Sequence[Shape], *, across: int = 1, note: str = '') -> Figure:
     return figure
 
 
-def _look(i: int) -> dict[str, Any]:
+def _line_style(i: int) -> dict[str, Any]:
     """Colour, dashes and marker of the i-th curve."""
     return {**line(i), 'marker': _MARKERS[i % len(_MARKERS)], 'markersize': 4}
 
@@ -101,24 +101,26 @@ def _draw_missing(axes: Axes, missing: Missing) -> None:
     axes.text(0.5, 0.5, 'not run', ha='center', va='center', color=_GREY, transform=axes.transAxes)
 
 
-def _draw_lines(axes: Axes, lines: Lines, looks: dict[str, dict[str, Any]]) -> None:
+def _draw_lines(axes: Axes, lines: Lines, line_styles: dict[str, dict[str, Any]]) -> None:
     axes.set(title=lines.title, xlabel=lines.xlabel, ylabel=lines.ylabel)
     count = len(lines.curves)
     for i, curve in enumerate(lines.curves):
-        look = {**looks[curve.label], 'label': curve.label}
+        line_style = {**line_styles[curve.label], 'label': curve.label}
         if lines.dots:
-            axes.plot(curve.x, curve.y, **{**look, 'linestyle': 'none'}, alpha=0.6)
+            axes.plot(curve.x, curve.y, **{**line_style, 'linestyle': 'none'}, alpha=0.6)
         elif lines.ticks:
             shift = _APART * (i - (count - 1) / 2) / count
             sd = None if np.isnan(curve.sd).all() else np.nan_to_num(curve.sd)
-            axes.errorbar(curve.x + shift, curve.y, yerr=sd, capsize=3, **look)
+            axes.errorbar(curve.x + shift, curve.y, yerr=sd, capsize=3, **line_style)
         else:
             step = -(-len(curve.x) // _MARKS)
-            look['linewidth'] = 0.9 if len(curve.x) > _LONG else None
-            axes.plot(curve.x, curve.y, markevery=(i * step // count, max(step, 1)), **look)
+            line_style['linewidth'] = 0.9 if len(curve.x) > _LONG else None
+            axes.plot(curve.x, curve.y, markevery=(i * step // count, max(step, 1)), **line_style)
             if not np.isnan(curve.sd).all():
                 ends = curve.y - curve.sd, curve.y + curve.sd
-                axes.fill_between(curve.x, *ends, color=look['color'], alpha=0.18, linewidth=0)
+                axes.fill_between(
+                    curve.x, *ends, color=line_style['color'], alpha=0.18, linewidth=0
+                )
     if lines.ticks:
         axes.set_xticks(range(len(lines.ticks)), lines.ticks)
         axes.margins(x=0.08)

@@ -73,10 +73,10 @@ def by_round(
       zero: draw a line at 0.
 
     Returns:
-      The `take` of a panel.
+      The `shape_of` of a panel.
     """
 
-    def take(title: str, found: Sequence[Found]) -> Lines:
+    def shape_of(title: str, found: Sequence[Found]) -> Lines:
         curves = []
         for series, _, runs in _begun(found):
             tables = [
@@ -87,7 +87,7 @@ def by_round(
             curves.append(Curve(series.name, np.array(rounds), *over_seeds(values)))
         return Lines(title, 'round', ylabel, tuple(curves), reference='zero' if zero else 'none')
 
-    return take
+    return shape_of
 
 
 def dots(
@@ -102,10 +102,10 @@ def dots(
       ylabel: the quantity y, with its unit.
 
     Returns:
-      The `take` of a panel.
+      The `shape_of` of a panel.
     """
 
-    def take(title: str, found: Sequence[Found]) -> Lines:
+    def shape_of(title: str, found: Sequence[Found]) -> Lines:
         curves = []
         for series, _, runs in _begun(found):
             pairs = [(x(entry), y(entry)) for run in runs for entry in run.metrics]
@@ -113,7 +113,7 @@ def dots(
             curves.append(Curve(series.name, known[:, 0], *single(known[:, 1])))
         return Lines(title, xlabel, ylabel, tuple(curves), dots=True, reference='diagonal')
 
-    return take
+    return shape_of
 
 
 def sweep(score: Score, xlabel: str, ylabel: str = ACCURACY, *, zero: bool = False) -> TakeLines:
@@ -126,10 +126,10 @@ def sweep(score: Score, xlabel: str, ylabel: str = ACCURACY, *, zero: bool = Fal
       zero: draw a line at 0.
 
     Returns:
-      The `take` of a panel.
+      The `shape_of` of a panel.
     """
 
-    def take(title: str, found: Sequence[Found]) -> Lines:
+    def shape_of(title: str, found: Sequence[Found]) -> Lines:
         ticks = tuple(dict.fromkeys(one.series.at[0] for one in found))
         scores = {(one.series.name, one.series.at[0]): _scores(one.runs, score) for one in found}
         curves = []
@@ -141,7 +141,7 @@ def sweep(score: Score, xlabel: str, ylabel: str = ACCURACY, *, zero: bool = Fal
         reference: Reference = 'zero' if zero else 'none'
         return Lines(title, xlabel, ylabel, tuple(curves), ticks, reference=reference)
 
-    return take
+    return shape_of
 
 
 def sensitivity(score: Score, xlabel: str, ylabel: str, label: str = ACCURACY) -> TakeMatrix:
@@ -154,10 +154,10 @@ def sensitivity(score: Score, xlabel: str, ylabel: str, label: str = ACCURACY) -
       label: the quantity of the score, with its unit.
 
     Returns:
-      The `take` of a panel.
+      The `shape_of` of a panel.
     """
 
-    def take(title: str, found: Sequence[Found]) -> Matrix:
+    def shape_of(title: str, found: Sequence[Found]) -> Matrix:
         rows, columns = (tuple(dict.fromkeys(one.series.at[i] for one in found)) for i in (0, 1))
         values, sd = np.full((2, len(rows), len(columns)), np.nan)
         n = np.zeros(values.shape, int)
@@ -169,7 +169,7 @@ def sensitivity(score: Score, xlabel: str, ylabel: str, label: str = ACCURACY) -
             title, xlabel, ylabel, values, sd, n, rows, columns, label, low=None, form='.1f'
         )
 
-    return take
+    return shape_of
 
 
 def _begun(found: Sequence[Found]) -> list[Found]:
@@ -218,10 +218,10 @@ def classes_by_round(
       gamma: exponent of the colours.
 
     Returns:
-      The `take` of a panel.
+      The `shape_of` of a panel.
     """
 
-    def take(title: str, found: Sequence[Found]) -> Matrix:
+    def shape_of(title: str, found: Sequence[Found]) -> Matrix:
         metrics = _begun(found)[0].runs[0].metrics
         known = {entry['round']: v for entry in metrics if (v := values(entry)) is not None}
         rounds = [round_ for round_ in known if last is None or round_ <= last]
@@ -231,7 +231,7 @@ def classes_by_round(
             title, 'round', 'class', counts, label, columns=_numbers(rounds), high=high, gamma=gamma
         )
 
-    return take
+    return shape_of
 
 
 def class_accuracy(entry: Entry) -> list[float] | None:
@@ -344,13 +344,13 @@ def _matrix(
     *,
     rows: tuple[str, ...] | None = None,
     columns: tuple[str, ...] | None = None,
-    **look: Any,
+    **style: Any,
 ) -> Matrix:
     """A matrix of one seed; rows and columns have numbers unless they have names."""
     height, width = values.shape
     rows = rows or _numbers(range(height))
     columns = columns or _numbers(range(width))
-    return Matrix(title, xlabel, ylabel, *single(values), rows, columns, label, **look)
+    return Matrix(title, xlabel, ylabel, *single(values), rows, columns, label, **style)
 
 
 def _start(found: Found) -> np.ndarray:

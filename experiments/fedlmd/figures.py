@@ -29,9 +29,9 @@ def _figure_2(rounds: int | None) -> PaperFigure:
     """Labels of a round's clients, and predictions of the global model after it."""
     fedavg, fedlmd = (Series(_DEFAULT, row) for row in (FEDAVG, FEDLMD))
 
-    take = functools.partial(quantities.classes_by_round, last=_SHOWN, gamma=0.5)
-    labels = take(quantities.cohort_labels, 'training examples')
-    predicted = take(quantities.predicted_shares, 'predictions (%)')
+    rows_of = functools.partial(quantities.classes_by_round, last=_SHOWN, gamma=0.5)
+    labels = rows_of(quantities.cohort_labels, 'training examples')
+    predicted = rows_of(quantities.predicted_shares, 'predictions (%)')
     return PaperFigure(
         f'training examples of the clients of each round by class, and predictions of the global '
         f'model after it by class ({_WHERE})',
@@ -137,10 +137,10 @@ def _figure_8(rounds: int | None) -> PaperFigure:
             row, flags = (FEDLMD_TF if switch else FEDLMD), []
         return Series(_DEFAULT, row, tuple(flags), _SWITCHED.name, (str(switch),))
 
-    take = quantities.sweep(quantities.best, 'rounds of FedLMD-Tf', _BEST)
+    shape_of = quantities.sweep(quantities.best, 'rounds of FedLMD-Tf', _BEST)
     return PaperFigure(
         f'best test accuracy if FedLMD follows FedLMD-Tf after some rounds ({_WHERE})',
-        (Panel('', tuple(map(at, switches)), take),),
+        (Panel('', tuple(map(at, switches)), shape_of),),
         notes=(
             '0 is FedLMD, the last is FedLMD-Tf. The paper does not report the rounds between; '
             'these are fifths of the run.',
@@ -158,8 +158,8 @@ def _figure_9(rounds: int | None) -> PaperFigure:
             for tau in (0.5, 1, 2, 4)
             for beta in (0.25, 0.5, 1, 2)
         )  # fmt: skip
-        take = quantities.sensitivity(quantities.best, 'weight β', 'temperature τ', _BEST)
-        return Panel(row.name, series, take)
+        shape_of = quantities.sensitivity(quantities.best, 'weight β', 'temperature τ', _BEST)
+        return Panel(row.name, series, shape_of)
 
     return PaperFigure(
         f'best test accuracy by temperature τ and weight β ({_WHERE})',

@@ -60,7 +60,7 @@ def _figure_2(rounds: int | None) -> PaperFigure:
 def _figure_3(rounds: int | None) -> PaperFigure:
     """Class accuracies of the global model and of one client's model by round."""
     fedavg = TABLE_1.rows[0]
-    look = (*_LOCAL, '--measure=confusion', '--confusion_clients=0')
+    measured = (*_LOCAL, '--measure=confusion', '--confusion_clients=0')
     models = {
         'global model': quantities.class_accuracy,
         'local model': quantities.local_class_accuracy,
@@ -68,7 +68,7 @@ def _figure_3(rounds: int | None) -> PaperFigure:
     panels = [
         Panel(
             f'{partition}: {model}',
-            (Series(column, fedavg, look),),
+            (Series(column, fedavg, measured),),
             quantities.classes_by_round(values, _BY_CLASS, high=100),
         )
         for column, partition in ((_CIFAR10, 'Dirichlet 0.5'), ('fedssd/cifar10_iid', 'IID'))

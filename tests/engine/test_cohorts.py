@@ -86,8 +86,8 @@ def test_sampling_by_size_and_in_turn():
     np.testing.assert_allclose(uniform, 0.1, atol=0.025)
     np.testing.assert_allclose(by_size, SIZE / SIZE.sum(), atol=0.04)
     assert by_size[1] == 0
-    turns = np.concatenate([draw(r, sampling='round_robin').clients for r in range(1, 6)])
-    np.testing.assert_array_equal(np.bincount(turns), 2)  # 20 places, 10 clients
+    drawn = np.concatenate([draw(r, sampling='round_robin').clients for r in range(1, 6)])
+    np.testing.assert_array_equal(np.bincount(drawn), 2)  # 20 places, 10 clients
 
 
 @pytest.fixture

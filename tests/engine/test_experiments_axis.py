@@ -112,7 +112,7 @@ NUMBERS = {
 )
 @pytest.mark.parametrize('name', NUMBERS)
 def test_round_of_several_experiments_equals_plain_loop_over_each(name, stack, devices, lanes):
-    given = NUMBERS[name]
+    numbers = NUMBERS[name]
     parts = [] if 'drifting' in name else methods.resolve(name, {})
 
     def with_values(values):
@@ -129,14 +129,14 @@ def test_round_of_several_experiments_equals_plain_loop_over_each(name, stack, d
         )
 
     method = make(name)
-    hyper = {key: np.array(values, np.float32) for key, values in given.items()} or ()
+    hyper = {key: np.array(values, np.float32) for key, values in numbers.items()} or ()
     server, rows, metrics, _ = together(
-        method, with_values if given else None, hyper, devices=devices, lanes=lanes, stack=stack
+        method, with_values if numbers else None, hyper, devices=devices, lanes=lanes, stack=stack
     )
     for x in range(X):
 
         def hyper_of(x):
-            return with_values({key: v[x] for key, v in given.items()}) if given else method
+            return with_values({key: v[x] for key, v in numbers.items()}) if numbers else method
 
         clients, want, want_rows, loss = by_oracle(method, x, hyper_of)
         got = row((server.params, server.stats, server.method), x)

@@ -214,7 +214,7 @@ def test_over_seeds():
 
 def test_curves_are_means_over_finished_seeds():
     (panel, found), *_ = found_of('fedlmd/4', seeds=3, missing=(2,))
-    lines = panel.take(panel.title, found)
+    lines = panel.shape_of(panel.title, found)
     assert [curve.label for curve in lines.curves] == ['FedAvg', 'FedAvg+KD', 'FedNTD', 'FedLMD']
     for curve, one in zip(lines.curves, found):
         both = 100 * np.array([[accuracy(c, t) for t in (1, 2, 3)] for c in one.cells[:2]])
@@ -237,14 +237,14 @@ def test_curves_exclude_diverged_seeds():
 
 def test_gap_by_round_and_by_heterogeneity():
     (_, dotted), (_, found), (sweep, by_skew) = found_of('fedssd/2', seeds=2)
-    dots = figures.make('fedssd/2').panels[0].take('', dotted)
+    dots = figures.make('fedssd/2').panels[0].shape_of('', dotted)
     accuracies = [accuracy(cell, t) for cell in dotted[0].cells for t in (1, 2, 3)]
     np.testing.assert_allclose(dots.curves[0].x, 100 * np.array(accuracies))
     np.testing.assert_allclose(dots.curves[0].y, 50 * np.array(accuracies))
     (curve, *_) = quantities.by_round(quantities.gap)('', found).curves
     halves = np.array([[50 * accuracy(c, t) for t in (1, 2, 3)] for c in found[0].cells])
     np.testing.assert_allclose(curve.y, halves.mean(axis=0))
-    lines = sweep.take('', by_skew)
+    lines = sweep.shape_of('', by_skew)
     assert lines.ticks == ('#K=2', '#K=5', 'δ=0.1', 'δ=0.5', 'δ=10')
     np.testing.assert_allclose(lines.curves[0].y[0], halves.mean())
     np.testing.assert_allclose(lines.curves[0].sd[0], halves.mean(axis=1).std(ddof=1))
@@ -255,7 +255,7 @@ def test_sweeps_keep_the_positions_of_missing_runs():
     left = [one._replace(runs=()) if one.series.at == ('1',) and i else one
             for i, one in enumerate(found)]  # fmt: skip
     left[0] = left[0]._replace(runs=())
-    lines = panel.take('', left)
+    lines = panel.shape_of('', left)
     assert lines.ticks == ('1', '10', '20', '50')
     np.testing.assert_array_equal(lines.curves[0].x, [1, 2, 3])
     wanted = [100 * accuracy(one.cells[0], 3) for one in found if one.series.name == 'FedAvg'][1:]
@@ -264,7 +264,7 @@ def test_sweeps_keep_the_positions_of_missing_runs():
 
 def test_sensitivity_grid_has_each_run_in_its_cell():
     (panel, found), *_ = found_of('fedlmd/9')
-    matrix = panel.take('', [found[0]._replace(runs=()), *found[1:]])
+    matrix = panel.shape_of('', [found[0]._replace(runs=()), *found[1:]])
     assert matrix.rows == ('0.5', '1', '2', '4')
     assert matrix.columns == ('0.25', '0.5', '1', '2')
     assert np.isnan(matrix.values[0, 0])
@@ -281,7 +281,7 @@ def test_means_exclude_diverged_runs():
     first, second = found[0].runs
     broken = second._replace(summary=second.summary | {'failed': True})
     one = found[0]._replace(runs=(first, broken))
-    matrix = panel.take('', [one, *found[1:]])
+    matrix = panel.shape_of('', [one, *found[1:]])
     assert (matrix.values[0, 0], matrix.n[0, 0]) == (quantities.best(first), 1)
     (curve, *_) = quantities.sweep(quantities.mean_gap, '')('', [one]).curves
     assert (curve.y[0], curve.n[0]) == (quantities.mean_gap(first), 1)
@@ -311,15 +311,15 @@ def test_figures_without_measures_accept_runs_without_measures(tmp_path):
 
 def test_labels_and_predictions_by_round():
     (labels, of_labels), (predicted, of_predicted), _ = found_of('fedlmd/2')
-    matrix = labels.take('', of_labels)
+    matrix = labels.shape_of('', of_labels)
     np.testing.assert_array_equal(matrix.values, [[10, 20, 30], [20] * 3, [0] * 3])
     assert (matrix.rows, matrix.columns) == (('0', '1', '2'), ('1', '2', '3'))
     np.testing.assert_allclose(
-        predicted.take('', of_predicted).values, [[50] * 3, [49, 48, 47], [1, 2, 3]]
+        predicted.shape_of('', of_predicted).values, [[50] * 3, [49, 48, 47], [1, 2, 3]]
     )
     (run,) = of_labels[0].runs
     long = run._replace(metrics=[run.metrics[0] | {'round': t} for t in range(1, 121)])
-    assert labels.take('', [of_labels[0]._replace(runs=(long,))]).columns[-1] == '100'
+    assert labels.shape_of('', [of_labels[0]._replace(runs=(long,))]).columns[-1] == '100'
 
 
 @pytest.fixture
@@ -332,25 +332,25 @@ def test_class_shares_and_accuracies_of_one_client(of_client):
     from jaxfed.runs.partition_map import training_counts
 
     ((panel, found),) = of_client['fedcad/1']
-    matrix = panel.take('', found)
+    matrix = panel.shape_of('', found)
     assert matrix.rows == ('data', 'global', 'FedAvg', 'FedLSD', 'FedCAD')
     counts = training_counts(found[0].cells[0].config)[0]
     np.testing.assert_allclose(matrix.values[0], counts / counts.sum())
     np.testing.assert_allclose(matrix.values[1], [0.7, 0.8, 0.5])  # of round 2
     np.testing.assert_allclose(matrix.values[2:], [[0, 0.8, 0]] * 3)
-    data, start, fedavg, fedssd = (p.take('', f).values for p, f in of_client['fedssd/4'])
+    data, start, fedavg, fedssd = (p.shape_of('', f).values for p, f in of_client['fedssd/4'])
     np.testing.assert_allclose(data, np.diag(counts / counts.sum()))
     np.testing.assert_allclose(start, [[0.7, 0.1, 0.2], [0.2, 0.8, 0], [0, 0.5, 0.5]])
     np.testing.assert_allclose(fedavg, [[0, 0.5, 0.5], [0.2, 0.8, 0], [0.9, 0.1, 0]])
     np.testing.assert_allclose(fedssd, fedavg)
     (_, of_global), (_, of_local), *_ = of_client['fedssd/3']
     panels = figures.make('fedssd/3').panels
-    shown = panels[0].take('', of_global).values
+    shown = panels[0].shape_of('', of_global).values
     np.testing.assert_allclose(
         shown[1], [50 * accuracy(of_global[0].cells[0], t) for t in (1, 2, 3)]
     )
     np.testing.assert_allclose(
-        panels[1].take('', of_local).values, [[0] * 3, [80] * 3, [10, 20, 0]]
+        panels[1].shape_of('', of_local).values, [[0] * 3, [80] * 3, [10, 20, 0]]
     )
 
 
@@ -358,7 +358,7 @@ def test_cells_of_a_diverged_client_are_empty(of_client):
     ((panel, found),) = of_client['fedcad/1']
     (run,) = found[2].runs
     broken = run._replace(metrics=[*run.metrics[:-1], run.metrics[-1] | {'local_confusion': None}])
-    matrix = panel.take('', [*found[:2], found[2]._replace(runs=(broken,))])
+    matrix = panel.shape_of('', [*found[:2], found[2]._replace(runs=(broken,))])
     assert np.isnan(matrix.values[4]).all()
     assert not np.isnan(matrix.values[:4]).any()
 
