@@ -1,7 +1,6 @@
-"""Settings of Sphinx. To build: python -m sphinx -W docs docs/_build/html."""
+"""Configures Sphinx. To build: python -m sphinx -W docs docs/_build/html."""
 
 import logging
-import re
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -11,7 +10,7 @@ from sphinx.ext import apidoc
 
 import jaxfed
 
-logging.getLogger('jax').setLevel(logging.WARNING)  # what it finds of devices is nothing here
+logging.getLogger('jax').setLevel(logging.WARNING)  # devices do not matter here
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
@@ -20,8 +19,11 @@ version = release = metadata.version('jaxfed')
 extensions = [
     'sphinx.ext.autodoc',
     'sphinx.ext.napoleon',
+    'sphinx_copybutton',
     'myst_parser',
     'docstrings',
+    'gallery',
+    'mathml',
     'tables',
 ]
 exclude_patterns = ['_build']
@@ -35,8 +37,10 @@ maximum_signature_line_length = 88
 napoleon_use_rtype = False
 napoleon_custom_sections = [('Fields', 'params_style'), ('Reference', 'returns_style')]
 
+myst_enable_extensions = ['dollarmath']
 myst_heading_anchors = 3
 
+html_math_renderer = 'mathml'
 html_theme = 'furo'
 html_title = f'jaxfed {version}'
 html_static_path = ['_static']
@@ -45,38 +49,11 @@ html_show_sphinx = False
 html_show_copyright = False
 html_copy_source = False
 
-
-def readme(text: str) -> str:
-    """The README with links that hold inside these pages.
-
-    Args:
-      text: of README.md.
-
-    Returns:
-      The text; files of the repository that are no page here are named instead of linked, but for
-      pictures.
-    """
-
-    def link(found: re.Match[str]) -> str:
-        picture, words, target = found[1], found[2], found[3]
-        if picture:
-            return f'![{words}](../{target})'
-        if target.startswith(('#', 'http', 'docs/')):
-            return f'[{words}]({target.removeprefix("docs/")})'
-        return f'`{target}`' if target == words else f'{words} (`{target}`)'
-
-    return re.sub(r'(!?)\[([^\]]+)\]\(([^)]+)\)', link, text)
-
-
-def read_source(app: Sphinx, name: str, source: list[str]) -> None:
-    """Sphinx's event for each page; the first one is the README itself."""
-    if name == 'index':
-        text = (HERE.parent / 'README.md').read_text(encoding='utf-8')
-        source[0] = source[0].replace('{README}', readme(text))
+copybutton_selector = 'div.highlight-sh pre, div.highlight-python pre'
 
 
 def write_reference(app: Sphinx) -> None:
-    """Sphinx's event at the start; writes a page for each package, found by looking."""
+    """Writes a page of the reference for each package, at the start of a build."""
     templates, pages = HERE / '_templates' / 'apidoc', Path(app.srcdir) / 'reference'
     package = Path(jaxfed.__file__).parent
     options = ['-q', '--force', '--remove-old', '--no-toc', f'--templatedir={templates}']
@@ -84,6 +61,5 @@ def write_reference(app: Sphinx) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Connects the events to Sphinx."""
+    """Connects the event to Sphinx."""
     app.connect('builder-inited', write_reference)
-    app.connect('source-read', read_source)

@@ -1,9 +1,10 @@
-"""jaxfed's docstrings as reStructuredText, so that they stay plain text in the source.
+"""Converts jaxfed's docstrings to reStructuredText, so that they stay plain text in the source.
 
-Read here: what they say besides Google's sections. A paragraph without a full stop (or colon) at
-its end is an equation; an indented block after a colon is shown as it stands; everything else is
-words, in which `*`, `_` and `|` mean themselves. Fields of tuples and data classes are described by
-the comments on or above their lines, or by the help text of their flag.
+Google's sections are napoleon's task. In the paragraphs before them, one that `EQUATIONS` lists
+becomes a typeset equation. Another paragraph without a full stop or colon at its end, or an
+indented block after a colon, is shown unchanged in a fixed-width font. All else is text, in which
+`*`, `_` and `|` are plain characters. The comments on or above the lines of a tuple or data class,
+or the help text of a flag, describe its fields.
 """
 
 import ast
@@ -14,6 +15,7 @@ import textwrap
 from types import ModuleType
 from typing import Any
 
+from equations import EQUATIONS, normalised
 from flax import nnx
 from jax.typing import ArrayLike
 from sphinx.application import Sphinx
@@ -28,14 +30,7 @@ _ARRAY_LIKE = stringify_annotation(ArrayLike, 'smart')
 
 
 def escape(line: str) -> str:
-    """A line of words in which only backticks are markup, and flags are code.
-
-    Args:
-      line: of a docstring.
-
-    Returns:
-      The line as reStructuredText.
-    """
+    """Escapes a line of text: only backticks are markup, and flags are code."""
     shown = ''
     for i, part in enumerate(_SPANS.split(line)):
         if i % 2:
@@ -46,14 +41,7 @@ def escape(line: str) -> str:
 
 
 def as_restructured_text(lines: list[str]) -> list[str]:
-    """Marks equations and blocks of a docstring, and escapes what is no markup.
-
-    Args:
-      lines: of the docstring, without common indentation.
-
-    Returns:
-      The lines with Google's sections left as they are, for napoleon.
-    """
+    """Converts a docstring without common indentation; Google's sections stay for napoleon."""
     shown: list[str] = []
     after = ''
     in_sections = False
@@ -61,7 +49,10 @@ def as_restructured_text(lines: list[str]) -> list[str]:
         first, last = paragraph.lstrip('\n').split('\n')[0], paragraph.rstrip()[-1:]
         in_sections |= first.rstrip(':') in _SECTIONS and first.endswith(':')
         block = after == ':' and first.startswith(' ')
-        if not in_sections and shown and (block or last not in '.:'):
+        latex = None if in_sections else EQUATIONS.get(normalised(paragraph))
+        if latex:
+            shown += ['.. math::', '', f'    {latex}', '']
+        elif not in_sections and shown and (block or last not in '.:'):
             code = [line if block else f'    {line}' for line in paragraph.split('\n')]
             shown += ['.. code-block:: text', '    :class: equation', '', *code, '']
         else:
@@ -71,19 +62,12 @@ def as_restructured_text(lines: list[str]) -> list[str]:
 
 
 def has_fields(cls: Any) -> bool:
-    """Whether a class is a tuple with names or a data class."""
+    """Returns whether a class is a named tuple or a data class."""
     return hasattr(cls, '_fields') or dataclasses.is_dataclass(cls)
 
 
 def field_lines(cls: Any) -> list[str]:
-    """A section 'Fields' that describes the fields of a tuple or data class.
-
-    Args:
-      cls: the class.
-
-    Returns:
-      Lines of a docstring, none for another class.
-    """
+    """Makes the section 'Fields' of a tuple or data class; no line for another class."""
     if not has_fields(cls):
         return []
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
@@ -108,7 +92,7 @@ def field_lines(cls: Any) -> list[str]:
 def process_docstring(
     app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]
 ) -> None:
-    """Sphinx's event for each docstring; before napoleon's."""
+    """Handles Sphinx's event for each docstring, before napoleon does."""
     if what == 'class':
         lines += field_lines(thing)
     shown = as_restructured_text(lines)
@@ -118,14 +102,7 @@ def process_docstring(
 
 
 def exported(module: ModuleType) -> list[str]:
-    """What a package offers under its own name but defines in one of its modules, as a list.
-
-    Args:
-      module: the package.
-
-    Returns:
-      Lines of reStructuredText.
-    """
+    """Lists the names that a package exports from its modules, with links."""
     shown = []
     for name in vars(module)['__all__']:
         thing = getattr(module, name)
@@ -133,21 +110,21 @@ def exported(module: ModuleType) -> list[str]:
         if (inspect.isfunction(thing) or inspect.isclass(thing)) and home != module.__name__:
             sentence = (inspect.getdoc(thing) or '').split('\n', 1)[0]
             shown.append(f'* :py:obj:`{name} <{home}.{thing.__qualname__}>` {escape(sentence)}')
-    return ['', 'Offered here:', '', *shown, ''] if shown else []
+    return ['', 'Exports:', '', *shown, ''] if shown else []
 
 
 def skip_member(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool:
-    """Sphinx's event for each member; a tuple's fields stand in its docstring already."""
+    """Skips a tuple's fields, which its docstring lists."""
     return skip or type(thing).__name__ == '_tuplegetter'
 
 
 def process_signature(
     app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: Any, returns: Any
 ) -> tuple[Any, Any]:
-    """Sphinx's event for each signature; that of a tuple or data class is its fields."""
+    """Replaces signatures: none for tuples and data classes, the constructor's for networks."""
     if what == 'class' and has_fields(thing):
         return '', None
-    if what == 'class' and issubclass(thing, nnx.Module):  # whose own signature tells nothing
+    if what == 'class' and issubclass(thing, nnx.Module):
         made = sphinx_inspect.signature(thing.__init__, bound_method=True)
         signature = sphinx_inspect.stringify_signature(
             made, show_return_annotation=False, unqualified_typehints=True

@@ -1,4 +1,7 @@
-"""A directive for tables that are made of jaxfed's registries: ```{jaxfed-table} methods```."""
+"""Directives that show jaxfed's registries.
+
+```{jaxfed-table} methods``` is a table; ```{jaxfed-functions} methods``` shows all docstrings.
+"""
 
 import inspect
 import re
@@ -8,7 +11,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from jaxfed import methods
+from jaxfed import losses, methods
 from jaxfed.config import DEFAULTS, SETTINGS, Config
 from jaxfed.metrics.measures import MEASURES
 from jaxfed.models import MODELS, options
@@ -20,8 +23,8 @@ Row = tuple[str, ...]
 
 
 def method_rows() -> list[Row]:
-    """Every method with its hyper-parameters, what it does, costs and paper."""
-    rows: list[Row] = [('`--method`', 'what it does, and its paper', 'hyper-parameters', 'costs')]
+    """Rows of all methods: description, paper, hyper-parameters and costs."""
+    rows: list[Row] = [('`--method`', 'description and paper', 'hyper-parameters', 'costs')]
     for name in methods.METHODS:
         sentence, paper = methods.describe(name)
         flags = [f'`{h}={p.default}`' for h, p in methods.hyperparameters(name).items()]
@@ -32,8 +35,8 @@ def method_rows() -> list[Row]:
 
 
 def partition_rows() -> list[Row]:
-    """Every partition with its settings."""
-    rows: list[Row] = [('`--partition`', 'what it does', 'settings')]
+    """Rows of all partitions: description and settings."""
+    rows: list[Row] = [('`--partition`', 'description', 'settings')]
     for name, function in PARTITIONS.items():
         settings = '\n'.join(f'`--{key}`' for key in partition_settings(name))
         rows.append((f'`{name}`', _sentence(function), settings or 'none'))
@@ -41,8 +44,8 @@ def partition_rows() -> list[Row]:
 
 
 def network_rows() -> list[Row]:
-    """Every network with its options."""
-    rows: list[Row] = [('`--model`', 'what it is', 'options')]
+    """Rows of all networks: description and options."""
+    rows: list[Row] = [('`--model`', 'description', 'options')]
     for name, network in MODELS.items():
         chosen = ', '.join(f'`--{key}`' for key in options(name))
         rows.append((f'`{name}`', _sentence(network), chosen or 'none'))
@@ -50,17 +53,17 @@ def network_rows() -> list[Row]:
 
 
 def measure_rows() -> list[Row]:
-    """Every measure with its fields and what it costs."""
-    rows: list[Row] = [('`--measure`', 'what it is', 'fields', 'costs')]
+    """Rows of all measures: description, fields and costs."""
+    rows: list[Row] = [('`--measure`', 'description', 'fields', 'costs')]
     for name, measure in MEASURES.items():
         fields = '\n'.join(f'`{field}`' for field in measure.fields)
-        where = '\nOf local models.' if measure.local else ''
+        where = '\nFor local models.' if measure.local else ''
         rows.append((f'`{name}`', f'{measure.text}{where}', fields, measure.cost))
     return rows
 
 
 def flag_rows() -> list[Row]:
-    """Every setting of an experiment, its type, default and meaning."""
+    """Rows of all settings: flag, values, default and meaning."""
     rows: list[Row] = [('flag', 'values', 'default', 'meaning')]
     types = typing.get_type_hints(Config)
     for name, setting in SETTINGS.items():
@@ -75,7 +78,7 @@ def _sentence(thing: object) -> str:
 
 
 def _values(kind: typing.Any) -> str:
-    """What a flag of a type takes, in words."""
+    """Describes the values of a flag of some type."""
     plain = {bool: 'true, false', int: 'integer', float: 'number', str: 'text'}
     if kind in plain:
         return plain[kind]
@@ -85,7 +88,7 @@ def _values(kind: typing.Any) -> str:
     return _values(of[0])
 
 
-# Made before any page is read: autodoc puts source text in the place of functions' defaults.
+# Made before Sphinx reads a page: autodoc replaces the defaults of functions by source text.
 TABLES: dict[str, list[Row]] = {
     'methods': method_rows(),
     'partitions': partition_rows(),
@@ -96,17 +99,43 @@ TABLES: dict[str, list[Row]] = {
 
 
 class JaxfedTable(SphinxDirective):
-    """Shows one of `TABLES`; a line of a cell is a paragraph, backticks are code."""
+    """Shows one of `TABLES`; each line of a cell is a paragraph, and backticks mark code."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """Makes the table's nodes."""
+        """Builds the table's nodes."""
         head, *rows = TABLES[self.arguments[0]]
         group = nodes.tgroup('', *(nodes.colspec(colwidth=1) for _ in head), cols=len(head))
         group += nodes.thead('', _row(head))
         group += nodes.tbody('', *map(_row, rows))
         return [nodes.table('', group, classes=['colwidths-auto', 'generated'])]
+
+
+# The functions that `{jaxfed-functions}` documents, by their full names.
+FUNCTIONS = {
+    'methods': [f'{factory.__module__}.{name}' for name, factory in methods.METHODS.items()],
+    'losses': [f'jaxfed.losses.{name}' for name in losses.__all__],
+}
+
+
+class JaxfedFunctions(SphinxDirective):
+    """Documents the functions of one of `FUNCTIONS`, each under a heading."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Builds the sections."""
+        return [self.section(name) for name in FUNCTIONS[self.arguments[0]]]
+
+    def section(self, full_name: str) -> nodes.section:
+        """Builds the section of one function; the index has the function in its own module."""
+        name = full_name.rpartition('.')[2]
+        section = nodes.section(ids=[nodes.make_id(f'{self.arguments[0]}-{name}')], names=[])
+        section += nodes.title('', name)
+        text = f'.. autofunction:: {full_name}\n   :no-index:\n'
+        section += self.parse_text_to_nodes(f'```{{eval-rst}}\n{text}```\n')
+        return section
 
 
 def _row(cells: Row) -> nodes.row:
@@ -123,6 +152,7 @@ def _words(text: str) -> nodes.paragraph:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Makes the directive known to Sphinx."""
+    """Registers the directives."""
     app.add_directive('jaxfed-table', JaxfedTable)
+    app.add_directive('jaxfed-functions', JaxfedFunctions)
     return {'parallel_read_safe': True}

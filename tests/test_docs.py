@@ -1,4 +1,4 @@
-"""The documentation: every docstring is whole, every example works, and the pages build."""
+"""The documentation: docstrings are complete, examples run, links lead somewhere, pages build."""
 
 import dataclasses
 import importlib
@@ -18,11 +18,11 @@ import jaxfed
 from experiments import figures, search, tables
 from experiments.released import released_partition, released_schedule
 from jaxfed import methods
-from jaxfed.data import load_dataset
 from jaxfed.data.prepare import RECIPES
 from jaxfed.data.prepare import __main__ as prepare_command
 from jaxfed.engine.cohorts import SAMPLINGS
 from jaxfed.methods import METHODS
+from jaxfed.metrics.measures import MEASURES
 from jaxfed.models import MODELS
 from jaxfed.partition import PARTITIONS
 from jaxfed.report import __main__ as report_command
@@ -32,6 +32,7 @@ from jaxfed.sweeps.halving import parse_halving
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(ROOT.glob('docs/*.md'))
+TEXTS = [ROOT / name for name in ('README.md', 'CONTRIBUTING.md', 'BUILD_NOTES.md')]
 GRIDS = {'experiments.figures': figures, 'experiments.search': search, 'experiments.tables': tables}
 
 
@@ -133,7 +134,7 @@ def blocks(language):
 
 
 def of_sweep(arguments):
-    """(flags that are about many experiments, the others)."""
+    """(flags of many experiments, the others)."""
     pairs = [argument.lstrip('-').partition('=')[::2] for argument in arguments]
     known = ('sweep', 'seeds', 'halving', 'together', 'dry_run')
     others = [a for a, (name, _) in zip(arguments, pairs) if name not in known]
@@ -146,10 +147,10 @@ def test_every_command_has_valid_flags(text, tmp_path, monkeypatch):
     monkeypatch.setitem(PARTITIONS, 'released', released_partition)
     monkeypatch.setitem(SAMPLINGS, 'released', released_schedule)
     lines = text.replace('\\\n', ' ').replace('$seed', '0').splitlines()
-    for part in [part for line in lines for part in re.split(r'&&|;', line)]:
+    for part in [part for line in lines for part in re.split(r'&&|;(?= )', line)]:
         _, python, command = part.partition('python -m ')
         words = shlex.split(command)
-        if not python or words[0] == 'pytest':
+        if not python or words[0] in ('pytest', 'sphinx'):
             continue
         module, *arguments = words
         if module == 'jaxfed.data.prepare':
@@ -169,16 +170,19 @@ def test_every_command_has_valid_flags(text, tmp_path, monkeypatch):
         if module == 'jaxfed.partition':
             arguments = [a for a in arguments if not a.startswith('--output=')]
         else:
-            assert module in ('jaxfed.main', 'experiments.released')
+            assert module in ('jaxfed', 'jaxfed.main', 'experiments.released')
             of_process = {f'--{name}' for name in config_flags.COMMAND_FLAGS}
             arguments = [a for a in arguments if a.partition('=')[0] not in of_process]
-        ours, arguments = of_sweep(arguments) if module == 'jaxfed.main' else ({}, arguments)
+        if arguments == ['--version']:
+            continue
+        sweeps = module in ('jaxfed', 'jaxfed.main')
+        ours, arguments = of_sweep(arguments) if sweeps else ({}, arguments)
         settings = config_flags.parse(arguments)
         if ours:
             parse_halving(ours.get('halving'), settings)
             grid = sweep.parse_grid(ours.get('sweep', ''), settings)
             sweep.expand(settings, grid, int(ours.get('seeds', 1)), tmp_path)
-        if settings.method == 'list':
+        if 'list' in (settings.method, settings.measure):
             continue
         if module == 'jaxfed.partition':
             sampled = min(settings.clients_per_round, settings.num_clients)
@@ -190,8 +194,8 @@ def test_every_command_has_valid_flags(text, tmp_path, monkeypatch):
 
 @pytest.fixture
 def registries():
-    """Methods, networks, partitions and samplings, without those of an example afterwards."""
-    every = (methods.METHODS, MODELS, PARTITIONS, SAMPLINGS)
+    """Removes what an example registers."""
+    every = (methods.METHODS, MEASURES, MODELS, PARTITIONS, SAMPLINGS)
     held = [(registry, dict(registry)) for registry in every]
     yield
     for registry, before in held:
@@ -207,7 +211,7 @@ SMALL = {
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-    """A small run, in the place of all that examples make of nothing but jaxfed's own parts."""
+    """A small run, which replaces the runs of examples that register nothing."""
     folder = str(tmp_path_factory.mktemp('trained') / 'out')
     return jaxfed.simulate(jaxfed.Config(**{**SMALL, 'workdir': folder}))
 
@@ -219,48 +223,112 @@ def test_every_example_runs(text, trained, registries, cheap_runs, tmp_path, mon
     networks, known = set(MODELS), set(methods.METHODS)
     simulate = jaxfed.simulate
 
-    def short(settings, *, method=None):
+    def short(settings, *, method=None, **options):
         parts = methods.resolve(settings.method, settings.hyperparameters)
         built = method or methods.build(parts)
         small = SMALL if settings.model in networks else {**SMALL, 'model': settings.model}
         settings = dataclasses.replace(settings, **small)
         checks.check(settings)
         deal.deal(settings)
-        changed = method or {part.name for part in parts} - known or {settings.model} - networks
-        return simulate(settings, method=built) if changed else trained
+        new = {part.name for part in parts} - known or {settings.model} - networks
+        new = new or {settings.measure} - {'none'}
+        return simulate(settings, method=built, **options) if method or new or options else trained
 
     def all_short(configs, folder):
         return {name: short(settings) for name, settings in configs.items()}
 
     monkeypatch.setattr(jaxfed, 'simulate', short)
     monkeypatch.setattr(jaxfed, 'simulate_all', all_short)
-    mine = load_dataset('digits').x_test  # what a reader has of his own
-    exec(compile(text, 'example', 'exec'), {'__name__': 'example', 'images': mine})
+    exec(compile(text, 'example', 'exec'), {'__name__': 'example'})
 
 
 def test_every_field_of_the_records_is_explained(trained):
     explained = set(re.findall(r'`(\w+)`', (ROOT / 'docs' / 'records.md').read_text()))
-    assert trained.metrics[0].keys() | trained.summary.keys() <= explained
+    fields = trained.metrics[0].keys() | trained.summary.keys() | trained.summary['cost'].keys()
+    assert fields <= explained
+
+
+def anchors(page):
+    """The anchors of a Markdown page, by the rule of GitHub and MyST."""
+    text = re.sub(r'^```.*?^```', '', page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r'^#+ (.*)$', text, re.MULTILINE)
+    plain = [re.sub(r'\[([^\]]*)\]\([^)]*\)|`', r'\1', title) for title in titles]
+    return {re.sub(r'[^\w\- ]', '', title.lower()).replace(' ', '-') for title in plain}
+
+
+@pytest.mark.parametrize('page', [*TEXTS, *PAGES], ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page):
+    text = re.sub(r'^```(?!{image).*?^```', '', page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r'`[^`\n]+`', 'code', text)
+    links = re.findall(r'\]\(([^)\s]+)\)|^```{image} (\S+)', text, re.MULTILINE)
+    broken = []
+    for link in [inline or image for inline, image in links]:
+        path, _, anchor = link.partition('#')
+        if re.match(r'https?:|mailto:', link) or path.startswith('reference/'):
+            continue  # pages of the reference are made by the build, which checks these links
+        target = (page.parent / path) if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert not broken
+
+
+def test_no_page_is_lost():
+    listed = set(re.findall(r'^([a-z_]+)$', (ROOT / 'docs' / 'index.md').read_text(), re.M))
+    assert {page.stem for page in PAGES} == listed | {'index'}
+
+
+def test_no_placeholder_is_left():
+    for page in [*TEXTS, *PAGES]:
+        assert not re.search(r'YOUR|TODO|FIXME|@@', page.read_text()), page.name
+
+
+def test_the_messages_of_the_page_are_those_of_the_code(docs_modules):
+    page = (ROOT / 'docs' / 'troubleshooting.md').read_text()
+    shown = docs_modules('messages').updated(page)
+    assert 'no error' not in shown
+    assert shown == page, 'run python docs/messages.py'
+
+
+@pytest.fixture
+def docs_modules(monkeypatch):
+    """Imports a module of docs/."""
+    monkeypatch.syspath_prepend(ROOT / 'docs')
+    return importlib.import_module
+
+
+def test_every_method_and_loss_has_a_typeset_equation(docs_modules):
+    pytest.importorskip('latex2mathml')
+    equations, mathml = docs_modules('equations'), docs_modules('mathml')
+    page = (ROOT / 'docs' / 'label_skew.md').read_text()
+    for function in [*METHODS.values(), *(vars(jaxfed.losses)[n] for n in jaxfed.losses.__all__)]:
+        paragraphs = map(equations.normalised, inspect.getdoc(function).split('\n\n'))
+        latex = [equations.EQUATIONS[p] for p in paragraphs if p in equations.EQUATIONS]
+        assert len(latex) == 1, function.__name__
+        if function in METHODS.values():
+            assert all(f'$${line}$$' in page for line in mathml.lines_of(latex[0]))
+
+
+def test_lines_of_an_equation(docs_modules):
+    pytest.importorskip('latex2mathml')
+    lines_of = docs_modules('mathml').lines_of
+    cases = r'\begin{cases} a \\ b \end{cases}'
+    assert lines_of(rf'x \\ {cases} \\ y') == ['x', cases, 'y']
 
 
 @pytest.mark.slow
 def test_the_pages_build_without_a_warning(tmp_path):
-    for package in ('sphinx', 'furo', 'myst_parser'):
+    for package in ('sphinx', 'furo', 'myst_parser', 'latex2mathml', 'sphinx_copybutton'):
         pytest.importorskip(package)
     source, pages = tmp_path / 'docs', tmp_path / 'html'
     shutil.copytree(ROOT / 'docs', source, ignore=shutil.ignore_patterns('_build', 'reference'))
-    shutil.copy(ROOT / 'README.md', tmp_path)
-    pictures = re.findall(r'!\[.*?\]\((.*?)\)', (ROOT / 'README.md').read_text())
-    for picture in pictures:
-        (tmp_path / picture).parent.mkdir(parents=True)
-        shutil.copy(ROOT / picture, tmp_path / picture)
-    # In a process of its own, because autodoc changes the defaults of functions.
+    (tmp_path / 'experiments').symlink_to(ROOT / 'experiments')
+    # In another process, because autodoc changes the defaults of functions.
     environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
     command = [sys.executable, '-m', 'sphinx', '-q', '-W', str(source), str(pages)]
     built = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
-    text = re.sub(r'<[^>]+>', '', (pages / 'reference' / 'jaxfed.methods.html').read_text())
-    assert 'CE + beta tau^2 KL(pg~ || p~)' in text
+    methods_page = (pages / 'reference' / 'jaxfed.methods.html').read_text()
+    assert methods_page.count('<math') >= len(METHODS) and 'tau^2' not in methods_page
     text = re.sub(r'<[^>]+>', '', (pages / 'reference' / 'jaxfed.html').read_text())
     assert '[B, H, W, channels] float32, normalised and augmented' in text  # a field's comment
     assert 'rounds between evaluations on the test data' in text  # a flag's help
@@ -269,9 +337,9 @@ def test_the_pages_build_without_a_warning(tmp_path):
     html = ''.join(page.read_text() for page in (pages / 'reference').glob('*.html'))
     shown = set(re.findall(r' id="(?:module-)?(jaxfed[\w.]*)"', html))
     assert PUBLIC.keys() <= shown
-    assert pictures and (pages / '_images' / Path(pictures[0]).name).exists()
     table = (pages / 'methods.html').read_text()
     assert all(f'>{name}</span>' in table for name in methods.METHODS)
-    # Nothing is fetched from elsewhere by reading.
-    loaded = re.findall(r'<(?:script|link|img)[^>]* (?:src|href)="([^"]*)"', html + table)
+    # A page loads nothing from the network.
+    html += ''.join(page.read_text() for page in pages.glob('*.html'))
+    loaded = re.findall(r'<(?:script|link|img)[^>]* (?:src|href)="([^"]*)"', html)
     assert loaded and not [url for url in loaded if url.startswith(('http', '//'))]
