@@ -64,8 +64,8 @@ _TEXT_TO_LATEX = {
     'CE + beta tau^2 KL(softmax(zg / tau) || softmax(z / tau))': (
         rf'{_DISTILLED}\left(p^g \,\|\, p\right) \qquad {_BOTH}'
     ),
-    """CE + beta tau^2 KL(softmax(zt / tau) || softmax(z / tau)), zt under the mean of the last M
-    global models, including the current one""": (
+    """CE + beta tau^2 KL(softmax(zt / tau) || softmax(z / tau)), zt the logits under the mean of the
+    last M global models, including the current one""": (
         rf'{_DISTILLED}\left({_SOFTMAX}(z^t / \tau) \,\|\, {_SOFTMAX}(z / \tau)\right) \\'
         r'z^t \text{ under } \bar w = \frac{1}{M} \sum_{m=0}^{M-1} w_g^{(r-m)}'
         r'\text{, the mean of the last } M \text{ global models}'
@@ -85,15 +85,14 @@ _TEXT_TO_LATEX = {
         rf'{_DISTILLED}\left(u \,\|\, \tilde p\right) \qquad '
         r'u_c = \frac{1}{C - 1},\; c \ne y'
     ),
-    """(1 - a_y) CE + a_y L_d, a_c = (gamma - beta) / 2 E[2 pg_c - 1 | c] + (gamma + beta) / 2,
-    L_d as in FedLSD. The expectation is estimated every round, on the server's auxiliary data (the
-    paper) or on the client's data (the two-page abstract).""": (
+    """(1 - a_y) CE + a_y L_d, L_d = -sum_c pg_c log p_c, both softmaxes at temperature tau,
+    a_c = (gamma - beta) / 2 E[2 pg_c - 1 | c] + (gamma + beta) / 2""": (
         rf'(1 - a_y)\,\text{{CE}} + a_y L_d \qquad L_d = {_SOFT_CE} \\'
         r'a_c = \frac{\gamma - \beta}{2}\, \operatorname{E}[2 p^g_c - 1 \mid y = c] + '
         r'\frac{\gamma + \beta}{2}'
     ),
-    """CE + ||M (zg - z)||^2, M[k] = max_weight max(0, M_class[k] M_sample - 0.1), M_class from the
-    global model's confusion matrix on the server's auxiliary data, recomputed every round""": (
+    """CE + ||M (zg - z)||^2, M[k] = M_max max(0, M_class[k] M_sample - 0.1),
+    M_class[k] = A[k, k] (1 - max_{j != k} A[j, k]), M_sample = 1 - sqrt(1 - pg_y)""": (
         r'\text{CE} + \lVert M \odot (z^g - z) \rVert^2 \qquad ' + _CREDIBLE + r' \\'
         r'M^{\text{class}}_k = A_{kk} \left(1 - \max_{j \ne k} A_{jk}\right) \qquad '
         r'M^{\text{sample}} = 1 - \sqrt{1 - p^g_y}'
@@ -125,6 +124,9 @@ _TEXT_TO_LATEX = {
     ),
     'v += g^2, w -= lr g / sqrt(v + eps)': (
         r'v \leftarrow v + g^2 \qquad w \leftarrow w - \eta \frac{g}{\sqrt{v + \varepsilon}}'
+    ),
+    'L = L_1 in the rounds 1..R, L_2 after them': (
+        r'L = L_1 \text{ in the rounds } 1, \ldots, R \text{, } L_2 \text{ after them}'
     ),
     # Losses
     'a_y L_d, L_d = -sum_c pg_c log p_c, pg = softmax(zg / tau), p = softmax(z / tau)': (

@@ -306,6 +306,12 @@ def test_every_method_and_loss_has_a_typeset_equation(docs_modules):
         assert len(latex) == 1, function.__name__
         if function in METHODS.values():
             assert all(f'$${line}$$' in page for line in mathml.lines_of(latex[0]))
+    texts = {
+        equations.normalised(paragraph)
+        for thing in PUBLIC.values()
+        for paragraph in (inspect.getdoc(thing) or '').split('\n\n')
+    }
+    assert equations.EQUATIONS.keys() <= texts, 'no docstring has this equation any more'
 
 
 def test_lines_of_an_equation(docs_modules):
