@@ -64,8 +64,8 @@ _TEXT_TO_LATEX = {
     'CE + beta tau^2 KL(softmax(zg / tau) || softmax(z / tau))': (
         rf'{_DISTILLED}\left(p^g \,\|\, p\right) \qquad {_BOTH}'
     ),
-    """CE + beta tau^2 KL(softmax(zt / tau) || softmax(z / tau)), zt the logits under the mean of the
-    last M global models, including the current one""": (
+    """CE + beta tau^2 KL(softmax(zt / tau) || softmax(z / tau)), zt the logits under the mean of
+    the last M global models, including the current one""": (
         rf'{_DISTILLED}\left({_SOFTMAX}(z^t / \tau) \,\|\, {_SOFTMAX}(z / \tau)\right) \\'
         r'z^t \text{ under } \bar w = \frac{1}{M} \sum_{m=0}^{M-1} w_g^{(r-m)}'
         r'\text{, the mean of the last } M \text{ global models}'

@@ -1,7 +1,7 @@
 """A directive for the example scripts: ```{jaxfed-gallery}```.
 
-Each script of experiments/examples/ gets a section: its docstring, its picture
-docs/_static/gallery/NAME.png if there is one, and its code.
+Each script of experiments/examples/ gets a section: its docstring, which begins 'Title: command.',
+its picture docs/_static/gallery/NAME.png if there is one, and its code.
 """
 
 import ast
@@ -30,14 +30,19 @@ class Gallery(SphinxDirective):
     def section(self, path: Path) -> nodes.section:
         """Builds the section of one script."""
         source = path.read_text(encoding='utf-8')
-        title, _, rest = (ast.get_docstring(ast.parse(source)) or path.stem).partition('\n')
+        first, _, rest = (ast.get_docstring(ast.parse(source)) or path.stem).partition('\n')
+        title, _, command = first.removesuffix('.').partition(': ')
         section = nodes.section(ids=[nodes.make_id(path.stem)], names=[path.stem])
-        section += nodes.title('', title.removesuffix('.'))
+        section += nodes.title('', title)
         section += self.parse_text_to_nodes(rest)
+        if command:
+            section += nodes.literal_block(command, command, language='sh')
         picture = DOCS / '_static' / 'gallery' / f'{path.stem}.png'
         if picture.exists():
             target = f'_static/gallery/{picture.name}'
-            section += nodes.image(uri=target, alt=title, candidates={'*': target})
+            section += nodes.image(
+                uri=target, alt=title, candidates={'*': target}, classes=['picture']
+            )
             self.env.images.add_file(self.env.docname, target)
         caption = nodes.paragraph()
         caption += nodes.literal('', f'experiments/examples/{path.name}')
