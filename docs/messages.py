@@ -9,6 +9,7 @@ import re
 import shlex
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,9 +35,13 @@ def write_files(folder: Path) -> None:
         for key, array in good.items()
     }
     from_one = {key: array + 1 if key.startswith('y') else array for key, array in good.items()}
-    np.savez_compressed(folder / 'no_test.npz', **without_test)
-    np.savez_compressed(folder / 'pytorch.npz', **channels_first)
-    np.savez_compressed(folder / 'from_one.npz', **from_one)
+    files: dict[str, dict[str, Any]] = {
+        'no_test': without_test,
+        'pytorch': channels_first,
+        'from_one': from_one,
+    }
+    for name, arrays in files.items():
+        np.savez_compressed(folder / f'{name}.npz', **arrays)
 
 
 def message(arguments: str) -> str:
