@@ -23,7 +23,7 @@ BLOCK = re.compile(r'^```console\n\$ python -m jaxfed (.*)\n(?:.*\n)*?```$', re.
 def write_files(folder: Path) -> None:
     """Writes the files that the commands of the page name."""
     rng = np.random.default_rng(0)
-    good = {
+    good: dict[str, Any] = {
         'x_train': rng.integers(0, 256, (4000, 8, 8, 3)).astype(np.uint8),
         'y_train': np.arange(4000) % 4,
         'x_test': rng.integers(0, 256, (8, 8, 8, 3)).astype(np.uint8),
