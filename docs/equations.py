@@ -8,13 +8,13 @@ without an entry. `\\\\` begins a new line.
 _KL = r'\operatorname{KL}'
 _DISTILLED = r'\text{CE} + \beta\tau^2\,' + _KL
 _SOFTMAX = r'\operatorname{softmax}'
-_SOFT_CE = r'-\sum_c p^g_c \log p_c'
+_SOFT_CE = r'-\sum_c p^g_c \log\,p_c'
 _MOVED = r'\lVert w - w_g \rVert^2'
 _BOTH = rf'p^g = {_SOFTMAX}(z^g / \tau) \quad p = {_SOFTMAX}(z / \tau)'
 _MASKED_STUDENT = r"p' \text{ a softmax over all classes but } y"
 _MINORITY = r'\text{over the classes with } n_c \le n / C \text{, without } y'
 _MINORITY_LOSS = r'\text{over the classes that are neither in the majority nor } y'
-_SMOOTHED = r'-\sum_c \left((1 - s)\,1[c = y] + \frac{s}{C}\right) \log p_c'
+_SMOOTHED = r'-\sum_c \left((1 - s)\,1[c = y] + \frac{s}{C}\right) \log\,p_c'
 _CONTRAST = r'-\log \frac{e^{\cos(f, f_g)/\tau}}{e^{\cos(f, f_g)/\tau} + e^{\cos(f, f_p)/\tau}}'
 _CREDIBLE = r'M_k = M_{\max} \max(0,\; M^{\text{class}}_k M^{\text{sample}} - 0.1)'
 _PHI = r'\varphi = p^g_y - \sum_{k \ne y} p^g_k = 2 p^g_y - 1'
@@ -100,12 +100,12 @@ _TEXT_TO_LATEX = {
     """CE + beta tau^2 KL(pg' || p'), pg' over the classes that are neither majority classes of the
     client nor y, p' over all classes but y; majority: n_c > n / C""": (
         rf"{_DISTILLED}\left(p'^g \,\|\, p'\right) \\"
-        rf"p'^g \text{{ a softmax }} {_MINORITY} \qquad {_MASKED_STUDENT}"
+        rf"p'^g \text{{ a softmax }} {_MINORITY} \\ {_MASKED_STUDENT}"
     ),
     """CE + beta tau^2 KL(mu || p'), mu uniform over the classes that are neither majority classes
     of the client nor y, p' over all classes but y; majority: n_c > n / C""": (
         rf"{_DISTILLED}\left(\mu \,\|\, p'\right) \\"
-        rf'\mu \text{{ uniform }} {_MINORITY} \qquad {_MASKED_STUDENT}'
+        rf'\mu \text{{ uniform }} {_MINORITY} \\ {_MASKED_STUDENT}'
     ),
     """heavy_ball: m = beta m + update, w += lr m; ema: m = beta m + (1 - beta) update, w += lr m;
     nesterov: m = beta m + update, w += lr (update + beta m)""": (
@@ -182,7 +182,7 @@ _TEXT_TO_LATEX = {
         r'\tilde p_c = \frac{e^{z_c / \tau}}{\sum_{k \ne y} e^{z_k / \tau}},\; c \ne y'
     ),
     '1/2 ||w - w_g||^2': rf'\frac{{1}}{{2}} {_MOVED}',
-    '-log p_y, p = softmax(z)': rf'-\log p_y \qquad p = {_SOFTMAX}(z)',
+    '-log p_y, p = softmax(z)': rf'-\log\,p_y \qquad p = {_SOFTMAX}(z)',
     '-sum_c ((1 - smoothing) 1[c = y] + smoothing / C) log p_c, p = softmax(z)': (
         rf'{_SMOOTHED} \qquad p = {_SOFTMAX}(z) \qquad s = \text{{smoothing}}'
     ),
