@@ -43,10 +43,21 @@ def positive(text):
 
 @pytest.fixture(scope='session', autouse=True)
 def shared_programs(tmp_path_factory):
-    """Several tests share compiled programs."""
-    jax.config.update('jax_compilation_cache_dir', str(tmp_path_factory.mktemp('compiled')))
+    """The tests of all workers share compiled programs."""
+    folder = tmp_path_factory.getbasetemp()
+    if 'PYTEST_XDIST_WORKER' in os.environ:
+        folder = folder.parent  # each worker has a folder in that of the run
+    jax.config.update('jax_compilation_cache_dir', str(folder / 'compiled'))
+    jax.config.update('jax_compilation_cache_max_size', 8 << 30)  # with a limit JAX locks the cache
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
     compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope='module', autouse=True)
+def bounded_memory():
+    """Programs of finished modules leave the memory; a worker held 5 GB otherwise."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture

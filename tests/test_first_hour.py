@@ -15,7 +15,6 @@ import jaxfed
 from jaxfed import config, main
 from jaxfed.engine import devices
 from jaxfed.internal import command_line, console
-from jaxfed.models import ops
 from jaxfed.recording.heatmap import print_heatmap
 from jaxfed.recording.progress import run_progress
 from jaxfed.runs import config_flags, dry_run, prepare
@@ -151,8 +150,6 @@ def test_dry_run_lists_the_used_convolutions():
     assert set(forced.values()) == {'patches'}
     used = dry_run.convolutions(make_experiment(jaxfed.Config(model='mobilenet', width=0.05)))
     assert 'depthwise' in used.values()
-    with pytest.raises(ValueError, match='use='):
-        ops.observed('no way')
 
 
 class Device:

@@ -103,12 +103,13 @@ def estimate(config: Config, timed: Timed, steps: int) -> str:
 def convolutions(experiment: Experiment) -> dict[str, str]:
     """Shape of each convolution of the network -> its algorithm."""
     config, dataset = experiment.config, experiment.dealt.dataset
-    convolution, observed = ops.observed(None if config.conv == 'auto' else config.conv)
+    use = None if config.conv == 'auto' else config.conv
+    convolution, lowerings = ops.recording_convolution(use)
     network = make_network(config, experiment.input_shape, dataset.num_classes, convolution)
     params = jax.eval_shape(network.init, jax.random.key(0))
     x = jax.ShapeDtypeStruct((config.batch_size, *experiment.input_shape), np.float32)
     jax.eval_shape(network.evaluate, params, x, network.stats)
-    return observed
+    return lowerings
 
 
 def _count(tree: PyTree) -> int:

@@ -100,6 +100,7 @@ def test_damaged_records(fails_at):
 real = pytest.mark.skipif('JAXFED_DATA_DIR' not in os.environ, reason='JAXFED_DATA_DIR is not set')
 
 
+@pytest.mark.slow
 @real
 def test_real_mnist_and_its_cache(monkeypatch):
     data_dir = os.environ['JAXFED_DATA_DIR']

@@ -146,5 +146,6 @@ def test_client_states_beyond_the_memory_are_reported(monkeypatch, tmp_path):
         raise MemoryError
 
     monkeypatch.setattr(prepare.states_of, 'create', exhausted)
-    with pytest.raises(jaxfed.TooLarge, match=r'--num_clients=20 clients take .*=scaffold keeps'):
+    message = r'--method=scaffold keeps a state .* --num_clients=20 need'
+    with pytest.raises(jaxfed.TooLarge, match=message):
         jaxfed.simulate(jaxfed.Config(method='scaffold', model='mlp'))

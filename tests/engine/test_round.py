@@ -29,6 +29,11 @@ SIZES = (7, 23, 1, 12, 30, 16)  # of six unequal clients
 SHAPE = (4, 4, 1)
 
 
+def first_is_fast(names):
+    """The names as parameters; all but the first one are marked slow."""
+    return [names[0], *(pytest.param(name, marks=pytest.mark.slow) for name in names[1:])]
+
+
 def normalise(x):
     return (jnp.asarray(x, jnp.float32) - 100.0) / 60.0
 
@@ -237,7 +242,7 @@ def test_round_equals_plain_loop(name):
 WITH_STATISTICS = ['fedavg', 'fedlmd+fednova', 'moon', 'fedgkd', 'fedcurv', 'fedcad source=client']
 
 
-@pytest.mark.parametrize('name', WITH_STATISTICS)
+@pytest.mark.parametrize('name', first_is_fast(WITH_STATISTICS))
 def test_round_with_batch_statistics_equals_plain_loop(name):
     method, data = make(name), training_data()
     model, settings, server, states, run = set_up(
@@ -289,9 +294,7 @@ def test_networks_equal_plain_loop(name):
 WAYS = ['drifting chained', 'fedlmd', 'scaffold', 'fedcurv', 'moon', 'fedcad source=client']
 
 
-@pytest.mark.parametrize(
-    'name', [WAYS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in WAYS[1:])]
-)
+@pytest.mark.parametrize('name', first_is_fast(WAYS))
 def test_result_does_not_depend_on_lanes(name):
     method, data = make(name), training_data()
     _, settings, server, states, _ = set_up(method)

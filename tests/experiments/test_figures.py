@@ -563,6 +563,7 @@ def test_a_figure_without_finished_runs_is_not_drawn(trained, capsys):
     assert 'none of its 1 runs is done; nothing is drawn' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_methods_of_the_last_round_start_from_the_same_model(trained):
     output, make = trained
     assert make('fedcad/1', '--methods=FedAvg,FedCAD') == 0

@@ -115,6 +115,7 @@ def test_a_group_restarts_if_a_cell_was_moved_away(cheap_runs, programs, tmp_pat
     assert json.loads((cells[1].folder / 'summary.json').read_text())['resumed_after'] is None
 
 
+@pytest.mark.slow
 def test_cells_of_another_process_are_skipped(cheap_runs, programs, tmp_path, capsys):
     cells = cells_of(tmp_path, ('FedProx', 'more'), 2, '--rounds=1')
     cells[1].folder.parent.mkdir(parents=True)

@@ -543,7 +543,7 @@ EASY = ('--dataset=digits', '--num_clients=10', '--alpha=5', '--augment=none')
         (['fedlmd/1', '--columns=x'], '--columns must name some of cifar10_lda0.05, got x'),
         (['fedlmd/1', '--methods='], 'FedLMD, got none'),
         (['fedlmd/1', '--rounds=0'], '--rounds must be at least 1, got 0'),
-        (['fedlmd/1', '--seeds=x'], '--seeds=x'),
+        (['fedlmd/1', '--seeds=x'], '--seeds must be an integer, got x'),
         (['fedlmd/1', '--rouds=1'], '--rouds is not a flag; did you mean --rounds?'),
         (['fedlmd/1', '--output='], '--output must name a folder'),
         (['fedlmd/1', '--output=/proc/x', '--', *EASY], '--output=/proc/x cannot be created'),

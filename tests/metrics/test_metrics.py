@@ -473,6 +473,7 @@ def test_measuring_changes_nothing_else(run):
     assert not added & set(plain.summary)
 
 
+@pytest.mark.slow
 def test_waves_give_the_same_measures(run):
     whole, waves = run(False, False, True)[1], run(True, False, True)[1]
     for a, b in zip(whole.metrics, waves.metrics):

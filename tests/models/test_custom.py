@@ -271,6 +271,7 @@ def config(cheap_runs, tmp_path, monkeypatch):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('network', [Random, Linen])
 def test_dropout_does_not_depend_on_devices(network, config, tmp_path, monkeypatch):
     monkeypatch.setitem(MODELS, 'mine', network)
@@ -285,6 +286,7 @@ def test_dropout_does_not_depend_on_devices(network, config, tmp_path, monkeypat
     chex.assert_trees_all_equal((loaded.params, loaded.stats), (one.params, one.stats))
 
 
+@pytest.mark.slow
 def test_dropout_after_an_interruption(config, tmp_path, monkeypatch):
     settings = functools.partial(config, devices='1', lanes=2, checkpoint_every=1)
     whole = jaxfed.simulate(settings(workdir=str(tmp_path / 'whole')))

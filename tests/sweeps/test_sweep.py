@@ -527,6 +527,7 @@ def test_two_parts_name_the_same_parameter():
     assert [m.config.hyperparameters for m in members] == [{'fedlmd.tau': 1.0}, {'fedlmd.tau': 3.0}]
 
 
+@pytest.mark.slow
 def test_each_seed_evaluates_on_its_held_out_examples(cheap_runs, programs, tmp_path):
     config = small(validation=0.1, measure='forgetting', rounds=2)
     members, _ = run(config, 'partition_seed=0,1', 1, tmp_path / 'sweep')
@@ -540,6 +541,7 @@ def test_each_seed_evaluates_on_its_held_out_examples(cheap_runs, programs, tmp_
     assert first != second
 
 
+@pytest.mark.slow
 def test_halving_of_a_split_program(cheap_runs, programs, tmp_path, monkeypatch):
     inner = simulate.prepare
 
@@ -601,6 +603,7 @@ def test_summaries_are_written_all_or_none(cheap_runs, tmp_path, monkeypatch, ca
     assert [s['resumed_after'] for s in summaries] == [2] * 3
 
 
+@pytest.mark.slow
 def test_a_method_that_calls_numpy_has_one_program_for_each(
     cheap_runs, programs, tmp_path, monkeypatch
 ):

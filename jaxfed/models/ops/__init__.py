@@ -18,7 +18,7 @@ __all__ = [
     'convolution',
     'lowering',
     'max_pool',
-    'observed',
+    'recording_convolution',
 ]
 
 
@@ -34,7 +34,7 @@ def convolution(use: str | None = None) -> Convolution:
     return Convolution(partial(conv_general_dilated, use=use), partial(conv_max_pool, use=use))
 
 
-def observed(use: str | None = None) -> tuple[Convolution, dict[str, str]]:
+def recording_convolution(use: str | None = None) -> tuple[Convolution, dict[str, str]]:
     """Makes the same convolutions, and a dict 'kernel on image' -> lowering, filled by tracing."""
     plain, lowerings = convolution(use), {}
 
