@@ -43,14 +43,21 @@ def positive(text):
 
 @pytest.fixture(scope='session', autouse=True)
 def shared_programs(tmp_path_factory):
-    """The tests of all workers share compiled programs."""
+    """The tests of all workers, and the processes that they start, share compiled programs."""
     folder = tmp_path_factory.getbasetemp()
     if 'PYTEST_XDIST_WORKER' in os.environ:
         folder = folder.parent  # each worker has a folder in that of the run
-    jax.config.update('jax_compilation_cache_dir', str(folder / 'compiled'))
-    jax.config.update('jax_compilation_cache_max_size', 8 << 30)  # with a limit JAX locks the cache
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
-    compilation_cache.reset_cache()
+    settings = {
+        'jax_compilation_cache_dir': str(folder / 'compiled'),
+        'jax_compilation_cache_max_size': 8 << 30,  # with a limit JAX locks the cache
+        'jax_persistent_cache_min_compile_time_secs': 0.1,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+            patch.setenv(name.upper(), str(value))
+        compilation_cache.reset_cache()
+        yield
 
 
 @pytest.fixture(scope='module', autouse=True)

@@ -216,6 +216,7 @@ def trained(tmp_path_factory):
     return jaxfed.simulate(jaxfed.Config(**{**SMALL, 'workdir': folder}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('text', list(blocks('python')))
 def test_every_example_runs(text, trained, registries, cheap_runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -497,6 +497,7 @@ class Ended(BaseException):
     """The process was ended."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'number, word', [(signal.SIGINT, 'interrupted'), (signal.SIGTERM, 'terminated')]
 )

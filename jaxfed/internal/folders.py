@@ -1,6 +1,7 @@
 """Folders that appear on disk complete or not at all."""
 
 import contextlib
+import errno
 import os
 import shutil
 import time
@@ -57,9 +58,10 @@ def _put(folder: Path, path: Path) -> None:
                 path.rename(_sibling(path, _ASIDE))
             folder.rename(path)
             return
-        except OSError:
-            # Another process may have put its folder there; the next attempt moves it aside.
-            if attempt == _ATTEMPTS or not os.path.lexists(path):
+        except OSError as error:
+            # Another process has put its folder there; the next attempt moves it aside.
+            taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST) or os.path.lexists(path)
+            if attempt == _ATTEMPTS or not taken:
                 raise
         finally:
             _tidy(path)  # also after a Ctrl-C between the two

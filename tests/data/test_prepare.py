@@ -56,6 +56,7 @@ def test_what_is_no_dataset_stays(tmp_path, archive):
     assert (tmp_path / 'cinic10/1.0.0/thesis.txt').read_text() == 'mine'
 
 
+@pytest.mark.slow
 def test_a_dataset_made_again_is_decoded_again(tmp_path):
     files = cinic_files(per_class=1)
     swapped = {**files, 'train/dog/0.png': files['train/cat/0.png']}

@@ -29,9 +29,10 @@ SIZES = (7, 23, 1, 12, 30, 16)  # of six unequal clients
 SHAPE = (4, 4, 1)
 
 
-def first_is_fast(names):
-    """The names as parameters; all but the first one are marked slow."""
-    return [names[0], *(pytest.param(name, marks=pytest.mark.slow) for name in names[1:])]
+def only_fast(values, *fast):
+    """The values as parameters; those that are not in `fast` are marked slow."""
+    slow = pytest.mark.slow
+    return [v if v in fast else pytest.param(v, marks=slow) for v in values]
 
 
 def normalise(x):
@@ -142,6 +143,8 @@ METHODS = [
     'drifting',
     'drifting chained',
 ]
+# One of each kind: no state, client's, server's, uploads, weights, a look at the data before.
+KINDS = ['fedlmd', 'fedavgm', 'scaffold', 'fedcurv', 'moon', 'fednova', 'drifting chained']
 
 
 def set_up(method, model=None, *, devices=1, stack=None, **changes):
@@ -224,7 +227,7 @@ def rounds_by_oracle(model, method, settings, server, states, cohorts, data):
     return server, states, losses
 
 
-@pytest.mark.parametrize('name', METHODS)
+@pytest.mark.parametrize('name', only_fast(METHODS, *KINDS))
 def test_round_equals_plain_loop(name):
     method, data = make(name), training_data()
     model, settings, server, states, run = set_up(method, devices=2, stack=STACKED)
@@ -242,7 +245,7 @@ def test_round_equals_plain_loop(name):
 WITH_STATISTICS = ['fedavg', 'fedlmd+fednova', 'moon', 'fedgkd', 'fedcurv', 'fedcad source=client']
 
 
-@pytest.mark.parametrize('name', first_is_fast(WITH_STATISTICS))
+@pytest.mark.parametrize('name', only_fast(WITH_STATISTICS, 'fedavg'))
 def test_round_with_batch_statistics_equals_plain_loop(name):
     method, data = make(name), training_data()
     model, settings, server, states, run = set_up(
@@ -259,14 +262,17 @@ def test_round_with_batch_statistics_equals_plain_loop(name):
 
 @pytest.mark.parametrize(
     'changes',
-    [
-        {'momentum': 0.0},
-        {'weight_decay': 0.0},
-        {'aggregation': 'uniform'},
+    only_fast(
+        [
+            {'momentum': 0.0},
+            {'weight_decay': 0.0},
+            {'aggregation': 'uniform'},
+            {'batch_size': 1},
+            {'batch_size': 64},
+            {'local_epochs': 1},
+        ],
         {'batch_size': 1},
-        {'batch_size': 64},
-        {'local_epochs': 1},
-    ],
+    ),
     ids=str,
 )
 def test_settings_equal_plain_loop(changes):
@@ -294,7 +300,7 @@ def test_networks_equal_plain_loop(name):
 WAYS = ['drifting chained', 'fedlmd', 'scaffold', 'fedcurv', 'moon', 'fedcad source=client']
 
 
-@pytest.mark.parametrize('name', first_is_fast(WAYS))
+@pytest.mark.parametrize('name', only_fast(WAYS, 'drifting chained'))
 def test_result_does_not_depend_on_lanes(name):
     method, data = make(name), training_data()
     _, settings, server, states, _ = set_up(method)

@@ -532,6 +532,7 @@ def trained(tmp_path_factory, npz):
     return output, make
 
 
+@pytest.mark.slow
 def test_figures_share_trained_runs(trained, capsys):
     output, make = trained
     (found,) = output.glob('runs/fedlmd/*/*/seed*/summary.json')  # of both figures

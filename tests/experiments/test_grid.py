@@ -97,6 +97,7 @@ def test_interrupted_cells_of_one_program_resume_together(
     assert not (tmp_path / 'cut' / '.together').exists()
 
 
+@pytest.mark.slow
 def test_a_group_restarts_if_a_cell_was_moved_away(cheap_runs, programs, tmp_path, monkeypatch):
     cells = cells_of(tmp_path, ('FedProx', 'more'), 1, '--rounds=3', '--checkpoint_every=1')
     inner = rounds.train_and_evaluate
@@ -129,6 +130,7 @@ def test_cells_of_another_process_are_skipped(cheap_runs, programs, tmp_path, ca
     assert programs == [3, 1]
 
 
+@pytest.mark.slow
 def test_a_failed_cell_does_not_stop_the_others(cheap_runs, programs, tmp_path, monkeypatch):
     cells = cells_of(tmp_path, ('FedProx', 'more'), 2, '--rounds=1')
     inner = runner.set_up

@@ -125,6 +125,7 @@ def test_search_uses_only_held_out_training_data(command, tmp_path, capsys):
     assert stamps(tmp_path / 'a') == before
 
 
+@pytest.mark.slow
 def test_a_flag_file_and_training_are_searched(command, tmp_path, capsys):
     plain_npz(tmp_path / 'tiny.npz')
     (tmp_path / 'mine.flags').write_text(
@@ -205,6 +206,7 @@ def test_stopped_combinations_rank_below_finished_ones(tmp_path, monkeypatch):
     assert 'it stopped early, and all others failed' in search.settled(ranking)
 
 
+@pytest.mark.slow
 def test_halving_stops_the_worse_half(command, tmp_path, capsys):
     plain_npz(tmp_path / 'tiny.npz')
     grid = ('--method=fedavg', '--grid=learning_rate:1e-6,.03,.01,.1', '--rounds=3', '--seeds=2')

@@ -420,6 +420,7 @@ def test_every_table_runs_and_shares_its_runs(paper, rounds, several, command, f
         seen |= {cell.folder for cell in plan.every}
 
 
+@pytest.mark.slow
 def test_a_table_resumes_unfinished_runs_only(command, folder, capsys):
     selection = ('fedlmd/1', '--methods=FedAvg,FedLMD', '--seeds=1')
     assert command(*selection) == 0

@@ -206,9 +206,9 @@ def test_unknown_name_lists_the_choices():
         ('lenet', (8, 8, 1), 10, r'--model=lenet.*16x16.*8, 8.*--model=cnn'),
         ('lenet', (32, 15, 1), 10, r'--model=lenet'),
         ('cnn', (3, 8, 1), 10, r'--model=cnn.*4x4.*3, 8.*--model=mlp'),
-        ('mlp', (0, 8, 1), 10, r'input_shape=\(0, 8, 1\)'),
-        ('mlp', (8, 8), 10, r'input_shape=\(8, 8\)'),
-        ('mlp', (8, 8, 1), 0, r'num_classes=0'),
+        ('mlp', (0, 8, 1), 10, r'input_shape must be .*, got \(0, 8, 1\)'),
+        ('mlp', (8, 8), 10, r'input_shape must be .*, got \(8, 8\)'),
+        ('mlp', (8, 8, 1), 0, r'num_classes must be 1 or more, got 0'),
         ('vgg11', (28, 28, 1), 10, r'--model=vgg11.*32x32.*28, 28.*--model=resnet18'),
     ],
 )
@@ -265,6 +265,7 @@ def test_convolution_layer_computes_with_the_operations_it_is_given(use):
     np.testing.assert_allclose(layer(x), plain(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['cnn', 'lenet'])
 def test_networks_are_the_same_however_convolutions_are_computed(name):
     shape = {'input_shape': (18, 16, 3), 'num_classes': 5}

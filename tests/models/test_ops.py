@@ -363,6 +363,7 @@ def test_convolution_with_max_pool_mapped_over(use):
     assert_equal(fast, plain, *operands(shape, kernel, (3,), (3,)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('use', LOWERINGS)
 def test_of_equal_maxima_of_a_convolution_the_first_takes_the_gradient(use):
     # The kernel copies the only channel of the image, whose window maxima are equal on purpose.
@@ -428,6 +429,7 @@ def test_max_pool_of_less_than_a_window_is_refused():
         max_pool(jnp.zeros((4, 4)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('shape', 'kernel', 'strides', 'padding'),
     [

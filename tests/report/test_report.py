@@ -274,6 +274,7 @@ def test_curves_are_of_the_seeds_that_have_the_round(partial):
     assert 'excluded from the means' in words and '* No seed is finished' in words
 
 
+@pytest.mark.slow
 def test_a_note_says_when_looks_repeat(page, partial, monkeypatch):
     lines = [tuple(pictures.line(i).values()) for i in range(pictures.LINES + 1)]
     assert len(set(lines)) == pictures.LINES and lines[-1] == lines[0]

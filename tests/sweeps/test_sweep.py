@@ -327,6 +327,7 @@ def test_halving_by_hand():
     assert stop(2, metrics, [2, 3]) == []
 
 
+@pytest.mark.slow
 def test_together_limits_the_experiments_in_a_program(cheap_runs, programs, tmp_path):
     config = small(rounds=1)
     run(config, 'learning_rate=0.1,0.2,0.3,0.4,0.5', 1, tmp_path, most=2)
@@ -428,6 +429,7 @@ def test_a_group_that_cannot_be_recorded_stops_no_other(
     assert 'error: fedavg: local_epochs 1, 2 seeds: no space left' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_groups_that_do_not_fit_are_split(cheap_runs, programs, tmp_path, monkeypatch):
     inner = simulate.prepare
 
@@ -617,6 +619,7 @@ def test_a_method_that_calls_numpy_has_one_program_for_each(
     assert programs == [1, 1] and len({tuple(o.final) for o in outcomes}) == 2
 
 
+@pytest.mark.slow
 def test_a_diverged_experiment_continues_before_the_failed_round(cheap_runs, tmp_path, monkeypatch):
     config = small(rounds=4, checkpoint_every=1, workdir=str(tmp_path / 'run'))
     calls, inner = [], rounds.train_and_evaluate
