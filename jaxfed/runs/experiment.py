@@ -79,14 +79,9 @@ def make_experiment(
     config: Config, method: Method | None = None, dataset: Dataset | None = None
 ) -> Experiment:
     """Check the settings, load and deal the data, build method and network; write nothing."""
-    if not isinstance(method, Method | None):
-        raise ValueError(
-            f'method must be a jaxfed.Method, got {method!r}; Config(method=...) takes the name of '
-            'a registered method.'
-        )
-    checks.check(config)
     if method is not None:
         methods.check_method(method)
+    checks.check(config)
     distributed.check_settings(config_flags.common_settings(config))
     distributed.check_work(config.clients_per_round, config.lanes)
     parts = [] if method else methods.resolve(config.method, config.hyperparameters)

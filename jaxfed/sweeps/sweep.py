@@ -225,7 +225,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     console.say(
         f'{len(members) - len(unfinished)} of {len(members)} experiments done, '
-        f'{len(unfinished)} to train in {_count(len(groups), "group")}.',
+        f'{len(unfinished)} to train in {console.counted(len(groups), "group")}.',
         quiet=quiet,
     )
     with files.exclusive_lock(folder):
@@ -255,10 +255,6 @@ def _plan(
     return unfinished, group([member.config for member in unfinished], folder, most=most)
 
 
-def _count(number: int, noun: str) -> str:
-    return f'{number} {noun}{"s" * (number != 1)}'
-
-
 def show_dry_run(
     members: Sequence[Member], folder: Path, *, rungs: Sequence[int] = (), most: int = 0
 ) -> None:
@@ -276,14 +272,16 @@ def show_dry_run(
             memory = f'more memory than there is; {rest}'
         except TRACER_ERRORS:
             memory = 'one program for each hyper-parameter, because the method takes Python numbers'
+        rounds = sum(member.config.rounds for member in chosen)
         console.say(
-            f'{describe(chosen)}: {_count(len(chosen), "experiment")} at once, '
-            f'{_count(sum(member.config.rounds for member in chosen), "round")} in all, {memory}',
+            f'{describe(chosen)}: {console.counted(len(chosen), "experiment")} at once, '
+            f'{console.counted(rounds, "round")} in all, {memory}',
             quiet=False,
         )
     console.say(
         f'{len(members) - len(unfinished)} of {len(members)} experiments done, '
-        f'{len(unfinished)} would train in {_count(len(groups), "group")}. Nothing was trained.',
+        f'{len(unfinished)} would train in {console.counted(len(groups), "group")}. '
+        'Nothing was trained.',
         quiet=False,
     )
 

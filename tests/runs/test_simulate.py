@@ -28,7 +28,7 @@ def fail(*_, **__):
 
 def test_a_name_is_no_method(tmp_path):
     workdir = tmp_path / 'run'
-    with pytest.raises(ValueError, match=r"must be a jaxfed\.Method, got 'fedlmd'; Config"):
+    with pytest.raises(ValueError, match=r"must be a jaxfed\.Method, got 'fedlmd'; the name"):
         jaxfed.simulate(jaxfed.Config(workdir=str(workdir)), method='fedlmd')
     assert not workdir.exists()
 
