@@ -36,7 +36,8 @@ from jaxfed.sweeps.halving import parse_halving
 def resume_command(workdir: Path) -> str:
     """The command of this process with the work directory, which continues its run."""
     program, words = Path(sys.argv[0]), ['python', '-m', 'jaxfed']
-    if program.suffix == '.py' and program.parent.name != 'jaxfed':
+    in_package = program.parent.name == 'jaxfed' and program.name in ('main.py', '__main__.py')
+    if program.suffix == '.py' and not in_package:
         words = ['python', str(program)]
     elif program.name == 'jaxfed':
         words = ['jaxfed']

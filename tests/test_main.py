@@ -421,6 +421,7 @@ def test_divergence_is_told_and_earlier_rounds_are_kept(command, tmp_path, capsy
         ('/somewhere/jaxfed/__main__.py', 'python -m jaxfed'),
         ('/somewhere/jaxfed/main.py', 'python -m jaxfed'),
         ('mine.py', 'python mine.py'),
+        ('/somewhere/jaxfed/mine.py', 'python /somewhere/jaxfed/mine.py'),
     ],
 )
 def test_the_command_that_continues_a_run(program, shown, monkeypatch, tmp_path):
