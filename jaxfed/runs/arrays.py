@@ -16,13 +16,15 @@ _DIGITS = 8  # of the digest
 
 def checked_arrays(dataset: Dataset) -> Dataset:
     """Returns a user's dataset checked and converted, with the recorded name and a digest."""
+    if not isinstance(dataset, Dataset):
+        raise ValueError(f'dataset must be a jaxfed.Dataset, got {type(dataset).__name__}.')
     source = f'dataset={dataset.name!r}'
-    if not re.fullmatch(r'[\w.+-]+', dataset.name):
+    if not isinstance(dataset.name, str) or not re.fullmatch(r'[\w.+-]+', dataset.name):
         raise ValueError(f'{source} must have a name of letters, digits and any of "_.+-".')
     if not isinstance(dataset.num_classes, int | np.integer) or dataset.num_classes < 1:
         raise ValueError(f'{source} must have num_classes of at least 1.')
-    fields = {field: getattr(dataset, field) for field in (*ARRAYS, 'users')}
-    arrays = {field: np.asarray(array) for field, array in fields.items() if array is not None}
+    fields = ARRAYS if dataset.users is None else (*ARRAYS, 'users')
+    arrays = {field: np.asarray(getattr(dataset, field)) for field in fields}
     made = make_dataset(dataset.name, source, arrays, int(dataset.num_classes))
     content = digest(
         {

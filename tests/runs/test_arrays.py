@@ -87,6 +87,8 @@ def test_arrays_give_the_results_of_a_file(tmp_path):
     'changes, settings, message',
     [
         ({'name': 'a/b'}, {}, "dataset='a/b' must have a name of letters"),
+        ({'name': 3}, {}, 'dataset=3 must have a name of letters'),
+        ({'x_test': None}, {}, r"dataset='mine' has shape \(\) in x_test"),
         ({'num_classes': 0}, {}, "dataset='mine' must have num_classes of at least 1"),
         ({'num_classes': 1}, {}, 'label 1 with num_classes=1: labels must be from 0 to 0'),
         ({'y_train': np.zeros(39, int)}, {}, "dataset='mine' has 40 examples in x_train but 39"),
@@ -100,3 +102,9 @@ def test_refused_arrays_leave_nothing(tmp_path, changes, settings, message):
     with pytest.raises(ValueError, match=message):
         jaxfed.simulate(config, dataset=features(**changes))
     assert not (tmp_path / 'run').exists()
+
+
+def test_other_values_than_a_dataset_are_refused():
+    x, y, *_ = features()[1:]
+    with pytest.raises(ValueError, match=r'dataset must be a jaxfed\.Dataset, got tuple\.'):
+        jaxfed.simulate(jaxfed.Config(**TINY), dataset=(x, y))
