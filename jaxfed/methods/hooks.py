@@ -19,7 +19,8 @@ def check_hooks(method: Any) -> Any:
 
     def init(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
         value = method.init(params, stats)
-        return _pair('init', 'server state', 'state of one client', value)
+        server, client = _pair('init', 'server state', 'state of one client', value)
+        return _tree('init', server), _tree('init', client)
 
     def weigh(cohort: Any) -> Array:
         shape = jnp.shape(cohort.weights)

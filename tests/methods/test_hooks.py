@@ -75,6 +75,8 @@ def test_a_container_of_another_kind_is_an_error():
 def test_init_returns_two_states():
     with pytest.raises(ValueError, match=r'Method\.init must return a tuple \(server state, state'):
         check_hooks(Method(init=lambda params, stats: params)).init(PARAMS, ())
+    with pytest.raises(ValueError, match=r'Method\.init must return arrays .*, got a str'):
+        check_hooks(Method(init=lambda params, stats: (params, 'x'))).init(PARAMS, ())
 
 
 def test_correct_values_pass_unchanged():
