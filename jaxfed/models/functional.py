@@ -72,7 +72,7 @@ def as_model(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     def initial_stats() -> PyTree:
         return nnx.to_pure_dict(nnx.state(build(nnx.Rngs(0)), nnx.BatchStat))
 
-    stats = _mean_and_var(stat_shapes) if stat_shapes else ()
+    stats = _mean_and_var(module, stat_shapes) if stat_shapes else ()
     if stats is None:
         stats = initial_stats()
     random = bool(streams) or dropout or _has_mode(call)
@@ -125,11 +125,13 @@ def linen_model(module: linen.Module, input_shape: tuple[int, int, int]) -> Mode
     return Model(lambda key: variables(key)['params'], apply, stats, _has_mode(call))
 
 
-def _mean_and_var(shapes: Any) -> PyTree:
+def _mean_and_var(module: nnx.Module, shapes: Any) -> PyTree:
     """The initial statistics of batch normalisations; None if there are other statistics."""
-    shapes = nnx.to_pure_dict(shapes)
-    if {path[-1].key for path, _ in jax.tree.leaves_with_path(shapes)} - {'mean', 'var'}:
+    norms = [p for p, layer in nnx.iter_modules(module) if isinstance(layer, nnx.BatchNorm)]
+    known = {(*path, name) for path in norms for name in ('mean', 'var')}
+    if {path for path, _ in nnx.to_flat_state(shapes)} - known:
         return None
+    shapes = nnx.to_pure_dict(shapes)
     return jax.tree.map_with_path(
         lambda path, leaf: jnp.full(leaf.shape, float(path[-1].key == 'var'), leaf.dtype), shapes
     )

@@ -59,7 +59,8 @@ def real_examples(mask: Array | None) -> Iterator[None]:
 def _add_mask(function: Callable, args: tuple, keywords: dict[str, Any], context: Any) -> Any:
     """Adds the mask to a call of `linen.BatchNorm`."""
     if isinstance(context.module, linen.BatchNorm) and context.method_name == '__call__':
-        keywords = {'mask': _mask_of(args[0]), **keywords}
+        x = args[0] if args else keywords['x']
+        keywords = {'mask': _mask_of(x), **keywords}
     return function(*args, **keywords)
 
 

@@ -114,7 +114,13 @@ class LinenNorm(linen.Module):
         return linen.BatchNorm(not train, momentum=0.9, name='norm')(x).reshape(-1, 1)
 
 
-@pytest.mark.parametrize('network', [Norm, LinenNorm])
+class LinenNormByKeyword(linen.Module):
+    @linen.compact
+    def __call__(self, x, train):
+        return linen.BatchNorm(not train, momentum=0.9, name='norm')(x=x).reshape(-1, 1)
+
+
+@pytest.mark.parametrize('network', [Norm, LinenNorm, LinenNormByKeyword])
 def test_batch_statistics_are_of_the_real_examples(network, monkeypatch):
     model = make_model_of(network, monkeypatch)
     params = model.init(jax.random.key(0))
@@ -167,6 +173,7 @@ def test_own_statistics_start_at_their_own_values():
         def __init__(self, rngs):
             self.scale = nnx.Param(jnp.ones(1))
             self.seen = nnx.BatchStat(jnp.full((), 5.0))
+            self.mean = nnx.BatchStat(jnp.full((), 0.5))  # as a batch normalisation names its own
 
         def __call__(self, x, mask):
             if mask is not None:
@@ -174,7 +181,7 @@ def test_own_statistics_start_at_their_own_values():
             return x.reshape(-1, 1) * self.scale
 
     model = as_model(Count)
-    assert float(model.stats['seen']) == 5
+    assert float(model.stats['seen']) == 5 and float(model.stats['mean']) == 0.5
     x = np.ones((3, 1, 1, 1), np.float32)
     trained = model.train(model.init(jax.random.key(0)), x, model.stats, MASK)
     assert float(trained.stats['seen']) == 7
