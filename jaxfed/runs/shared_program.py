@@ -7,6 +7,7 @@ the cohorts, the initial parameters, and numbers, which the program then takes a
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxfed import methods
@@ -16,6 +17,13 @@ from jaxfed.methods import Part
 from jaxfed.methods.method import Method
 from jaxfed.runs.experiment import Experiment
 from jaxfed.types import PyTree
+
+# What JAX raises if Python or NumPy computes with a traced value.
+TRACER_ERRORS = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 
 # Arguments of the program if experiments differ in them. The learning rate always is one.
 ARGUMENTS = tuple(name for name, setting in SETTINGS.items() if setting.in_program == 'argument')

@@ -28,6 +28,7 @@ from jaxfed.runs.model_file import save_model
 from jaxfed.runs.prepare import Prepared, memory_in_words, prepare
 from jaxfed.runs.program_cache import kept_programs
 from jaxfed.runs.rounds import Stop, Watch, never, no_recorder, open_recorder, train_rounds
+from jaxfed.runs.shared_program import TRACER_ERRORS
 from jaxfed.runs.state import resume
 from jaxfed.types import Dataset, PyTree
 
@@ -224,8 +225,8 @@ def _prepare(experiments: Sequence[Experiment], *, quiet: bool) -> Prepared:
         with console.status('compiling', quiet=quiet):
             prepared = prepare(experiments)
     except Exception as error:
-        # The caller tries several that are too large again in smaller groups.
-        if len(experiments) == 1 or not isinstance(error, TooLarge):
+        # The caller tries several again in smaller groups if that can help.
+        if len(experiments) == 1 or not isinstance(error, (TooLarge, *TRACER_ERRORS)):
             for experiment in experiments:
                 run_files.discard_workdir(experiment.workdir)
         raise

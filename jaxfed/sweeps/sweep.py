@@ -20,8 +20,9 @@ from jaxfed.runs import checks
 from jaxfed.runs.experiment import make_experiment
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.prepare import memory_in_words, prepare
+from jaxfed.runs.shared_program import TRACER_ERRORS
 from jaxfed.sweeps.runner import is_done, run_groups, set_up_all, share_images
-from jaxfed.sweeps.training import TRACER_ERRORS, group
+from jaxfed.sweeps.training import group
 
 TABLE = 'sweep.csv'
 

@@ -18,7 +18,7 @@ from jaxfed.recording import run_files
 from jaxfed.recording.checkpoints import FOLDER
 from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.feed import TooLarge
-from jaxfed.runs.shared_program import program_key
+from jaxfed.runs.shared_program import TRACER_ERRORS, program_key
 from jaxfed.runs.simulate import Diverged, Result, never, train_experiments
 from jaxfed.sweeps.halving import halving
 
@@ -31,13 +31,6 @@ MEMBERS = 'members.json'
 # compilation and balance clients of unequal sizes. An accelerator needs many clients at once: 32
 # experiments of 10 clients each fill it.
 MOST, MOST_ON_CPU = 32, 8
-
-# What JAX raises if Python or NumPy computes with a traced value.
-TRACER_ERRORS = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-)
 
 Outcome = Result | Diverged | TooLarge
 

@@ -458,6 +458,7 @@ def test_a_method_that_takes_python_numbers_has_one_program_for_each(
     config = small(method='pinned', rounds=1)
     _, outcomes = run(config, 'strength=0.1,1', 2, tmp_path)
     assert programs == [2, 2]  # seeds still share
+    assert all((folder / 'config.json').exists() for folder in folders(tmp_path))
     assert len({tuple(o.final) for o in outcomes}) == 2
 
 
