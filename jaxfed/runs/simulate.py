@@ -224,7 +224,7 @@ def _prepare(experiments: Sequence[Experiment], *, quiet: bool) -> Prepared:
     try:
         with console.status('compiling', quiet=quiet):
             prepared = prepare(experiments)
-    except Exception as error:
+    except BaseException as error:  # also a Ctrl-C in a notebook
         # The caller tries several again in smaller groups if that can help.
         if len(experiments) == 1 or not isinstance(error, (TooLarge, *TRACER_ERRORS)):
             for experiment in experiments:

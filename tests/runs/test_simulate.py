@@ -26,6 +26,10 @@ def fail(*_, **__):
     raise TypeError('unsupported operand')
 
 
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
+
+
 def test_a_name_is_no_method(tmp_path):
     workdir = tmp_path / 'run'
     with pytest.raises(ValueError, match=r"must be a jaxfed\.Method, got 'fedlmd'; the name"):
@@ -44,6 +48,10 @@ def test_a_failed_start_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(simulate, 'prepare', fail)
     with pytest.raises(TypeError, match='unsupported operand'):
+        jaxfed.simulate(jaxfed.Config(**TINY))
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(simulate, 'prepare', interrupt)
+    with pytest.raises(KeyboardInterrupt):
         jaxfed.simulate(jaxfed.Config(**TINY))
     assert not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match='--alpha must be positive'):
