@@ -73,7 +73,8 @@ def grid_progress(
       `begin(name, rounds, runs=1)`, to call before each group with the sum of its rounds and the
       number of its runs; and a function to call with the entry of each finished round.
     """
-    started, group_runs, group_rounds, done, best, label = 0, 1, 0, 0, 0.0, ''
+    started, group_runs, group_rounds, done, label = 0, 1, 0, 0, ''
+    best: float | None = None  # None before the first evaluation
     # The other columns need 40 characters; a longer name would hide them.
     name_column = Column(no_wrap=True, max_width=max(console.TERMINAL.width - 40, 10))
     with _open_bar(
@@ -94,7 +95,7 @@ def grid_progress(
             bar.update(task, advance=group_rounds - done)
             first = started + 1
             started += runs_of_group
-            group_runs, group_rounds, done, best = runs_of_group, rounds_of_group, 0, 0.0
+            group_runs, group_rounds, done, best = runs_of_group, rounds_of_group, 0, None
             numbers = f'{first}' if runs_of_group == 1 else f'{first}-{started}'
             label = f'{numbers}/{runs} {name}'
             bar.update(task, description=f'{numbers}/{runs} compiling {name}', refresh=True)
@@ -103,12 +104,14 @@ def grid_progress(
         def report(entry: Entry) -> None:
             nonlocal done, best
             done += 1
-            best = max(best, entry['test_accuracy'] or 0.0)
+            if entry['test_accuracy'] is not None:
+                best = max(best or 0.0, entry['test_accuracy'])
             bar.update(task, advance=1, description=label)
             tenth = 10 * done // group_rounds > 10 * (done - 1) // group_rounds
             share = f'{100 * done // group_rounds} %'
+            accuracy = '-' if best is None else f'{best:.2%}'
             show(
-                f'  round {entry["round"]}, {share}: best accuracy {best:.2%}',
+                f'  round {entry["round"]}, {share}: best accuracy {accuracy}',
                 now=done == group_rounds or (group_runs > 1 and tenth),
             )
 

@@ -56,6 +56,14 @@ def test_a_file_has_the_groups_of_a_sweep(output):
     ]
 
 
+def test_a_sweep_without_an_evaluation_shows_no_accuracy(output):
+    shown = output(terminal=False)
+    with grid_progress(1, 1, quiet=False) as (begin, report):
+        begin('one', 1)
+        report(entry(1, accuracy=None))
+    assert any(line.startswith('  round 1, 100 %: best accuracy - (') for line in shown())
+
+
 def test_a_terminal_says_that_a_sweep_compiles(output):
     shown = output(terminal=True)
     with grid_progress(4, 20, quiet=False) as (begin, report):
