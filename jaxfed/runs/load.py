@@ -58,8 +58,11 @@ def load(workdir: str | os.PathLike[str], *, method: Method | None = None) -> Lo
       The model; `apply` normalises as training did and computes in chunks.
 
     Raises:
-      ValueError: if there is no finished run, or a file of it is missing or damaged.
+      ValueError: if there is no finished run, a file of it is missing or damaged, or `method` is
+        no valid method.
     """
+    if method is not None:
+        methods.check_method(method)
     folder = Path(workdir)
     if not (folder / run_files.CONFIG).is_file():
         raise ValueError(f'workdir={folder} is not a run: {folder / run_files.CONFIG} is missing.')

@@ -203,3 +203,8 @@ def test_a_model_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         files.write_atomic(path, b'after')
     assert [p.name for p in tmp_path.iterdir()] == ['model.safetensors']
     assert path.read_bytes() == b'before'
+
+
+def test_a_name_is_no_method(tmp_path):
+    with pytest.raises(ValueError, match=r"method must be a jaxfed\.Method, got 'fedlmd'"):
+        jaxfed.load(tmp_path, method='fedlmd')
