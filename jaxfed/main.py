@@ -197,11 +197,11 @@ def train_sweep(config: Config) -> tuple[int, str]:
     rungs = parse_halving(values.halving, config)
     folder = run_files.new_folder(config, '-sweep')
     members = sweep.expand(config, grid, values.seeds, folder)
+    for member in members:
+        parse_halving(values.halving, member.config)
     if values.dry_run:
         sweep.show_dry_run(members, folder, rungs=rungs, most=values.together)
         return 0, ''
-    for member in members:
-        parse_halving(values.halving, member.config)
     try:
         with ending(functools.partial(leave, folder)):
             outcomes = sweep.run(members, folder, rungs=rungs, most=values.together, quiet=False)

@@ -19,6 +19,11 @@ def uniform(round_: int, size: np.ndarray, *, number: int, seed: int) -> np.ndar
 
 def by_size(round_: int, size: np.ndarray, *, number: int, seed: int) -> np.ndarray:
     """Samples clients without replacement, in proportion to their examples; [number] ids."""
+    if np.count_nonzero(size) < number:
+        raise ValueError(
+            f'--sampling=size samples {number} clients a round, but only {np.count_nonzero(size)} '
+            'have examples; lower --clients_per_round, or use another sampling.'
+        )
     rng = np.random.default_rng([seed, round_])
     return rng.choice(len(size), number, replace=False, p=size / size.sum())
 

@@ -60,6 +60,7 @@ def check_hooks(method: Any) -> Any:
         supervised=supervised,
         penalty=penalty,
         finish=finish,
+        sent=lambda upload: _tree('sent', method.sent(upload)),
         merge=merge,
         adapt=adapt,
     )

@@ -23,6 +23,11 @@ def with_precision(model: Model, precision: Precision) -> Model:
             params, x = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (params, x))
         with jax.default_matmul_precision(products):
             outputs = model.apply(params, x, *mode)
-        return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), outputs)
+        return jax.tree.map(_as_float32, outputs)
 
     return model._replace(apply=apply)
+
+
+def _as_float32(leaf: Array) -> Array:
+    """Casts floating-point numbers; statistics may also count."""
+    return leaf.astype(jnp.float32) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf

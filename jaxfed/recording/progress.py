@@ -3,7 +3,6 @@
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from rich.progress import (
     BarColumn,
@@ -16,10 +15,9 @@ from rich.progress import (
 from rich.table import Column
 
 from jaxfed.internal import console
+from jaxfed.recording.entries import Entry
 
 _RECENT = 10  # rounds whose mean time estimates the time left
-
-Entry = dict[str, Any]  # a line of metrics.jsonl
 
 
 @contextlib.contextmanager

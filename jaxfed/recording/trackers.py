@@ -20,12 +20,12 @@ from jaxfed.internal import console
 from jaxfed.internal.files import write_atomic
 from jaxfed.methods import Part
 from jaxfed.recording import run_files
+from jaxfed.recording.entries import Entry
 
 CSV = 'metrics.csv'
 PACKAGES = {'tensorboard': 'tensorboardX', 'wandb': 'wandb'}  # flag and extra -> package
 _BY_CLASS = ('class_accuracy', 'class_forgetting', 'prediction_share')  # a curve for each class
 
-Entry = dict[str, Any]  # a line of metrics.jsonl
 Tracker = Callable[[Entry], None]
 Open = Callable[[Path, dict[str, Any]], contextlib.AbstractContextManager[Tracker]]
 

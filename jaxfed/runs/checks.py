@@ -77,9 +77,9 @@ def _check_clients(config: Config) -> None:
     limit = f'at most --clients_per_round={config.clients_per_round}'
     _require(config, 'lanes', config.lanes <= config.clients_per_round, limit)
     if config.devices.isdecimal():
-        lanes = int(config.devices) * max(config.lanes, 1)
-        rule = f'{limit}, a client for each lane'
-        _require(config, 'devices', lanes <= config.clients_per_round, rule)
+        most = config.clients_per_round // max(config.lanes, 1)
+        each = f'a client of --clients_per_round={config.clients_per_round} for each lane'
+        _require(config, 'devices', int(config.devices) <= most, f'at most {most}, {each}')
     sampled = candidates(config.clients_per_round, config.over_selection)
     if sampled > config.num_clients:
         raise ValueError(

@@ -79,8 +79,10 @@ def describe_dry_run(experiment: Experiment, prepared: Prepared, timed: Timed) -
 def time_round(experiment: Experiment, prepared: Prepared) -> Timed:
     """Time the first round in which a client trains; changes the clients' states."""
     rounds = prepared.feed(prepared.lanes, 1)
-    planned = next(round_ for round_ in rounds if round_.cohort.epochs.any())
-    steps = int(client_steps(experiment, row(planned.cohort, 0)).sum())
+    steps = 0
+    while not steps:  # the sampled clients may be lost or have no examples
+        planned = next(rounds)
+        steps = int(client_steps(experiment, row(planned.cohort, 0)).sum())
     # Every evaluation is due in the last round.
     planned = planned._replace(number=experiment.config.rounds)
     state = first_state([experiment], prepared)

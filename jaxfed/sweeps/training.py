@@ -32,7 +32,7 @@ MEMBERS = 'members.json'
 # experiments of 10 clients each fill it.
 MOST, MOST_ON_CPU = 32, 8
 
-Outcome = Result | Diverged | TooLarge
+TrainingResult = Result | Diverged | TooLarge
 
 
 def group(configs: Sequence[Config], folder: Path, *, most: int = 0) -> list[list[int]]:
@@ -111,7 +111,7 @@ def train_group(
     rungs: Sequence[int] = (),
     watch: Callable[[dict[str, Any]], None] = lambda entry: None,
     quiet: bool = True,
-) -> list[Outcome]:
+) -> list[TrainingResult]:
     """Train experiments that can share a program, in smaller groups if they do not fit.
 
     Args:
@@ -128,7 +128,7 @@ def train_group(
     Raises:
       ValueError: as `simulate.train_experiments`, like all other errors.
     """
-    results: dict[int, Outcome] = {}
+    results: dict[int, TrainingResult] = {}
     pending = [list(range(len(experiments)))]
     while pending:
         numbers = pending.pop(0)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxfed
-from jaxfed.engine.cohorts import SAMPLINGS, candidates, draw_cohort, everyone
+from jaxfed.engine.cohorts import SAMPLINGS, candidates, draw_cohort, everyone, sample
 from jaxfed.engine.devices import replicate
 from jaxfed.engine.execution import run_waves
 from jaxfed.engine.local import steps_per_epoch
@@ -70,6 +70,12 @@ def test_shares_of_failures_and_epochs():
     # 8000 draws: five standard deviations are 0.026 at most.
     want = np.array([0.3, 0.07, 0.07, 0.07, 0.07, 0.7 * (0.5 + 0.1)])
     np.testing.assert_allclose(share, want, atol=0.026)
+
+
+def test_sampling_by_size_needs_enough_clients_with_examples():
+    size = np.array([3, 0, 0, 2])
+    with pytest.raises(ValueError, match='--sampling=size samples 3 clients a round, but only 2'):
+        sample('size', 1, size, number=3, seed=0)
 
 
 def test_sampling_by_size_and_in_turn():

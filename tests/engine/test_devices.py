@@ -27,8 +27,9 @@ def test_more_devices_than_there_are():
 
 
 def test_more_lanes_on_devices_than_clients():
-    for settings in ({'devices': '6'}, {'devices': '2', 'lanes': 3}):
-        with pytest.raises(ValueError, match=r'at most --clients_per_round=5'):
+    for settings, most in (({'devices': '6'}, 5), ({'devices': '2', 'lanes': 3}, 1)):
+        message = f'--devices must be at most {most}, a client of --clients_per_round=5'
+        with pytest.raises(ValueError, match=message):
             jaxfed.simulate(jaxfed.Config(**settings))
 
 
