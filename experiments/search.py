@@ -112,7 +112,7 @@ def read_axis(text: str, kinds: Mapping[str, Any]) -> tuple[str, tuple[str, ...]
     name, _, listed = text.partition(':')
     values = tuple(value.strip() for value in listed.split(',') if value.strip())
     if name not in kinds:
-        raise ValueError(f'--grid={text}: {name or "nothing"!r} is none of {", ".join(kinds)}.')
+        raise ValueError(f'--grid={text}: {name or "nothing"!r} must be one of {", ".join(kinds)}.')
     if not values:
         raise ValueError(f'--grid={text} has no values; write --grid={name}:VALUE,VALUE.')
     read = [read_value(f'--grid={text}', value, kinds[name]) for value in values]
@@ -197,7 +197,7 @@ def make_search(
     for flag in flags_:
         # It would override the searched values.
         if (name := runner.flag_name(flag)) in ('validation', 'flagfile', *read):
-            rule = 'is searched' if name in read else 'must stand before --'
+            rule = 'is searched' if name in read else 'must be before --'
             raise ValueError(f'{flag}: --{name} {rule}; leave it out after --.')
     file = str(runner.flag_file(column)) if column else flagfile
     base = [f'--flagfile={file}'] if file else []
@@ -328,7 +328,8 @@ def given_up(ranking: Sequence[Ranked]) -> str:
         if ranked.given_up:
             after.setdefault(ranked.given_up, []).append(' '.join(ranked.flags))
     return ' '.join(
-        f'Given up after round {round_}: {"; ".join(after[round_])}.' for round_ in sorted(after)
+        f'Stopped early after round {round_}: {"; ".join(flags_)}.'
+        for round_, flags_ in sorted(after.items())
     )
 
 
@@ -445,7 +446,7 @@ def check_given_up(search: Search) -> None:
         summary = runner.read(cell).summary if runner.is_done(cell) else {}
         if summary.get('stopped_early') and summary['rounds'] not in search.rungs:
             raise ValueError(
-                f'{cell.folder} was given up after round {summary["rounds"]} by a search with '
+                f'{cell.folder} was stopped after round {summary["rounds"]} by a search with '
                 '--halving; give the same --halving, another --output, or move that folder away.'
             )
 

@@ -58,7 +58,7 @@ def read_value(text: str) -> Value:
     """
     match = re.fullmatch(r'([\d.]+)(?:\+-([\d.]+))?(?:/(?:([\d.]+)|-|(failed)))?', text)
     if match is None:
-        raise ValueError(f'{text!r} is no cell of a table.')
+        raise ValueError(f'{text!r} is not a cell of a table.')
     accuracy, sd, speed, failed = match.groups()
     return Value(
         float(accuracy), float(sd) if sd else None, float(speed) if speed else None, bool(failed)

@@ -50,7 +50,7 @@ def _read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     with explain_errors(f'--npz={path} cannot be read', 'check its permissions or write it again'):
         archive = np.load(path, allow_pickle=False)
     if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise ValueError(f'--npz={path} is one array and no archive: write it with np.savez.')
+        raise ValueError(f'--npz={path} is a single array, not an archive: write it with np.savez.')
     arrays = {}
     with archive:
         missing = [key for key in ARRAYS if key not in archive.files]
@@ -63,11 +63,13 @@ def _read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
             if key not in archive.files:  # users are optional
                 continue
             with explain_errors(
-                f'--npz={path} has in {key} no plain array that can be read',
+                f'--npz={path} has an array {key} that cannot be read',
                 'save numbers that fit into memory, not objects (images of unequal size make an '
                 'array of objects), or write it again if it is damaged',
             ):
                 arrays[key] = archive[key]
             if not isinstance(arrays[key], np.ndarray):
-                raise ValueError(f'--npz={path} has in {key} no array: write it with np.savez.')
+                raise ValueError(
+                    f'--npz={path} has an entry {key} that is not an array: write it with np.savez.'
+                )
     return arrays

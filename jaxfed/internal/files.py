@@ -71,7 +71,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f'{path} cannot be read ({error}): it is damaged.') from error
     if not isinstance(value, dict):
-        raise ValueError(f'{path} holds no JSON object: it is damaged.')
+        raise ValueError(f'{path} is not a JSON object: it is damaged.')
     return value
 
 
@@ -91,7 +91,7 @@ def exclusive_lock(workdir: Path) -> Iterator[None]:
         lock = FileLock(workdir / '.lock').acquire(timeout=0)
     except Timeout:
         raise ValueError(
-            f'--workdir={workdir}: another process is at work in it; name another directory.'
+            f'--workdir={workdir}: another process uses it; name another directory.'
         ) from None
     with lock:
         yield

@@ -60,7 +60,8 @@ def stopping(say: Callable[[str], None]) -> Iterator[Callable[[], int | None]]:
     def record(number: int, frame: FrameType | None) -> None:
         received.append(number)
         _install(previous)
-        say(f'{signal.Signals(number).name}: stopping after this round; once more stops at once')
+        name = signal.Signals(number).name
+        say(f'{name}: stopping after this round; a second signal stops at once')
 
     _install(dict.fromkeys(previous, record))
     try:

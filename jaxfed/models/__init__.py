@@ -135,7 +135,7 @@ def make_model(
         if option not in options(name):
             others = ', '.join(other for other in MODELS if option in options(other))
             raise ValueError(
-                f'--{option}={value} is no option of --model={name}'
+                f'--{option}={value} is not an option of --model={name}'
                 + (f': it belongs to {others}.' if others else '.')
             )
         check_value(f'--{option}', value, options(name)[option].annotation)

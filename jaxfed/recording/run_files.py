@@ -57,7 +57,7 @@ def check_workdir(path: Path, config: Config, parts: list[Part]) -> bool:
             'repeat its settings to continue it, or name another directory.'
         )
     if config.resume and not files:
-        raise ValueError(f'--resume: --workdir={path} holds no run; omit one of them.')
+        raise ValueError(f'--resume: --workdir={path} contains no run; omit one of them.')
     check_writable(path, '--workdir')
     return bool(files)
 
@@ -179,7 +179,7 @@ def flat_settings(described: dict[str, Any], path: str | Path = CONFIG) -> dict[
             values = part['hyperparameters']
             flat |= {f'{part["name"]}.{name}': value for name, value in values.items()}
     except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f'{path} describes no method: {error!r}.') from error
+        raise ValueError(f'{path} does not describe a method: {error!r}.') from error
     return flat
 
 

@@ -142,15 +142,15 @@ def read_run(path: Path) -> RecordedRun:
     warning.
 
     Raises:
-      ValueError: if it is no work directory, or a file is damaged.
+      ValueError: if it is not a work directory, or a file is damaged.
     """
     if not str(path).isprintable():  # a path in another encoding is not printable either
         raise ValueError(f'{str(path)!r} cannot be shown on a page; rename it.')
     if not path.is_dir():
-        raise ValueError(f'{path} is no directory; name runs, sweeps or folders of them.')
+        raise ValueError(f'{path} is not a directory; name runs, sweeps or folders of them.')
     if not (path / run_files.CONFIG).exists():
         raise ValueError(
-            f'{path} holds no run: neither it nor a folder in it has a {run_files.CONFIG}.'
+            f'{path} contains no run: neither it nor a folder in it has a {run_files.CONFIG}.'
         )
     config = _read_object(path / run_files.CONFIG, _check_config)
     summary = _read_object(path / run_files.SUMMARY, _check_summary)
@@ -222,7 +222,7 @@ def _naming(path: Path, place: str = '') -> Iterator[None]:
 
 
 def _read_bytes(path: Path, largest: int = _MAX_BYTES) -> bytes:
-    _need(path.is_file(), 'it is no file')
+    _need(path.is_file(), 'it is not a file')
     size = path.stat().st_size
     _need(size <= largest, f'it has {size} bytes, more than {largest}')
     return path.read_bytes()
@@ -244,14 +244,14 @@ def _parse(data: bytes) -> dict[str, Any]:
         )
     except RecursionError:
         raise ValueError('it is nested too deeply') from None
-    _need(isinstance(value, dict), 'it is no JSON object')
+    _need(isinstance(value, dict), 'it is not a JSON object')
     json.dumps(value, ensure_ascii=False).encode()  # raises for half of a pair of surrogates
     return value
 
 
 def _finite(text: str) -> float:
     value = float(text)
-    _need(abs(value) <= _MAX_NUMBER, f'{text} is no finite number up to {_MAX_NUMBER:g}')
+    _need(abs(value) <= _MAX_NUMBER, f'{text} is not a finite number up to {_MAX_NUMBER:g}')
     return value
 
 
@@ -262,18 +262,18 @@ def _bounded(text: str) -> int:
 
 def _check_config(config: dict[str, Any]) -> dict[str, Any]:
     for name in _STRINGS:
-        _need(isinstance(config.get(name), str), f'"{name}" is no string')
+        _need(isinstance(config.get(name), str), f'"{name}" is not a string')
     for name, least in _INTEGERS.items():
-        _need(_is_integer(config.get(name), least), f'"{name}" is no integer from {least}')
+        _need(_is_integer(config.get(name), least), f'"{name}" is not an integer from {least}')
     for name in SEEDS[1:]:
         seed = config.get(name)
-        _need(seed is None or _is_integer(seed, 0), f'"{name}" is no integer from 0')
+        _need(seed is None or _is_integer(seed, 0), f'"{name}" is not an integer from 0')
     target = config.get('target_accuracy')
-    _need(target is None or is_number(target), '"target_accuracy" is no number')
+    _need(target is None or is_number(target), '"target_accuracy" is not a number')
     for name in ('versions', 'device', 'hyperparameters', 'partition_settings'):
-        _need(isinstance(config.get(name, {}), dict), f'"{name}" is no object')
+        _need(isinstance(config.get(name, {}), dict), f'"{name}" is not an object')
     parts = config.get('method_parts', [])
-    _need(isinstance(parts, list), '"method_parts" is no list')
+    _need(isinstance(parts, list), '"method_parts" is not a list')
     for part in parts:
         fits = isinstance(part, dict) and isinstance(part.get('name'), str)
         fits = fits and isinstance(part.get('hyperparameters'), dict)
@@ -283,7 +283,8 @@ def _check_config(config: dict[str, Any]) -> dict[str, Any]:
 
 def _check_summary(summary: dict[str, Any]) -> dict[str, Any]:
     cost = summary.get('cost', {})
-    _need(isinstance(cost, dict) and all(map(is_number, cost.values())), '"cost" is no numbers')
+    numbers = isinstance(cost, dict) and all(map(is_number, cost.values()))
+    _need(numbers, '"cost" is not an object of numbers')
     _need(cost.get('parameter_bytes', 1) > 0, '"parameter_bytes" is not above 0')
     early = summary.get('stopped_early', False)
     _need(isinstance(early, bool), '"stopped_early" is neither true nor false')
@@ -292,7 +293,7 @@ def _check_summary(summary: dict[str, Any]) -> dict[str, Any]:
 
 def _label_counts(value: dict[str, Any]) -> np.ndarray:
     counts = value.get('label_counts')
-    _need(_is_matrix(counts), '"label_counts" is no matrix of counts')
+    _need(_is_matrix(counts), '"label_counts" is not a matrix of counts')
     return np.array(counts)
 
 
@@ -323,7 +324,7 @@ def _check_entry(entry: dict[str, Any], before: list[dict[str, Any]]) -> None:
     _need(isinstance(entry.get('failed', False), bool), '"failed" is neither true nor false')
     for name in (*_SHARES, *_NUMBERS):
         value = entry.get(name)
-        _need(value is None or is_number(value), f'"{name}" is no number')
+        _need(value is None or is_number(value), f'"{name}" is not a number')
         share = name not in _SHARES or value is None or 0 <= value <= 1
         _need(share, f'"{name}" is {value}, not from 0 to 1')
     for name in _BY_CLASS:
@@ -331,12 +332,12 @@ def _check_entry(entry: dict[str, Any], before: list[dict[str, Any]]) -> None:
             _check_by_class(name, entry[name], before)
     confusion = entry.get('confusion')
     square = confusion is None or (_is_matrix(confusion) and len(confusion) == len(confusion[0]))
-    _need(square, '"confusion" is no square matrix of counts')
+    _need(square, '"confusion" is not a square matrix of counts')
 
 
 def _check_by_class(name: str, values: Any, before: list[dict[str, Any]]) -> None:
     numbers = isinstance(values, list) and bool(values) and all(map(is_number, values))
-    _need(numbers, f'"{name}" is no list of numbers')
+    _need(numbers, f'"{name}" is not a list of numbers')
     _need(len(values) <= _MAX_CLASSES, f'"{name}" has more than {_MAX_CLASSES} classes')
     shares = name != 'class_accuracy' or all(0 <= value <= 1 for value in values)
     _need(shares, f'"{name}" has a number that is not from 0 to 1')
@@ -350,5 +351,5 @@ def _read_png(path: Path) -> str | None:
         return None
     with _naming(path):
         data = _read_bytes(path, _MAX_PNG_BYTES)
-        _need(data.startswith(b'\x89PNG\r\n\x1a\n'), 'it is no PNG')
+        _need(data.startswith(b'\x89PNG\r\n\x1a\n'), 'it is not a PNG')
     return f'data:image/png;base64,{base64.b64encode(data).decode()}'

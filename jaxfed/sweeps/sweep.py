@@ -59,8 +59,8 @@ def parse_grid(text: str, config: Config) -> list[Point]:
       Every combination of values; the last parameter changes fastest.
 
     Raises:
-      ValueError: for a parameter that does not exist, is no number or is named twice, or a value
-        that is no number.
+      ValueError: for a parameter that does not exist, is not a number or is named twice, or a
+        value that is not a number.
     """
     grid: dict[str, list[float]] = {}
     for word in text.split():
@@ -101,7 +101,7 @@ def _kind(name: str, config: Config, text: str) -> type[float] | type[int]:
         )
     if name in FIELDS:
         raise ValueError(
-            f'--sweep={text}: {name} is no number to sweep over; run once for each value, or '
+            f'--sweep={text}: {name} is not a number to sweep over; run once for each value, or '
             'sweep over one of ' + ', '.join(kinds) + '.'
         )
     near = difflib.get_close_matches(name, kinds, n=3, cutoff=0.4)
@@ -270,7 +270,7 @@ def show_dry_run(
             memory = memory_in_words(prepared)
         except TooLarge as error:
             rest = 'they would train in smaller groups' if len(chosen) > 1 else error
-            memory = f'more memory than there is; {rest}'
+            memory = f'not enough memory; {rest}'
         except TRACER_ERRORS:
             memory = 'one program for each hyper-parameter, because the method takes Python numbers'
         rounds = sum(member.config.rounds for member in chosen)

@@ -121,7 +121,7 @@ def test_npz_with_users(tmp_path, users):
         ),
         ({'x_train': np.zeros((0, 4, 5, 3), np.uint8)}, 'shape .* in x_train'),
         ({'x_train': np.full((12, 4, 5, 3), np.nan, np.float32)}, '720 values in x_train'),
-        ({'x_train': np.array([{}] * 12)}, 'x_train no plain array'),
+        ({'x_train': np.array([{}] * 12)}, 'an array x_train that cannot be read'),
     ],
 )
 def test_malformed_npz(tmp_path, changes, message):

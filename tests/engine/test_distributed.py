@@ -251,8 +251,8 @@ def test_another_process_dies(pair, tmp_path):
         (_, error), _ = ends(processes)
     assert processes[0].returncode == 1
     assert error.splitlines() == [
-        'error: process 1 lost: no heartbeat for 5 s; with --workdir=run the same command goes on '
-        'from the last checkpoint.'
+        'error: process 1 was lost: no heartbeat for 5 s; the same command with --workdir=run '
+        'continues from the last checkpoint.'
     ]
 
 

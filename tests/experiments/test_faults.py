@@ -37,7 +37,7 @@ def test_killed_locked_terminated_and_resumed(tmp_path):
     assert not (workdir / SUMMARY).exists()
     lines, saved = faults.recorded(workdir), faults.saved_round(workdir)
     assert lines and lines == faults.recorded(reference)[: len(lines)]
-    # it resumes, and a second process finds it at work
+    # it resumes, and a second process is refused
     process = faults.start(workdir, JOB)
     while (rounds := len(faults.recorded(workdir))) < min(saved + 2, 38) or rounds == len(lines):
         assert process.poll() is None
@@ -52,14 +52,14 @@ def test_killed_locked_terminated_and_resumed(tmp_path):
     finally:
         os.kill(process.pid, signal.SIGCONT)
     assert second.returncode == 2
-    assert 'another process is at work in it' in second.stderr
+    assert 'another process uses it' in second.stderr
     # SIGTERM ends it after a round, with a checkpoint
     os.kill(process.pid, signal.SIGTERM)
     assert process.wait() == 143
     rounds = len(faults.recorded(workdir))
     assert faults.saved_round(workdir) == rounds < 40
     log = (tmp_path / 'run.log').read_text()
-    assert f'stopped after round {rounds}; the same command goes on' in log
+    assert f'stopped after round {rounds}; to continue: python -m jaxfed' in log
     # the final records are those of the uninterrupted run
     faults.finish(workdir, JOB)
     assert faults.recorded(workdir) == faults.recorded(reference)

@@ -62,7 +62,7 @@ def test_a_single_array_is_refused(npz):
     np.save(npz, np.zeros(3))  # appends .npy
     path = npz.with_name(npz.name + '.npy')
     path.write_bytes(path.read_bytes() + fuzzing.npz_of())  # and so it looks like an archive
-    with pytest.raises(ValueError, match='is one array and no archive'):
+    with pytest.raises(ValueError, match='is a single array, not an archive'):
         load_npz(path)
 
 

@@ -190,7 +190,7 @@ def test_stopped_combinations_rank_below_finished_ones(tmp_path, monkeypatch):
     assert [(ranked.flags[0], ranked.place) for ranked in ranking] == [
         ('--beta=2', 1), ('--beta=3', 0), ('--beta=5', 0), ('--beta=1', 0), ('--beta=4', 0),
     ]  # fmt: skip
-    text = 'Given up after round 2: --beta=1. Given up after round 4: --beta=3; --beta=5.'
+    text = 'Stopped early after round 2: --beta=1. Stopped early after round 4: --beta=3; --beta=5.'
     assert search.given_up(ranking) == text
     assert text in search.markdown(made, ranking)
     assert '| - | 3 | 65.50 | 0.71 | 2 of 2 | 0 | 4 |' in search.markdown(made, ranking)
@@ -218,14 +218,14 @@ def test_halving_stops_the_worse_half(command, tmp_path, capsys):
     assert sorted(map(str, after.values())) == ['1', '1', '2', 'None']
     assert after['--learning_rate=1e-6'] == 1
     assert after[report['chosen'][0]] is None and report['ranking'][0]['flags'] == report['chosen']
-    assert 'Given up after round 1: ' in shown
+    assert 'Stopped early after round 1: ' in shown
     summaries = [json.loads(path.read_text()) for path in (tmp_path / 'a').rglob('summary.json')]
     assert {entry['experiments'] for entry in summaries} == {8}
     assert sorted(entry['rounds'] for entry in summaries) == [1] * 4 + [2] * 2 + [3] * 2
     # A stopped run never has all rounds, but another search would expect them.
     before = stamps(tmp_path)
     assert command(*grid, '--validation=.25', '--output=a', '--halving=2') == 2
-    assert 'was given up after round 1 by a search with --halving' in capsys.readouterr().err
+    assert 'was stopped after round 1 by a search with --halving' in capsys.readouterr().err
     assert stamps(tmp_path) == before
     assert {entry['evaluated_on'] for entry in summaries} == {'validation'}
 
@@ -245,10 +245,10 @@ def test_runs_evaluated_on_test_data_are_refused(tmp_path, monkeypatch):
         (['--grid=beta:1'], '--method is missing'),
         (['--method=fedlmb', '--grid=beta:1'], "unknown method 'fedlmb'"),
         (['--method=kd'], '--grid is missing'),
-        (['--method=kd', '--grid=bta:1'], "'bta' is none of switch_round"),
-        (['--method=kd', '--grid=alpha:1'], "'alpha' is none of"),
-        (['--method=kd', '--grid=seed:1'], "'seed' is none of"),
-        (['--method=kd', '--grid=:1'], "'nothing' is none of"),
+        (['--method=kd', '--grid=bta:1'], "'bta' must be one of switch_round"),
+        (['--method=kd', '--grid=alpha:1'], "'alpha' must be one of"),
+        (['--method=kd', '--grid=seed:1'], "'seed' must be one of"),
+        (['--method=kd', '--grid=:1'], "'nothing' must be one of"),
         (['--method=kd', '--grid=beta'], '--grid=beta has no values'),
         (['--method=kd', '--grid=beta:'], '--grid=beta: has no values'),
         (['--method=kd', '--grid=beta:x'], '--grid=beta:x: x must be a number'),
@@ -259,7 +259,7 @@ def test_runs_evaluated_on_test_data_are_refused(tmp_path, monkeypatch):
         (['--method=kd', '--grid=beta:-1'], 'beta must be at least 0, got -1.0'),
         (['--method=moon', '--grid=projection:yes'], 'yes must be True or False'),
         (['--method=fedavgm', '--grid=form:ema,foo'], 'foo must be one of heavy_ball, ema'),
-        (['--method=fedlmd+kd', '--grid=tau:1'], "'tau' is none of"),
+        (['--method=fedlmd+kd', '--grid=tau:1'], "'tau' must be one of"),
         (['--method=kd', '--grid=beta:1', '--validation=0'], '--validation=0.0 must be above 0'),
         (['--method=kd', '--grid=beta:1', '--validation=1'], '--validation=1.0 must be above 0'),
         (['--method=kd', '--grid=beta:1', '--seeds=0'], '--seeds must be at least 1, got 0'),
@@ -271,8 +271,8 @@ def test_runs_evaluated_on_test_data_are_refused(tmp_path, monkeypatch):
         ),
         (['--method=kd', '--grid=beta:1', '--', '--beta=2'], '--beta is searched'),
         (['--method=kd', '--grid=beta:1', '--', '--kd.beta=2'], 'both beta of kd'),
-        (['--method=kd', '--grid=beta:1', '--', '--validation=0'], '--validation must stand'),
-        (['--method=kd', '--grid=beta:1', '--', '--flagfile=x'], '--flagfile must stand before'),
+        (['--method=kd', '--grid=beta:1', '--', '--validation=0'], '--validation must be before'),
+        (['--method=kd', '--grid=beta:1', '--', '--flagfile=x'], '--flagfile must be before --'),
         (['--method=kd', '--grid=beta:1', '--', '--seed=3'], '--seed=3 is set for each run'),
         (['--method=kd', '--grid=beta:1', '--', '--dataset=no_such'], 'no_such'),
         (['--method=kd', '--grid=beta:1', '--halving=0'], '--halving must be rounds below'),

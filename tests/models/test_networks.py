@@ -292,13 +292,13 @@ def test_bfloat16_reaches_every_convolution_and_statistics_stay_float32():
 @pytest.mark.parametrize(
     ('name', 'options', 'message'),
     [
-        ('cnn', {'norm': 'group'}, r'--norm=group is no option of --model=cnn.*resnet8'),
-        ('mlp', {'remat': True}, r'--remat=True is no option of --model=mlp'),
+        ('cnn', {'norm': 'group'}, r'--norm=group is not an option of --model=cnn.*resnet8'),
+        ('mlp', {'remat': True}, r'--remat=True is not an option of --model=mlp'),
         ('resnet8', {'norm': 'layer'}, r'--norm must be one of batch, group, none'),
         ('resnet8', {'stem': 'large'}, r'--stem must be one of cifar, imagenet'),
         ('mobilenet', {'width': 0.0}, r'--width must be above 0 and at most 8, got 0.0'),
         ('mobilenet', {'width': 'wide'}, r"--width must be a number, got 'wide'"),
-        ('resnet8', {'depth': 3}, r'--depth=3 is no option of --model=resnet8\.'),
+        ('resnet8', {'depth': 3}, r'--depth=3 is not an option of --model=resnet8\.'),
     ],
 )
 def test_options_are_checked(name, options, message):

@@ -98,7 +98,7 @@ def test_a_run_is_resumed_with_the_same_settings_only(tmp_path):
     (workdir / run_files.SUMMARY).write_text('{}')
     with pytest.raises(ValueError, match='already holds a finished run'):
         started(workdir, alpha=0.3)
-    with pytest.raises(ValueError, match='holds no run'):
+    with pytest.raises(ValueError, match='contains no run'):
         started(tmp_path / 'none', resume=True)
     assert not (tmp_path / 'none').exists()
 
@@ -162,7 +162,8 @@ def test_the_first_signal_is_noted_and_the_second_one_ends(number):
             assert came() is None
             os.kill(os.getpid(), number)
             assert came() == number and not ended
-            assert said == [f'{number.name}: stopping after this round; once more stops at once']
+            text = 'stopping after this round; a second signal stops at once'
+            assert said == [f'{number.name}: {text}']
             os.kill(os.getpid(), number)
             assert ended == [number]
         os.kill(os.getpid(), number)

@@ -368,7 +368,7 @@ def test_invalid_folders_are_refused(cheap_runs, tmp_path):
     (tmp_path / 'busy').mkdir()
     with (
         files.exclusive_lock(tmp_path / 'busy'),
-        pytest.raises(ValueError, match='another process is at work in it'),
+        pytest.raises(ValueError, match='another process uses it'),
     ):
         sweep.run(members, tmp_path / 'busy')
 
@@ -489,10 +489,10 @@ def test_a_type_error_in_a_hook_has_its_own_traceback(cheap_runs, tmp_path, monk
         ('rounds=1.5', r"rounds='1\.5' must be an integer"),
         ('beta=1,1.0', r'beta has a value twice'),
         ('beta=1 beta=2', r'beta is named twice'),
-        ('method=fedavg,fedlmd', r'method is no number to sweep over'),
-        ('dataset=digits', r'dataset is no number'),
+        ('method=fedavg,fedlmd', r'method is not a number to sweep over'),
+        ('dataset=digits', r'dataset is not a number'),
         ('seed=1,2', r'--seeds=3 sets the seeds'),
-        ('lanes=1,2', r'lanes is no number to sweep over'),
+        ('lanes=1,2', r'lanes is not a number to sweep over'),
         ('beta=-1,1', r'beta must be at least 0, got -1\.0'),
         ('beta=nan,1', r'beta must be a finite number'),
         ('mu=1', r'--method=fedlmd and the settings have no mu'),

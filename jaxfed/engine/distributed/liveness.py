@@ -116,7 +116,7 @@ def _closed(near: socket.socket) -> None:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Detects a host that has gone without closing its connections, if the system supports it."""
+    """Detects a host that disappeared without closing its connections, where supported."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {'TCP_KEEPIDLE': 10, 'TCP_KEEPINTVL': 5, 'TCP_KEEPCNT': 4, 'TCP_USER_TIMEOUT': 30_000}
     for name, value in options.items():
@@ -178,8 +178,9 @@ def _watch_peers(client: Any, process: int, processes: int, unanswered: list[int
         limit = min(SHORT_LIMIT, LIMIT) if _failed.is_set() else LIMIT
         lost = [number for number in range(processes) if silence[number] * PERIOD > limit]
         if lost:
-            which = f'process{"es" * (len(lost) > 1)} {", ".join(map(str, lost))}'
-            stop_for_loss(f'{which} lost: no heartbeat for {limit:.0f} s')
+            which, were = ('processes', 'were') if len(lost) > 1 else ('process', 'was')
+            numbers = ', '.join(map(str, lost))
+            stop_for_loss(f'{which} {numbers} {were} lost: no heartbeat for {limit:.0f} s')
 
 
 def _watch_coordinator(unanswered: list[int]) -> None:
