@@ -27,7 +27,7 @@ class Range(NamedTuple):
     """The valid values of a number."""
 
     holds: Callable[[float], bool]
-    text: str  # 'must be ...'
+    text: str  # completes 'must be ...'
 
 
 class Setting(NamedTuple):
@@ -40,8 +40,8 @@ class Setting(NamedTuple):
     affects: Affects = 'training'
     in_program: InProgram = 'constant'
     describes_network: bool = False  # whether the network cannot be rebuilt without it
-    local_path: bool = False  # whether it names files, whose place may differ between hosts
-    searched: bool = False  # whether a search for training settings may vary it
+    local_path: bool = False  # whether it is a path, which may differ between hosts
+    searched: bool = False  # whether experiments.search may vary it
 
 
 AT_LEAST_0 = Range(lambda value: value >= 0, 'at least 0')
@@ -98,11 +98,11 @@ class Config:
     )
 
     dataset: str = _data(
-        'digits', 'digits, npz, image_folder or a prepared set; of TFDS or of jaxfed.data.prepare'
+        'digits', 'digits, npz, image_folder or a prepared set; from TFDS or jaxfed.data.prepare'
     )
     data_dir: str | None = _data(
         None,
-        'prepared sets; [$TFDS_DATA_DIR or ~/tensorflow_datasets]',
+        'prepared sets; their folder [$TFDS_DATA_DIR or ~/tensorflow_datasets]',
         affects='machine',
         local_path=True,
     )
@@ -114,10 +114,10 @@ class Config:
         'folder for --dataset=image_folder; train/CLASS/ and test/CLASS/ with image files',
         local_path=True,
     )
-    augment: str = _data('none', "comma list of crop, flip, cutout, or 'none'")
+    augment: str = _data('none', "list of crop, flip, cutout, or 'none'; separated by commas")
     auxiliary_per_class: int | None = _data(
         None,
-        "the server's examples a class; taken from the training data [what --method needs]",
+        "the server's examples per class; taken from the training data [what --method needs]",
         AT_LEAST_0,
     )
     validation: float = _data(
@@ -126,39 +126,45 @@ class Config:
         'hyper-parameters',
         BELOW_1,
     )
-    seed: int = _seed(0, 'of all randomness')
+    seed: int = _seed(0, 'seed of all randomness')
     partition_seed: int | None = _seed(
-        None, 'of the partition; the test data stays the same [--seed]'
+        None, 'seed of the partition; the test data stays the same [--seed]'
     )
-    cohort_seed: int | None = _seed(
-        None, 'of the clients of each round and their failures [--seed]'
-    )
-    init_seed: int | None = _seed(None, 'of the initial parameters [--seed]')
-    batch_seed: int | None = _seed(None, 'of batches and augmentation [--seed]')
+    cohort_seed: int | None = _seed(None, 'seed of the sampled clients and their failures [--seed]')
+    init_seed: int | None = _seed(None, 'seed of the initial parameters [--seed]')
+    batch_seed: int | None = _seed(None, 'seed of batches and augmentation [--seed]')
 
     partition: str = _partition(
         'dirichlet', 'how clients receive examples', registry='jaxfed.partition:PARTITIONS'
     )
     # Settings of a user's partition that are not fields; each is a flag.
     partition_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    alpha: float = _partition(0.1, 'Dirichlet concentration; small is skewed', POSITIVE)
+    alpha: float = _partition(0.1, 'Dirichlet concentration; small values are skewed', POSITIVE)
     size_alpha: float = _partition(
-        0.5, "quantity: concentration of the clients' sizes; Dirichlet, small is skewed", POSITIVE
+        0.5, "quantity: concentration of the clients' sizes; small values are skewed", POSITIVE
     )
-    min_size: int = _partition(10, 'dirichlet, quantity: fewest examples of a client', AT_LEAST_1)
-    balanced: bool = _partition(False, 'dirichlet: no more to a client with n/N examples')
-    shards_per_client: int = _partition(2, 'sharding: shards (about: classes) a client', AT_LEAST_1)
+    min_size: int = _partition(
+        10, 'dirichlet, extended_dirichlet, quantity: fewest examples of a client', AT_LEAST_1
+    )
+    balanced: bool = _partition(
+        False, 'dirichlet: cap clients at n/N examples; no further class for a full client'
+    )
+    shards_per_client: int = _partition(
+        2, 'sharding: shards per client; about one class each', AT_LEAST_1
+    )
     labels_per_client: int = _partition(
-        2, 'label_quantity, extended_dirichlet: classes a client', AT_LEAST_1
+        2, 'label_quantity, extended_dirichlet: classes per client', AT_LEAST_1
     )
-    num_users: int = _partition(0, 'natural: users drawn at random; 0 for all', _or_zero('for all'))
+    num_users: int = _partition(
+        0, 'natural: number of users, drawn at random; 0 for all', _or_zero('for all')
+    )
     min_user_size: int = _partition(1, 'natural: fewest examples of a user', AT_LEAST_1)
-    num_clients: int = _partition(20, 'clients in all', AT_LEAST_1, in_program='constant')
+    num_clients: int = _partition(20, 'number of clients', AT_LEAST_1, in_program='constant')
     label_noise: float = _partition(
-        0.0, 'probability that a training label is wrong; at the clients', FROM_0_TO_1
+        0.0, 'probability of a wrong training label; at the clients', FROM_0_TO_1
     )
     label_noise_form: NoiseForm = _partition(
-        'equal', "over clients; each client's probability is --label_noise, or uniform from 0 to it"
+        'equal', 'rate of the clients; --label_noise for all, or uniform from 0 to --label_noise'
     )
     personal_test: float = _partition(
         0.0,
@@ -168,15 +174,15 @@ class Config:
     )
 
     rounds: int = _clients(30, 'rounds of training', AT_LEAST_1)
-    clients_per_round: int = _clients(5, 'clients sampled a round', AT_LEAST_1, searched=True)
+    clients_per_round: int = _clients(5, 'clients sampled per round', AT_LEAST_1, searched=True)
     sampling: str = _clients(
         'uniform',
-        "of a round's clients; uniform, by size, or in turn",
+        'choice of clients; uniform, by size, or in turn',
         registry='jaxfed.engine.cohorts:SAMPLINGS',
         in_program='absent',
     )
     aggregation: Aggregation = _clients(
-        'size', "clients' weights; by examples held, or uniform", searched=True
+        'size', "clients' weights; by number of examples, or uniform", searched=True
     )
     dropout: float = _clients(
         0.0, 'probability that a client fails; its update is lost', BELOW_1, in_program='absent'
@@ -189,33 +195,38 @@ class Config:
     )
     over_selection: float = _clients(
         0.0,
-        'share of extra clients; the first --clients_per_round to report count',
+        'share of extra sampled clients; the first --clients_per_round to report count',
         AT_LEAST_0,
         in_program='absent',
     )
 
-    local_epochs: int = _training(5, 'epochs of a client in a round; over its examples', AT_LEAST_1)
+    local_epochs: int = _training(5, "passes over a client's examples per round", AT_LEAST_1)
     batch_size: int = _training(50, 'examples in a batch of local training', AT_LEAST_1)
     # Every program takes the learning rate of a round as an argument.
-    learning_rate: float = _training(0.01, "of the clients' SGD", POSITIVE, in_program='absent')
+    learning_rate: float = _training(
+        0.01, "learning rate of the clients' SGD", POSITIVE, in_program='absent'
+    )
     lr_decay: float = _training(
         1.0, 'factor of the learning rate after each round', SHARE, in_program='absent'
     )
     momentum: float = _training(
-        0.9, "of the clients' SGD, reset every round", BELOW_1, in_program='argument'
+        0.9, "momentum of the clients' SGD, reset every round", BELOW_1, in_program='argument'
     )
     weight_decay: float = _training(
-        1e-5, "of the clients' SGD, coupled as in PyTorch", AT_LEAST_0, in_program='argument'
+        1e-5,
+        "weight decay of the clients' SGD; coupled as in PyTorch",
+        AT_LEAST_0,
+        in_program='argument',
     )
 
-    model: str = _network('cnn', 'network', registry='jaxfed.models:MODELS')
-    norm: Norm | None = _network(None, 'of resnets, mobilenet, vgg11 [batch]; normalisation')
+    model: str = _network('cnn', 'name of the network', registry='jaxfed.models:MODELS')
+    norm: Norm | None = _network(None, 'for resnets, mobilenet, vgg11 [batch]; normalisation')
     stem: Stem | None = _network(
-        None, 'of resnets, mobilenet [cifar]; first layers, for images of that size'
+        None, 'for resnets, mobilenet [cifar]; first layers for images of this size'
     )
-    width: float | None = _network(None, 'mobilenet: multiplier of the channels [1.0]')
+    width: float | None = _network(None, 'mobilenet: factor on the channels [1.0]')
     remat: bool | None = _network(
-        None, 'less memory, more time [False]; computes blocks again for the gradient'
+        None, 'save memory, take more time [False]; recomputes blocks for the gradient'
     )
 
     eval_every: int = _record(
@@ -228,20 +239,19 @@ class Config:
         affects='evaluation',
     )
     measure: str = _record(
-        'none', "comma list of extra measures, 'all' or 'none'; 'list' shows all measures"
+        'none',
+        "list of extra measures, 'all' or 'none'; separated by commas; 'list' shows all measures",
     )
     confusion_clients: str | None = _record(
-        None, 'comma list of clients for --measure=confusion; their local models are measured, too'
+        None, 'clients for --measure=confusion, separated by commas; measures their local models'
     )
     target_accuracy: float | None = _record(
         None,
-        'from 0 to 1; summary.json holds the rounds until it is reached',
+        'accuracy from 0 to 1; summary.json has the first round that reaches it',
         SHARE,
         in_program='absent',
     )
-    on_divergence: Divergence = _record(
-        'stop', 'end with an error, or a record; of the failed round'
-    )
+    on_divergence: Divergence = _record('stop', 'raise an error, or record it')
     checkpoint_every: int = _record(
         10,
         'rounds between checkpoints; 0 for one only when interrupted',
@@ -259,19 +269,17 @@ class Config:
     )
     workdir: str | None = _record(
         None,
-        'directory of the records [a new one in runs/]',
+        'directory for the records [a new one in runs/]',
         affects='machine',
         in_program='absent',
     )
-    csv: bool = _record(
-        False, 'write metrics.csv, too; with a row for each round', affects='machine'
-    )
+    csv: bool = _record(False, 'also write metrics.csv; a row for each round', affects='machine')
     tensorboard: bool = _record(
-        False, 'write metrics to WORKDIR/tensorboard, too', affects='machine'
+        False, 'also write metrics to WORKDIR/tensorboard', affects='machine'
     )
     wandb: bool = _record(
         False,
-        'send metrics to Weights & Biases; WANDB_MODE=offline keeps them in WORKDIR/wandb',
+        'also send metrics to Weights & Biases; WANDB_MODE=offline keeps them in WORKDIR/wandb',
         affects='machine',
     )
 
@@ -280,7 +288,7 @@ class Config:
     )
     precision: Precision = _machine(
         'float32',
-        'of arithmetic; parameters are always float32',
+        'arithmetic; parameters are always float32',
         affects='training',
         describes_network=True,
     )
@@ -290,10 +298,10 @@ class Config:
         affects='training',
         describes_network=True,
     )
-    devices: str = _machine('all', "number of devices, or 'all'; those of a CPU are its cores")
+    devices: str = _machine('all', "number of devices, or 'all'; each core of a CPU is a device")
     lanes: int = _machine(
         0,
-        'clients side by side on a device; 0 to choose by device and sizes',
+        'clients side by side on a device; 0 chooses by device and sizes',
         _or_zero('to choose'),
     )
 

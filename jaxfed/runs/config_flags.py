@@ -32,26 +32,26 @@ COMMAND_FLAGS = {
     'sweep': CommandFlag(
         str,
         None,
-        'grid of numbers to train, as "beta=.1,.3,1 tau=1,3"; as many at once as can share a '
-        'program',
+        'grid of numbers to train, as "beta=.1,.3,1 tau=1,3"; experiments share compiled programs',
         'sweep',
         agreed=True,
     ),
     'seeds': CommandFlag(
-        int, 1, 'experiments of each setting; their seeds start at --seed', 'sweep', agreed=True
+        int, 1, 'seeds of each setting; they start at --seed', 'sweep', agreed=True
     ),
     'halving': CommandFlag(
         str,
         None,
-        'rounds after which the worse half stops, as 10,20; of a sweep, judged by the examples of '
-        '--validation',
+        'rounds after which the worse half stops, as 10,20; ranks the settings of a sweep by the '
+        'accuracy on the data of --validation',
         'sweep',
         agreed=True,
     ),
     'together': CommandFlag(
         int,
         0,
-        'most experiments in a program; 0 chooses 8 on a CPU, else 32, and all with --halving',
+        'largest number of experiments in a program; 0 chooses 8 on a CPU, else 32, and all with '
+        '--halving',
         'sweep',
         agreed=True,
     ),
@@ -69,13 +69,13 @@ COMMAND_FLAGS = {
     'distributed': CommandFlag(
         bool,
         False,
-        'one of several processes, of SLURM or TPUs; all run the same command, and without a '
-        'scheduler also set --coordinator, --num_processes and --process_id',
+        'join the processes of SLURM or TPUs; all run the same command; without a scheduler, set '
+        '--coordinator, --num_processes and --process_id instead',
         'machine',
     ),
     'coordinator': CommandFlag(str, None, 'several processes: HOST:PORT of the first'),
-    'num_processes': CommandFlag(int, None, 'several processes: how many'),
-    'process_id': CommandFlag(int, None, 'several processes: number of this one, from 0'),
+    'num_processes': CommandFlag(int, None, 'several processes: their number'),
+    'process_id': CommandFlag(int, None, 'several processes: index of this one, from 0'),
 }
 
 _DEFINE: dict[type, Any] = {
