@@ -343,7 +343,7 @@ def make_archive(folder: Path):
             found = RECIPES[made.recipe].read(path, Official(), lambda items, *_: items)
             for examples in found.splits.values():
                 assert all(0 <= e.label < len(found.classes) and e.image for e in examples)
-        assert set(folder.rglob('*')) == before  # nothing is unpacked, least of all elsewhere
+        assert set(folder.rglob('*')) == before  # nothing is unpacked, also not outside the folder
 
     damage = st.none() | DAMAGE
     made = st.builds(
@@ -430,7 +430,7 @@ def make_checkpoint(folder: Path):
                 path.write_bytes(damaged(path.read_bytes(), damage))
         with accepted_or_refused(str(workdir)), open_checkpoints(workdir, keep=2) as manager:
             saved = restore(manager, make_state(0))
-            # A missing checkpoint is no damage; a restored state is a saved one, to the last bit.
+            # A missing checkpoint is not damage; a restored state is bit-identical to a saved one.
             assert saved is None or saved.round in (2, 5)
             if saved is not None:
                 chex.assert_trees_all_equal(saved.state, make_state(saved.round))
@@ -472,7 +472,7 @@ def make_workdir(folder: Path):
         with accepted_or_refused(str(workdir)):
             groups = grouping.group([read_run(workdir)])
             tables.results(groups, 0.5), tables.costs(groups), grouping.equal(groups)
-        # Training goes on there.
+        # Training resumes there.
         with accepted_or_refused(str(workdir)):
             run_files.check_workdir(workdir, made, parts)
         with accepted_or_refused(str(workdir)):

@@ -1,7 +1,7 @@
 """One round of federated training as plain loops over clients and batches, to compare with.
 
-Nothing of the engine is used but the definition of the random streams: which key orders a
-client's epoch. Batches are cut exactly, without padding or mask; SGD is written out.
+It uses only one part of the engine, the random streams: the key that orders a client's epoch.
+Batches are cut exactly, without padding or mask; SGD is written out.
 """
 
 import jax
@@ -39,7 +39,7 @@ def run_round(
     data,
     epochs=None,
 ):
-    """Same meaning as the engine's; returns (params, stats, method state, states, loss)."""
+    """A round with the engine's meaning; returns (params, stats, method state, states, loss)."""
     params, server_state, number = server.params, server.method, int(server.round) + 1
     x, y, global_stats = normalise(data.x), data.y, server.stats
     order, start, size = (np.asarray(a) for a in (data.order, data.start, data.size))

@@ -128,7 +128,7 @@ def test_dry_run_of_a_run_that_does_not_fit_into_memory(command, tmp_path, monke
     assert set(tmp_path.rglob('*')) == before
 
 
-def test_dry_run_is_no_setting():
+def test_dry_run_is_not_a_setting():
     with pytest.raises(ValueError, match='--dry_run=True is a flag of'):
         config_flags.parse(['--dry_run'])
 
@@ -153,7 +153,7 @@ def test_dry_run_lists_the_used_convolutions():
 
 
 class Device:
-    """Stands in for one of JAX's."""
+    """A substitute for a device of JAX."""
 
     def __init__(self, platform, kind='', limit=None):
         self.platform, self.device_kind, self._limit = platform, kind, limit
@@ -202,7 +202,7 @@ def test_an_idle_accelerator_warns(gpu, tpu, installed, environment, message, mo
     assert devices.idle_accelerator() is None
 
 
-def test_the_warning_is_no_error(command, tmp_path, monkeypatch, capsys):  # noqa: F811
+def test_the_warning_does_not_raise(command, tmp_path, monkeypatch, capsys):  # noqa: F811
     monkeypatch.setattr(main, 'idle_accelerator', lambda: 'this machine has a GPU')
     assert command('--workdir=/proc/jaxfed') == 2
     shown = capsys.readouterr()
@@ -268,7 +268,7 @@ def test_a_heat_map_without_unicode(tmp_path):
     assert '... and 1 more clients.' in (tmp_path / 'out').read_text()
 
 
-def test_names_with_brackets_are_shown_as_they_are(command, tmp_path, capsys):  # noqa: F811
+def test_names_with_brackets_are_shown_unchanged(command, tmp_path, capsys):  # noqa: F811
     make_npz(tmp_path / 'tiny.npz')
     assert command('--workdir=[/b]:smile:', *TINY) == 0
     assert 'files: [/b]:smile:/' in capsys.readouterr().out
@@ -284,7 +284,7 @@ def test_a_run_stays_under_runs(name, tmp_path, monkeypatch):
     assert json.loads((made / 'config.json').read_text())['dataset'] == name
 
 
-def test_a_flag_file_that_is_no_text(tmp_path):
+def test_a_flag_file_that_is_not_text(tmp_path):
     path = tmp_path / 'binary.flags'
     path.write_bytes(b'\xb4\xff')
     with pytest.raises(ValueError, match=r'--flagfile must name a text file \(.*codec'):

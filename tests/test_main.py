@@ -1,4 +1,4 @@
-"""The command line: what it writes, what it refuses."""
+"""The command line: its files and its errors."""
 
 import dataclasses
 import json
@@ -58,7 +58,7 @@ def make_npz(path, **changes):
 SMALL = ('--model=mlp', '--rounds=3', '--num_clients=4', '--clients_per_round=2', '--alpha=1')
 
 
-def test_run_leaves_its_records(command, tmp_path, capsys):
+def test_a_run_writes_its_records(command, tmp_path, capsys):
     make_npz(tmp_path / 'tiny.npz')
     status = command(
         '--method=fedlmd+fedprox', '--tau=2', '--mu=.01', '--dataset=npz', '--npz=tiny.npz',
@@ -153,7 +153,7 @@ def test_same_seed_same_metrics_other_method_same_partition(tmp_path):
     assert pictures[0] == pictures[1] == pictures[2]
 
 
-def test_evaluation_only_where_it_is_due(cheap_runs, command, tmp_path):
+def test_evaluation_runs_only_in_the_chosen_rounds(cheap_runs, command, tmp_path):
     make_npz(tmp_path / 'tiny.npz')
     arguments = ('--method=fedavg', '--dataset=npz', '--npz=tiny.npz', '--rounds=5', *SMALL[:1])
     arguments += SMALL[2:]
@@ -205,7 +205,7 @@ def test_compiled_programs_are_kept(tmp_path):
     assert json.loads(b)['test_loss'] == json.loads(c)['test_loss']
 
 
-def test_compiled_programs_are_kept_only_where_wanted(command, monkeypatch):
+def test_compiled_programs_are_kept_only_if_requested(command, monkeypatch):
     kept = []
     monkeypatch.delenv('JAX_COMPILATION_CACHE_DIR')
     monkeypatch.setattr(main, 'keep_compiled_programs', lambda: kept.append(True))
@@ -219,7 +219,7 @@ def test_compiled_programs_are_kept_only_where_wanted(command, monkeypatch):
     assert len(kept) == 1
 
 
-def test_auxiliary_data_is_taken_from_nobody(tmp_path):
+def test_auxiliary_data_belongs_to_no_client(tmp_path):
     import jaxfed
     from jaxfed.runs.experiment import set_up
 
@@ -328,7 +328,7 @@ def test_bad_input_is_refused_before_training(arguments, message, command, tmp_p
         ({'hyperparameters': 3}, '--hyperparameters must be a mapping'),
     ],
 )
-def test_values_of_a_wrong_type_are_told(settings, message):
+def test_values_of_a_wrong_type_are_refused(settings, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         checks.check(Config(**settings))
 
@@ -344,7 +344,7 @@ def test_every_float_must_be_finite(name, value):
         checks.check(Config(**{name: value}))
 
 
-def test_an_integer_does_for_a_float():
+def test_an_integer_is_accepted_for_a_float():
     checks.check(Config(alpha=1, learning_rate=1, target_accuracy=1))
 
 
@@ -369,7 +369,7 @@ def test_config_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert json.loads(written)['method'] == 'fedavg'
     with pytest.raises(ValueError, match='already holds a run'):
         run_files.make_workdir(settings, [])
-    # So it is told too where another run has begun after the first look.
+    # The same error if another run starts after the first check.
     with monkeypatch.context() as patch:
         patch.setattr(run_files, 'check_workdir', look_late(run_files.check_workdir))
         with pytest.raises(ValueError, match='already holds a run'):
@@ -403,7 +403,7 @@ def test_help_shows_the_flags_of_jaxfed():
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_divergence_is_told_and_earlier_rounds_are_kept(command, tmp_path, capsys):
+def test_divergence_is_reported_and_earlier_rounds_are_kept(command, tmp_path, capsys):
     make_npz(tmp_path / 'tiny.npz')
     status = command(
         '--dataset=npz', '--npz=tiny.npz', '--workdir=out', '--learning_rate=1e12', *SMALL
@@ -525,11 +525,11 @@ def test_a_signal_before_the_first_round_ends_with_a_line(
         assert signal.getsignal(number) == before
         return capsys.readouterr().err
 
-    # While data is loaded, and while programs are compiled: as if nothing had been.
+    # While data is loaded or programs are compiled, the process removes its folder.
     for module, place in (deal, 'load_dataset'), (simulate, 'prepare'):
         assert ended(module, place) == f'error: {word}; no round was trained.\n'
         assert not (tmp_path / 'out').exists()
-    # A run that goes on keeps what it has, and the same command ends it.
+    # A resumed run keeps its records, and the same command completes it.
     with monkeypatch.context() as patch:
         patch.setattr(simulate, '_finish', lambda *_, **__: (_ for _ in ()).throw(OSError('full')))
         assert command(*arguments) == 1

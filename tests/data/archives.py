@@ -104,7 +104,7 @@ def ink(label, number):
 
 
 def leaf(users, first=0):
-    """What LEAF writes of {user: labels}."""
+    """The content of a LEAF file for {user: labels}."""
     data = {
         user: {
             'x': [(1 - ink(y, first + i).ravel() / 255).tolist() for i, y in enumerate(labels)],
@@ -154,7 +154,7 @@ def tff_files(root=''):
 
 
 def changed(files, changes):
-    """The files with some replaced, put in or, where the change is None, left out."""
+    """The files with changes: replaced, added, or removed if the change is None."""
     return {name: data for name, data in {**files, **changes}.items() if data is not None}
 
 

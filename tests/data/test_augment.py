@@ -53,7 +53,7 @@ def test_cutout_by_hand():
     assert (got[2, 11:, 2:18] == 0).all()
 
 
-def test_nothing_named_is_normalisation():
+def test_no_augmentation_is_normalisation_only():
     raw = jnp.asarray(images())
     augment = make_augment((), mean=MEAN, std=STD)
     np.testing.assert_array_equal(augment(jax.random.key(0), raw), normalise(raw, MEAN, STD))

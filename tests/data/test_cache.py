@@ -44,7 +44,7 @@ def test_cache(cached, dtype):
     assert sorted(path.name for path in (cached / 'toy').iterdir()) == [
         'dataset.json', 'users.npy', 'x_test.npy', 'x_train.npy', 'y_test.npy', 'y_train.npy',
     ]  # fmt: skip
-    # What training does with the images works on those of a file, too.
+    # The operations of training also work on memory-mapped images.
     with pytest.raises(ValueError, match='read-only'):
         dataset.x_train[0] = 0
     np.testing.assert_array_equal(dataset.x_train[users == 1], x['x_train'][users == 1])

@@ -34,7 +34,7 @@ def test_a_dataset_and_its_file_go_together(reader, flag):
     check(Config(dataset=reader, **{flag: 'x'}))
 
 
-def test_uniform_label_noise_takes_a_rate():
+def test_uniform_label_noise_needs_a_rate():
     with pytest.raises(ValueError, match=r'--label_noise_form=uniform needs --label_noise'):
         check(Config(label_noise_form='uniform'))
     check(Config(label_noise_form='uniform', label_noise=0.1))

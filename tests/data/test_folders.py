@@ -21,7 +21,7 @@ def test_folders_are_replaced_as_a_whole(tmp_path):
         (folder / 'other').write_text('third')
         raise KeyboardInterrupt
     assert [p.name for p in path.iterdir()] == ['file']
-    # Two at once: the one that ends last stays, and nothing else does.
+    # Two at once: the last one remains, without other files.
     with replacing(path) as slow:
         (slow / 'file').write_text('slow')
         with replacing(path) as fast:
@@ -30,7 +30,7 @@ def test_folders_are_replaced_as_a_whole(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ['made']
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path):
+def test_folders_of_a_killed_process_are_removed(tmp_path):
     for name, age in ('old', 3 * 24 * 3600), ('new', 60):
         left = tmp_path / f'.made.{name}.incomplete'
         left.mkdir()
@@ -44,7 +44,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ['.made.new.incomplete', 'made']
 
 
-def test_what_a_killed_process_had_moved_away_comes_back(tmp_path):
+def test_a_folder_that_a_killed_process_moved_is_restored(tmp_path):
     for number, text in (1, 'old'), (3, 'newest'), (2, 'older'):
         left = tmp_path / f'.made.{number}.replaced'
         left.mkdir()

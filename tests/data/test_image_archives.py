@@ -1,4 +1,4 @@
-"""CINIC-10 and Tiny-ImageNet: what is prepared is what the archive holds."""
+"""CINIC-10 and Tiny-ImageNet: the prepared dataset equals the archive."""
 
 import os
 
@@ -54,7 +54,7 @@ def test_cinic10(tmp_path, kind, root):
     assert len(builder.as_data_source('validation')) == 20
 
 
-def test_the_order_is_that_of_no_archive(tmp_path):
+def test_the_order_does_not_depend_on_the_archive(tmp_path):
     files = cinic_files('CINIC-10/')
     backwards = dict(reversed(files.items()))
     folder = write_folder(tmp_path / 'a', files)
@@ -120,7 +120,7 @@ def test_tiny_imagenet(tmp_path, kind):
     by_class = [sorted(dataset.x_train[dataset.y_train == c, 0, 0, 0]) for c in (0, 1)]
     assert by_class == [[100, 101, 102], [0, 1, 2]]
     assert dataset.x_test[dataset.y_test == 0, 0, 0, 0].tolist() == [51]
-    # The official JPEG files are kept but for the two that are grey.
+    # The official JPEG files are kept, except the two grey ones.
     encoded_images = {'image': tfds.decode.SkipDecoding()}
     source = tfds.builder_from_directory(folder).as_data_source('train', decoders=encoded_images)
     images = {example['image'] for example in source}

@@ -1,4 +1,4 @@
-"""Files of arrays: what is read is what was written, and what is malformed is refused."""
+"""Files of arrays: written arrays are read back, malformed ones are refused."""
 
 import numpy as np
 import pytest
@@ -130,7 +130,7 @@ def test_malformed_npz(tmp_path, changes, message):
         load_npz(tmp_path / 'bad.npz')
 
 
-def test_npz_that_is_none(tmp_path):
+def test_a_file_that_is_not_an_npz_archive(tmp_path):
     path = tmp_path / 'bad.npz'
     with pytest.raises(ValueError, match='is not a file'):
         load_npz(path)

@@ -38,7 +38,7 @@ def test_a_finished_dataset_is_not_made_again_unless_asked(tmp_path, archive):
     before = (folder / 'dataset_info.json').stat().st_mtime_ns
     assert prepare('cinic10', tmp_path / 'gone', tmp_path / 'data') == (folder, False)
     assert (folder / 'dataset_info.json').stat().st_mtime_ns == before
-    # A failure leaves the old one, a success replaces it.
+    # A failure keeps the old dataset, a success replaces it.
     with pytest.raises(ValueError, match='does not exist'):
         prepare('cinic10', tmp_path / 'gone', tmp_path / 'data', official=UNCHECKED, overwrite=True)
     assert len(load_dataset('cinic10', data_dir=tmp_path / 'data').y_train) == 11
@@ -48,7 +48,7 @@ def test_a_finished_dataset_is_not_made_again_unless_asked(tmp_path, archive):
     assert [path.name for path in folder.parent.iterdir()] == ['1.0.0']
 
 
-def test_what_is_no_dataset_stays(tmp_path, archive):
+def test_a_folder_that_is_not_a_dataset_is_kept(tmp_path, archive):
     (tmp_path / 'cinic10/1.0.0').mkdir(parents=True)
     (tmp_path / 'cinic10/1.0.0/thesis.txt').write_text('mine')
     with pytest.raises(ValueError, match=r'cinic10/1\.0\.0 exists, .* not a prepared.*--overwrite'):
@@ -125,7 +125,7 @@ def test_unprepared_datasets_name_the_command(tmp_path):
 
 @pytest.fixture
 def run(capsys):
-    # Flags of other commands, which another test may have defined, make room.
+    # Removes flags that another test may have defined.
     values = flags.FLAGS
     others = {name: values[name] for name in ('archive', 'data_dir') if name in values}
     for name in others:

@@ -19,7 +19,7 @@ def test_missing_tfds_dataset_names_the_command(tmp_path, monkeypatch):
     assert f'--data_dir={tmp_path}' in str(error.value)
 
 
-def test_missing_tfds_dataset_is_prepared_where_tensorflow_is(tmp_path, monkeypatch):
+def test_a_missing_tfds_dataset_is_prepared_if_tensorflow_is_installed(tmp_path, monkeypatch):
     asked = []
 
     class Builder:

@@ -1,4 +1,4 @@
-"""Devices, their arrays, and work that they share."""
+"""Devices, their arrays, and shared work."""
 
 import functools
 

@@ -1,8 +1,8 @@
-"""Several processes: the same results as one, one end for all, and errors that say why.
+"""Several processes: the results of a single process, a common end, and clear errors.
 
 Real processes of two devices each, joined over loopback. A pair takes seconds to start, so each
-does several things. How busy the machine is does not matter: tests wait for events, and the limits
-of liveness are far away except where a process is known to be lost.
+does several things. The tests work on a busy machine: they wait for events, and the limits of
+liveness are high unless a process is known to be lost.
 """
 
 import contextlib
@@ -49,9 +49,9 @@ RUNS = {
 }  # fmt: skip
 RESUMED = {'method': 'feddyn', 'rounds': 6}
 
-FAR = 3600  # seconds: no process of a working pair is silent or at work for so long
+FAR = 3600  # seconds, longer than a working pair is silent
 
-# What every process of a pair runs first.
+# The first lines of every process of a pair.
 LIMITS = f"""
 from jaxfed.engine.distributed import join, liveness
 liveness.LIMIT = liveness.SHORT_LIMIT = join.WAIT = {FAR}
@@ -90,7 +90,7 @@ def compiled(tmp_path_factory):
 
 @pytest.fixture
 def pair(tmp_path, compiled):
-    """Starts a process for each command, which may hold ADDRESS, in folders of their own."""
+    """Starts a process for each command, which may contain ADDRESS, in separate folders."""
     return lambda commands: start_pair(tmp_path, compiled, commands)
 
 
@@ -215,7 +215,7 @@ def test_two_processes_train_as_one(pair, single, tmp_path):
     for name, run in RUNS.items():
         assert_same_run(tmp_path / 'host0' / name, single(name, **run))
     assert_same_run(tmp_path / 'begun', single('whole', **RESUMED))
-    # The other process needs no place for records.
+    # The other process needs no folder for records.
     assert list((tmp_path / 'host1').iterdir()) == []
 
 
@@ -223,7 +223,7 @@ LONG = ('--model=mlp', '--num_clients=9', '--clients_per_round=5', '--local_epoc
 LONG += ('--rounds=40', '--checkpoint_every=2', '--method=scaffold', '--workdir=run')
 
 
-def test_the_first_process_dies_and_one_process_goes_on(pair, single, tmp_path):
+def test_the_first_process_dies_and_one_process_continues(pair, single, tmp_path):
     with pair(commands(*LONG)) as processes:
         wait_for_rounds(tmp_path / 'host0' / 'run' / 'metrics.jsonl', 5, processes)
         processes[0].kill()
@@ -256,7 +256,7 @@ def test_another_process_dies(pair, tmp_path):
     ]
 
 
-# The same, with a function of the loop that waits until the other process has nothing left to do.
+# The same, with a function of the loop that waits until the other process has finished its work.
 SLOW = f"""{LIMITS}
 import importlib, sys, time
 from jaxfed import main
@@ -326,7 +326,7 @@ def test_more_processes_than_devices_with_clients_are_refused(monkeypatch):
         distributed.check_work(5, 2)
 
 
-def test_a_broken_connection_is_no_bad_input(monkeypatch):
+def test_a_broken_connection_is_not_reported_as_bad_input(monkeypatch):
     def fail():
         raise ValueError('UNKNOWN: Gloo collective permute failed: Connection reset by peer')
 
@@ -365,7 +365,7 @@ def test_processes_that_disagree_are_reported_before_training(second, message, p
     assert not (tmp_path / 'host0' / 'run').exists()
 
 
-def test_what_one_process_refuses_ends_the_other(pair, tmp_path):
+def test_an_error_in_one_process_ends_the_other(pair, tmp_path):
     held = tmp_path / 'held'
     held.mkdir()
     for name in ('config.json', 'summary.json'):
@@ -404,7 +404,7 @@ def test_no_cluster_or_a_taken_port_is_reported():
             join._check_port(f'here:{port}')
 
 
-def test_lists_of_runs_take_no_processes():
+def test_grids_refuse_several_processes():
     with pytest.raises(ValueError, match=r'--num_processes=2 is a flag of a command'):
         config_flags.parse(['--num_processes=2'])
 
@@ -470,7 +470,7 @@ def three(monkeypatch):
     return processes
 
 
-def test_rows_of_all_processes_come_together_and_apart(three):
+def test_rows_are_gathered_and_distributed(three):
     rows = 11
     whole = {
         'a': np.arange(4.0 * rows, dtype=np.float32).reshape(rows, 2, 2) * -1,
@@ -511,7 +511,7 @@ def test_all_processes_receive_the_state_of_the_first(three):
             assert (got.dtype, got.shape, got.tobytes()) == (sent.dtype, sent.shape, sent.tobytes())
 
 
-def test_rows_of_a_round_go_to_their_devices_and_back(three, monkeypatch):
+def test_rows_of_a_round_move_to_their_devices_and_back(three, monkeypatch):
     monkeypatch.setattr(client_states, '_processes', lambda mesh: np.array([0, 0, 1, 2, 2]))
     monkeypatch.setattr(client_states, 'split', lambda tree, mesh: tree)
     monkeypatch.setattr(transfer, 'local', lambda leaf: leaf)

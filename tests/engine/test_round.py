@@ -143,7 +143,7 @@ METHODS = [
     'drifting',
     'drifting chained',
 ]
-# One of each kind: no state, client's, server's, uploads, weights, a look at the data before.
+# One of each kind: no state, client state, server state, uploads, weights, a pass before training.
 KINDS = ['fedlmd', 'fedavgm', 'scaffold', 'fedcurv', 'moon', 'fednova', 'drifting chained']
 
 
@@ -296,7 +296,7 @@ def test_networks_equal_plain_loop(name):
     chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-# One of each kind: no state, client's, server's, uploads, a look at the data before and after.
+# One of each kind: no state, client state, server state, uploads, passes before and after training.
 WAYS = ['drifting chained', 'fedlmd', 'scaffold', 'fedcurv', 'moon', 'fedcad source=client']
 
 

@@ -123,7 +123,7 @@ def read_csv(path):
 
 
 def found_of(name, seeds=1, flags=(), missing=()):
-    """Hand-made runs for each panel of a figure, but for those whose seeds are missing."""
+    """Hand-made runs for each panel of a figure, except for missing seeds."""
     flags = ('--rounds=3', *flags)
     planned = plan(figures.make(name, 3), seeds, output=runner.Path('runs'), flags=flags)
     return [
@@ -135,7 +135,7 @@ def found_of(name, seeds=1, flags=(), missing=()):
     ]  # fmt: skip
 
 
-# Which runs.
+# The runs of figures.
 
 
 def test_every_figure_has_valid_runs_of_its_paper():
@@ -301,7 +301,7 @@ def test_figures_without_measures_accept_runs_without_measures(tmp_path):
     files.write_json(fedavg.folder / run_files.CONFIG, described)
     files.write_json(fedavg.folder / run_files.SUMMARY, {})
     assert runner.is_done(fedavg)
-    # Figure 2 draws measures, in whatever order the two are asked for.
+    # Figure 2 draws measures, in either order of the two figures.
     for names in (('fedlmd/2',), ('fedlmd/2', 'fedlmd/4'), ('fedlmd/4', 'fedlmd/2')):
         with pytest.raises(ValueError, match='--measure=none, not forgetting'):
             runner.is_done(cells(*names)[fedavg.folder])

@@ -1,4 +1,4 @@
-"""Cells of a grid that share a program: the same runs, locks, and what was interrupted."""
+"""Cells of a grid that share a program: equal results, locks, and resuming."""
 
 import csv
 import json
@@ -59,7 +59,7 @@ def test_shared_programs_give_the_same_table(cheap_runs, programs, tmp_path, cap
     for path in paths:
         other = tmp_path / 'alone' / path.parent.relative_to(tmp_path / 'shared')
         assert_same(lines(path.parent), lines(other))
-    # What is done is skipped.
+    # Finished cells are skipped.
     rows('shared')
     assert len(programs) == 6
     assert not list((tmp_path / 'shared').rglob('.together'))
@@ -86,7 +86,7 @@ def test_interrupted_cells_of_one_program_resume_together(
     with pytest.raises(Stopped):
         runner.run_cells(cut, quiet=True)
     done = calls.copy()
-    # Also where only some are asked for at once from now on, or with others besides.
+    # Also with another --together, or with more cells in the grid.
     assert runner.run_cells(cut, together=1, quiet=True) == {}
     assert calls[len(done) :] == [(4, 3), (4, 4), (4, 5)]
     for one, other in zip(cut, whole, strict=True):

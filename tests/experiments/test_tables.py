@@ -166,7 +166,7 @@ def test_places_share_ties_as_printed():
 
     column = [score(50.001), score(50.004), score(49), score(48), score(), score(99, failed=1)]
     assert scores.places(column) == [1, 1, 2, 0, 0, 0]
-    # One lucky seed of three is best of nothing.
+    # One seed of three has no place.
     assert scores.places([Score(3, (99,)), Score(3, (50, 51, 52))]) == [0, 1]
     assert scores.places([score(), score()]) == [0, 0]
 
@@ -332,7 +332,7 @@ TINY = (
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    """A folder that all commands write to, so that what tables share is run once."""
+    """A folder for all commands, so that shared runs are trained once."""
     folder = tmp_path_factory.mktemp('tables')
     make_npz(folder / 'tiny.npz')
     return folder

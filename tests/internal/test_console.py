@@ -1,4 +1,4 @@
-"""The console: what a terminal and a file show while something runs."""
+"""The console: the output in a terminal and in a file during a task."""
 
 import re
 import time

@@ -99,7 +99,7 @@ BY_HAND = (
         value=7.7836406,
         gradient=[0, 4 / 7, -12 / 7, 8 / 7],
     ),
-    # only the true class is not in the majority: nothing left to teach
+    # only the true class is not in the majority: the teacher has no class
     dict(
         testcase_name='label_masking_distillation_all_but_the_true_class_masked',
         loss=label_masking(ALL_BUT_ONE_MAJOR),
@@ -209,7 +209,7 @@ class ByHandTest(chex.TestCase):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-8)
 
 
-# Every loss of logits, teacher logits, labels, majority [C] and weights [C], for what all share.
+# Every loss as a function of logits, teacher logits, labels, majority [C] and weights [C].
 LOSSES = {
     'cross_entropy': lambda z, zg, y, m, a, t: losses.cross_entropy(z, y),
     'smoothed_cross_entropy': lambda z, zg, y, m, a, t: losses.smoothed_cross_entropy(
@@ -314,7 +314,7 @@ def test_half_precision_is_computed_in_float32(loss, dtype):
 
 
 @every_loss
-def test_float64_stays(loss):
+def test_float64_is_kept(loss):
     with jax.enable_x64(True):
         z, zg, y, m, a = inputs(0)
         found = loss(z.astype(jnp.float64), zg.astype(jnp.float64), y, m, a, 2.0)
@@ -438,7 +438,7 @@ def test_without_smoothing_it_is_the_cross_entropy():
     )
 
 
-def test_cross_entropy_keeps_its_digits_next_to_a_large_offset():
+def test_cross_entropy_is_exact_with_a_large_offset():
     z, _, y, _, _ = inputs(6)
     z = jnp.round(z * 64) / 64  # so that adding the offset is exact
     np.testing.assert_allclose(
@@ -459,7 +459,7 @@ def test_the_true_logit_gets_no_gradient(name):
 @pytest.mark.parametrize(
     'name', ['kl_distillation', 'not_true_distillation', 'masked_mse_distillation']
 )
-def test_a_student_like_its_teacher_learns_nothing(name):
+def test_equal_student_and_teacher_have_zero_gradient(name):
     z, _, y, m, a = inputs(8)
     value, gradient = jax.value_and_grad(
         lambda s: jnp.sum(LOSSES[name](s, z, y, m, a, 2.0)),
@@ -469,7 +469,7 @@ def test_a_student_like_its_teacher_learns_nothing(name):
 
 
 @pytest.mark.parametrize('name', ['not_true_distillation', 'label_masking_distillation'])
-def test_two_classes_leave_nothing_to_compare(name):
+def test_two_classes_have_no_not_true_loss(name):
     z, zg, y, _, a = inputs(9, classes=2)
     for majority in jnp.array([[False, False], [True, False], [True, True]]):
         value, gradient = jax.value_and_grad(
@@ -481,7 +481,7 @@ def test_two_classes_leave_nothing_to_compare(name):
 
 def test_credibility_over_batches_is_credibility_at_once():
     _, zg, y, _, _ = inputs(10, examples=12)
-    padded = jnp.full((4, 5), jnp.nan)  # what padding holds must not matter
+    padded = jnp.full((4, 5), jnp.nan)  # the values of padding must not matter
     phi, count = jnp.zeros(5), jnp.zeros(5)
     for begin in range(0, 12, 4):
         more = losses.class_credibility_sums(

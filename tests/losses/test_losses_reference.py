@@ -117,7 +117,7 @@ class Case:
 
     def __init__(self, seed, classes, tau, scale):
         rng = np.random.default_rng(seed)
-        # float32 numbers, so that the rounding of the inputs is no part of the difference
+        # float32 numbers, so that the rounding of the inputs does not add to the difference
         self.z, self.zg = (
             np.float64(np.float32(rng.normal(size=(12, classes)) * scale)) for _ in range(2)
         )

@@ -1,4 +1,4 @@
-"""Methods that follow each other, heads, costs, divergence and the README's own method."""
+"""Methods that follow each other, heads, costs, divergence, and the method of the README."""
 
 import dataclasses
 import json
@@ -81,7 +81,7 @@ def test_switch_is_the_first_method_and_then_the_second():
 
     before = run(first, cohorts[:2])
     chex.assert_trees_all_close(run(both, cohorts[:2]).params, before.params, rtol=1e-6)
-    # The second method's state begins to change when its turn comes.
+    # The second method's state changes only in its rounds.
     assert float(run(both, cohorts[:2]).method[1]['rounds']) == 0
     after = run(both, cohorts[:3])
     assert float(after.method[1]['rounds']) == 1

@@ -144,6 +144,6 @@ def test_an_exception_in_a_hook_reaches_the_caller():
     assert error.traceback[-1].name == 'broken'
 
 
-def test_a_network_without_a_classifier_is_no_model():
+def test_a_network_without_a_classifier_is_refused():
     with pytest.raises(ValueError, match=r'Method\.adapt must return a jaxfed\.types\.Model'):
         check_hooks(Method(adapt=lambda model: model.apply)).adapt(network())

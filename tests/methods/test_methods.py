@@ -193,7 +193,7 @@ def test_chain_adds_penalties_and_keeps_the_one_supervised_loss():
         ({'penalty': 1}, "method must be a jaxfed.Method, got {'penalty': 1}."),
     ],
 )
-def test_what_is_no_method(method, message):
+def test_a_value_that_is_not_a_method(method, message):
     with pytest.raises(ValueError) as refused:
         check_method(method)
     assert str(refused.value) == message
@@ -223,7 +223,7 @@ def test_hooks_may_be_any_callables():
     )
 
 
-def test_a_combination_names_the_part_that_is_no_method():
+def test_a_combination_names_the_part_that_is_not_a_method():
     with pytest.raises(ValueError, match=r'each argument of chain\(\) must be .* got fedlmd; call'):
         chain(Method(), methods.METHODS['fedlmd'])
     with pytest.raises(ValueError, match='penalty must be a function'):
@@ -250,7 +250,7 @@ def test_a_combination_names_the_part_that_is_no_method():
         ),
     ],
 )
-def test_a_registered_function_that_makes_no_method(factory, message, monkeypatch):
+def test_a_registered_function_that_does_not_return_a_method(factory, message, monkeypatch):
     monkeypatch.setitem(methods.METHODS, 'mine', factory)
     with pytest.raises(ValueError, match=re.escape(message)):
         build(resolve('mine', {}))

@@ -1,7 +1,7 @@
-"""Methods with a memory or a server's step of their own against NumPy, over several rounds.
+"""Methods with state or a server step, compared with NumPy over several rounds.
 
 Gradients, memories and server's steps are written by hand from the papers, in float64 and on flat
-parameters. The engine lends nothing but the order of examples.
+parameters. They use only the engine's order of examples.
 """
 
 import functools
@@ -25,8 +25,8 @@ INPUTS, FEATURES, CLASSES = 4, 5, 3
 SIZES = np.array([5, 12, 3, 8, 10, 7], np.int32)  # of six unequal clients
 EPOCHS, BATCH, WEIGHT_DECAY = 2, 4, 0.01
 STEPS = EPOCHS * -(-SIZES // BATCH)
-# Client 1 is in three rounds in a row, 0 and 3 come back after a break, 4 is new in round 3, and 5
-# is never asked. In round 4 there have been more models than FedGKD keeps.
+# Client 1 takes part in three consecutive rounds, 0 and 3 return after a break, 4 is new in round
+# 3, and 5 never takes part. In round 4 there are more models than FedGKD keeps.
 COHORTS = ([0, 1, 2], [1, 2, 3], [0, 1, 4], [4, 0, 3])
 KEY = jax.random.key(5)
 HEAVY, UNIFORM = {'momentum': 0.9}, {'aggregation': 'uniform'}
@@ -75,7 +75,7 @@ def training_data():
     x, y = examples()
     order = np.random.default_rng(1).permutation(SIZES.sum()).astype(np.int32)
     counts = np.stack([np.bincount(labels, minlength=CLASSES) for labels in y]).astype(np.int32)
-    place = np.argsort(order)  # clients' examples lie scattered
+    place = np.argsort(order)  # clients' examples are not contiguous
     start = (np.cumsum(SIZES) - SIZES).astype(np.int32)
     return TrainingData(
         np.concatenate(x)[place], np.concatenate(y)[place], order, start, SIZES, counts
@@ -99,7 +99,7 @@ def batches(client, number):
     return result
 
 
-# The engine's side.
+# The engine.
 
 
 def flat(tree):
@@ -154,7 +154,7 @@ def engine(name, hyper, cohorts):
     return params
 
 
-# NumPy's side. Flat parameters are bias (may be missing), kernel, hidden.
+# NumPy. Flat parameters are bias (may be missing), kernel, hidden.
 
 
 def unpack(w):
@@ -191,12 +191,12 @@ def cosine(f, a):
 
 
 class FedAvg:
-    """What the other methods change a part of."""
+    """The base of the other methods."""
 
     def __init__(self, w, momentum=0.0, aggregation='size', **hyper):
         self.w, self.momentum, self.aggregation = w, momentum, aggregation
         self.number = 0  # of rounds done
-        self.memory = {}  # client -> what is kept of it
+        self.memory = {}  # client -> its state
         self.__dict__.update(hyper)
 
     def round(self, cohort):
@@ -216,7 +216,7 @@ class FedAvg:
         return w
 
     def reach(self, client):
-        """How far unit gradients carry a client in a round, in learning rates."""
+        """The update of unit gradients in a round, in learning rates."""
         way = m = 0.0
         for _ in range(STEPS[client]):
             m = self.momentum * m + 1
@@ -331,7 +331,7 @@ class FedRS(FedAvg):
 
 
 class Server(FedAvg):
-    """An optimizer on the server; `step` makes the step out of the mean of the updates."""
+    """An optimizer on the server; `step` computes the step from the mean update."""
 
     m = v = 0.0
 
@@ -374,7 +374,7 @@ class FedAdagrad(Server):
 CLIENTS = FedAvg, Scaffold, FedNova, FedDyn, Moon, FedCurv, FedGKD, FedRS
 SERVERS = FedAvgM, FedAdam, FedYogi, FedAdagrad
 ORACLES = {oracle.__name__.lower(): oracle for oracle in CLIENTS + SERVERS}
-# What the engine keeps of the clients, as `memory` has it.
+# The engine's client states in the form of `memory`.
 MEMORY = {
     'scaffold': lambda states, hyper: states,
     'feddyn': lambda states, hyper: jax.tree.map(lambda s: -hyper['alpha'] * s, states),
@@ -420,7 +420,7 @@ def test_rounds_equal_numpy(name, hyper, settings):
             assert_allclose(state, memory, rtol=1e-5, atol=1e-5)
     if name == 'scaffold':
         assert_allclose(flat(server.method), oracle.c, rtol=1e-5, atol=1e-5)
-    # The method matters here: had it done nothing, the comparison would have failed.
+    # The method has an effect, so the comparison is meaningful.
     assert name == 'fedavg' or np.abs(oracle.w - plain.w).max() > 1e-3
 
 
@@ -443,7 +443,7 @@ def test_limits(special, hyper, limit, of_limit, cohorts):
 
 
 def test_fedrs_of_equal_scales_is_fedavg_without_bias():
-    # NumPy's FedAvg takes parameters without bias as they come.
+    # NumPy's FedAvg also accepts parameters without bias.
     run, server, _ = set_up('fedrs', {'alpha': 1.0})
     plain = FedAvg(flat(server.params))
     assert len(plain.w) == FEATURES * (INPUTS + CLASSES)

@@ -115,7 +115,7 @@ BY_HAND = (
         ([1, 1], [0, 0], np.inf),
     ),
     ('diversity', metrics.diversity, (np.array([1.0, 3.0]), 0.5), 4),
-    # Of a uniform teacher: log 1/2 - (log 1/4 + log 3/4) / 2, and a second example alike.
+    # A uniform teacher: log 1/2 - (log 1/4 + log 3/4) / 2, the same for both examples.
     (
         'teacher_kl',
         metrics.teacher_kl,
@@ -288,7 +288,7 @@ def flat(tree):
 
 
 def right_values(experiment, before, after, models, cohort, forward, gradient, chosen):
-    """What the measures of local models must be; `models` by client."""
+    """The expected measures of local models; `models` by client."""
     dataset, counts = experiment.dealt.dataset, experiment.dealt.label_counts
     mean, std = (np.asarray(a, np.float64) for a in channel_statistics(dataset.x_train))
     y, classes = dataset.y_test, dataset.num_classes
@@ -374,7 +374,7 @@ LOOK = {'measure': 'all', 'confusion_clients': '0,3,5'}
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
-    """Runs an experiment; gives it, what it leaves and what each round started and ended with."""
+    """Runs an experiment; returns it, its records and the models before and after each round."""
 
     @functools.cache
     def go(waves, statistics, looks):

@@ -1,4 +1,4 @@
-"""Networks of users: what they may take and return, batch normalisation, dropout, linen."""
+"""Networks of users: arguments, results, batch normalisation, dropout, linen."""
 
 import functools
 import subprocess
@@ -168,7 +168,7 @@ def test_dropout_depends_on_the_key_alone():
     chex.assert_trees_all_equal(jax.tree.map(lambda leaf: leaf[1], mapped), outputs(1))
 
 
-def test_own_statistics_start_at_their_own_values():
+def test_custom_statistics_start_at_their_initial_values():
     class Count(nnx.Module):
         def __init__(self, rngs):
             self.scale = nnx.Param(jnp.ones(1))
@@ -259,7 +259,7 @@ class DropoutWithoutKeys(Logits):
         (DropoutWithoutKeys, '--model=mine fails on images .*rngs.* Dropout'),
     ],
 )
-def test_unfit_networks_raise_one_line(network, message, monkeypatch):
+def test_invalid_networks_raise_one_line(network, message, monkeypatch):
     with pytest.raises(ValueError, match=message) as raised:
         make(network, monkeypatch)
     assert '\n' not in str(raised.value)
@@ -267,7 +267,7 @@ def test_unfit_networks_raise_one_line(network, message, monkeypatch):
 
 @pytest.fixture
 def config(cheap_runs, tmp_path, monkeypatch):
-    """Settings of a tiny run with a network of one's own."""
+    """Settings of a tiny run with a custom network."""
     x = np.random.default_rng(0).integers(0, 256, (42, 3, 3, 1)).astype(np.uint8)
     y = np.arange(42) % 3
     np.savez(tmp_path / 'tiny.npz', x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])

@@ -151,7 +151,7 @@ def test_features_are_the_input_of_the_last_layer(name):
     logits, features, _ = jax.jit(model.evaluate)(params, x, model.stats)
     last = params['classifier']
     np.testing.assert_allclose(features @ last['kernel'] + last['bias'], logits, atol=1e-5)
-    assert features.min() >= 0  # after a ReLU, or the mean over places of what comes after it
+    assert features.min() >= 0  # after a ReLU, or the mean of a ReLU over pixels
     assert features.max() > 0
 
 

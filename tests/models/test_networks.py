@@ -1,4 +1,4 @@
-"""Deeper networks: the same as their layers written out, batch statistics, memory, options."""
+"""Deeper networks: equal to their explicit layers; batch statistics, memory, options."""
 
 import re
 
@@ -32,7 +32,7 @@ def make(name, **options):
     return make_model(name, input_shape=SHAPE, num_classes=4, **options)
 
 
-# The same networks in other words: plain functions of the parameters.
+# The same networks as plain functions of the parameters.
 
 
 def conv(x, layer, strides=1, groups=1):
@@ -95,7 +95,7 @@ def test_network_is_its_layers_written_out(name, plain):
     assert evaluated.stats == ()
     trained = jax.jit(model.train)(params, x, stats, MASK)
     want = jax.jit(plain, static_argnums=3)(params, stats, x, Norms(np.flatnonzero(MASK)))
-    # What padding computes nobody reads.
+    # The results of padding are not used.
     chex.assert_trees_all_close(trained.features[MASK], want[MASK], rtol=1e-3, atol=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""Operations: equal to their plain counterparts in value and gradients, however mapped over."""
+"""Operations: equal to lax in value and gradients, mapped over or not."""
 
 import functools
 
@@ -86,7 +86,7 @@ def test_value_and_gradients(shape, kernel, strides, padding, use):
     assert_equal(*both(strides, padding, use), *operands(shape, kernel))
 
 
-# Which of inputs and kernel are mapped over; None is one shared by all.
+# The mapped axes of inputs and kernel; None is shared.
 MAPPED = {'inputs': (0, None), 'kernels': (None, 0), 'both': (0, 0), 'moved': (1, 3)}
 
 
@@ -198,7 +198,7 @@ def test_bfloat16(use):
         {'preferred_element_type': jnp.float32},
     ],
 )
-def test_what_the_fast_path_does_not_cover_is_plain(options):
+def test_the_fast_path_falls_back_to_lax(options):
     options = {'dimension_numbers': LAYOUT, **options}
     width = 3 if 'feature_group_count' in options else 6
     x, w = operands((2, 6, 6, 6), (3, 3, width, 4))
@@ -280,7 +280,7 @@ def test_weight_gradient_of_many_places(shape, kernel, strides, groups):
 
 @pytest.mark.parametrize('platform', ['cpu', 'gpu'])
 @pytest.mark.parametrize('batch', [1, 4, 5])
-def test_chunks_are_the_whole(batch, platform, monkeypatch):
+def test_chunks_equal_the_whole(batch, platform, monkeypatch):
     x = np.random.default_rng(0).standard_normal((batch, 4), np.float32)
     y = np.arange(batch, dtype=np.float32)
     monkeypatch.setattr(jax, 'default_backend', lambda: platform)
@@ -365,7 +365,7 @@ def test_convolution_with_max_pool_mapped_over(use):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('use', LOWERINGS)
-def test_of_equal_maxima_of_a_convolution_the_first_takes_the_gradient(use):
+def test_the_first_of_equal_maxima_of_a_convolution_gets_the_gradient(use):
     # The kernel copies the only channel of the image, whose window maxima are equal on purpose.
     x = jnp.array([[0.0, 5.0, 2.0, 2.0], [5.0, 5.0, 2.0, 2.0]]).reshape(1, 2, 4, 1)
     w = jnp.ones((1, 1, 1, 1))
@@ -439,7 +439,7 @@ def test_max_pool_of_less_than_a_window_is_refused():
         ((2, 9, 6, 3), (5, 2, 1, 3), (1, 3), 'VALID'),
     ],
 )
-def test_convolution_of_each_channel_on_its_own(shape, kernel, strides, padding):
+def test_depthwise_convolution(shape, kernel, strides, padding):
     def function(convolve):
         return lambda x, w: convolve(
             x, w, strides, padding, dimension_numbers=LAYOUT, feature_group_count=shape[3]

@@ -1,4 +1,4 @@
-"""Partitions: nothing is lost or dealt twice, and each deals as it is defined."""
+"""Partitions: every example is dealt once, and the defining property holds."""
 
 import dataclasses
 import types
@@ -224,7 +224,7 @@ def ten_classes(per_class=100):
     return np.repeat(np.arange(10), per_class)
 
 
-def test_sharding_gives_equal_clients_where_it_can():
+def test_sharding_gives_equal_clients_if_possible():
     parts = sharding(ten_classes(), num_clients=20, shards_per_client=2, seed=0)
     assert {len(part) for part in parts} == {50}
 
@@ -251,7 +251,7 @@ def test_balanced_dirichlet_gives_no_more_to_a_full_client():
         assert full_before.any()
 
 
-def test_quantity_is_skewed_in_sizes_alone(monkeypatch):
+def test_quantity_skews_sizes_only(monkeypatch):
     monkeypatch.setattr(proportions, '_DRAWS_AT_ONCE', 100)
     labels = ten_classes(1000)
     parts = quantity(labels, num_clients=10, size_alpha=0.5, seed=0)
@@ -333,14 +333,14 @@ def test_label_noise_rates():
         rates = np.array([np.mean(noisy[part] != labels[part]) for part in parts])
         assert abs(rates.mean() - mean) < 4 * std / np.sqrt(30)
         assert 0.6 * std < rates.std() < 1.5 * std
-        # All other classes are equally likely: 1 / 9 of what is wrong, about 12000 or 6000.
+        # All other classes are equally likely: 1 / 9 of the wrong labels, about 12000 or 6000.
         shifts = np.bincount((noisy - labels) % 10, minlength=10)[1:]
         assert np.abs(shifts / shifts.sum() - 1 / 9).max() < 5 * np.sqrt(0.099 / shifts.sum())
     assert (label_noise(labels, parts, num_classes=10, rate=1.0, seed=0) != labels).all()
     assert (label_noise(labels, parts, num_classes=10, rate=0.0, seed=0) == labels).all()
 
 
-def test_label_noise_leaves_a_read_only_array_alone():
+def test_label_noise_does_not_change_a_read_only_array():
     labels = np.zeros(50, np.int32)
     labels.flags.writeable = False
     noisy = label_noise(labels, [np.arange(50)], num_classes=2, rate=1.0, seed=0)
@@ -386,7 +386,7 @@ def test_the_most_skewed_setting_in_use_is_reached():
 
 
 @pytest.mark.parametrize('name', PARTITIONS)
-def test_seed_decides(name):
+def test_the_seed_determines_the_partition(name):
     values = {'alpha': 0.5, 'min_size': 2, 'shards_per_client': 2, 'labels_per_client': 3}
     chosen = {key: values[key] for key in partition_settings(name) if key in values}
 
@@ -470,7 +470,7 @@ def test_seed_decides(name):
         ),
     ],
 )
-def test_refuses(function, arguments, message):
+def test_invalid_settings_are_refused(function, arguments, message):
     with pytest.raises(ValueError, match=message):
         function(ten_classes(), **{'seed': 0, **arguments})
 

@@ -1,4 +1,4 @@
-"""Checkpoints: what was saved comes back, damaged ones are not believed."""
+"""Checkpoints: saved states are restored, damaged ones are refused."""
 
 import logging
 import shutil
@@ -22,7 +22,7 @@ def written(tmp_path_factory):
         for round_ in (1, 2, 5):
             state = make_state(round_)
             save(manager, round_, state)
-            state['clients']['c'][:] = 77  # as training goes on
+            state['clients']['c'][:] = 77  # as in further training
     return workdir
 
 
@@ -31,7 +31,7 @@ def read(workdir):
         return restore(manager, make_state(0)), manager.all_steps()
 
 
-def test_newest_comes_back_as_it_was(written):
+def test_the_newest_checkpoint_is_restored_unchanged(written):
     saved, steps = read(written)
     assert saved.round == 5
     assert sorted(steps) == [2, 5]  # two are kept
@@ -40,7 +40,7 @@ def test_newest_comes_back_as_it_was(written):
     chex.assert_trees_all_equal_dtypes(saved.state, make_state(5))
 
 
-def test_none_where_nothing_was_written(tmp_path):
+def test_an_empty_folder_has_no_checkpoint(tmp_path):
     assert read(tmp_path)[0] is None
 
 
@@ -58,10 +58,10 @@ def flip(path):
     path.write_bytes(bytes(held))
 
 
-# Reads that go on in the background when the manager is closed, as it is at once here.
+# Background reads continue when the manager is closed, here at once.
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
 @pytest.mark.parametrize('damage', [truncate, flip, lambda path: path.unlink()])
-def test_damaged_file_falls_back_or_does_not_matter(written, tmp_path, damage, caplog):
+def test_a_damaged_file_is_skipped_or_has_no_effect(written, tmp_path, damage, caplog):
     fell_back = 0
     for i, file in enumerate(files(written)):
         if not file.stat().st_size:
@@ -81,7 +81,7 @@ def test_damaged_file_falls_back_or_does_not_matter(written, tmp_path, damage, c
 
 
 @pytest.mark.parametrize('other', [{'server': np.zeros(3)}, make_state(0)['server']])
-def test_other_structure_is_not_taken_and_stays(written, tmp_path, other):
+def test_a_checkpoint_of_another_structure_is_refused_and_kept(written, tmp_path, other):
     shutil.copytree(written, tmp_path / 'run')
     with open_checkpoints(tmp_path / 'run', keep=2) as manager:
         with pytest.raises(
@@ -92,7 +92,7 @@ def test_other_structure_is_not_taken_and_stays(written, tmp_path, other):
     assert read(tmp_path / 'run')[0].round == 5
 
 
-def test_empty_arrays_and_random_keys_come_back(tmp_path):
+def test_empty_arrays_and_random_keys_are_restored(tmp_path):
     state = {'key': jax.random.key(3), 'none': jnp.zeros((0, 3)), 'one': np.ones(2)}
     with open_checkpoints(tmp_path, keep=1) as manager:
         save(manager, 4, state)
@@ -105,7 +105,7 @@ def test_empty_arrays_and_random_keys_come_back(tmp_path):
 
 
 @pytest.mark.parametrize('other', [np.zeros((5, 3), np.float32), np.zeros((5, 2), np.float64)])
-def test_other_shapes_are_not_taken(written, tmp_path, other):
+def test_a_checkpoint_of_other_shapes_is_refused(written, tmp_path, other):
     shutil.copytree(written, tmp_path / 'run')
     like = make_state(0)
     like['clients']['c'] = other
@@ -126,7 +126,7 @@ def test_a_checkpoint_that_cannot_be_written_is_an_os_error(tmp_path, monkeypatc
             save(manager, 2, make_state(2))
 
 
-def test_reads_that_come_too_late_are_not_told(tmp_path, monkeypatch):
+def test_late_background_reads_print_nothing(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(sys, 'unraisablehook', seen.append)
     late, other = (
@@ -140,7 +140,7 @@ def test_reads_that_come_too_late_are_not_told(tmp_path, monkeypatch):
     assert seen == [other, late]
 
 
-def test_what_is_told_of_damage_is_short(written, tmp_path, caplog):
+def test_a_warning_about_damage_is_short(written, tmp_path, caplog):
     shutil.copytree(written, tmp_path / 'run')
     truncate(tmp_path / 'run' / FOLDER / '5' / 'state' / 'manifest.ocdbt')
     with caplog.at_level(logging.WARNING):
@@ -149,7 +149,7 @@ def test_what_is_told_of_damage_is_short(written, tmp_path, caplog):
     assert message.startswith('checkpoint of round 5 is damaged (') and len(message) < 300
 
 
-def test_damaged_metadata_of_any_checkpoint_does_not_matter(written, tmp_path, caplog):
+def test_damaged_metadata_does_not_prevent_resuming(written, tmp_path, caplog):
     shutil.copytree(written, tmp_path / 'run')
     path = tmp_path / 'run' / FOLDER / '2' / '_CHECKPOINT_METADATA'
     # Two keys that orbax does not know.
@@ -160,7 +160,7 @@ def test_damaged_metadata_of_any_checkpoint_does_not_matter(written, tmp_path, c
     assert 'metadata of a checkpoint in' in message and '_time_nsecs' in message
 
 
-def test_a_folder_that_orbax_cannot_read_is_told(tmp_path, monkeypatch):
+def test_an_unreadable_folder_is_reported(tmp_path, monkeypatch):
     import orbax.checkpoint as ocp
 
     def fail(*_, **__):

@@ -1,4 +1,4 @@
-"""Records of a run that is interrupted, goes on, or finds no room."""
+"""Records of a run that is interrupted, resumed, or on a full disk."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_lines_are_appended_and_cut_off_after_a_round(tmp_path):
         '\xff\n\n',
     ],
 )
-def test_lines_that_a_checkpoint_counts_must_be_there(tmp_path, text):
+def test_lines_that_a_checkpoint_needs_must_exist(tmp_path, text):
     path = tmp_path / run_files.METRICS
     path.write_bytes(text.encode('latin1'))
     with pytest.raises(ValueError, match=r'metrics.jsonl lacks some of the first 2 rounds'):
@@ -70,7 +70,7 @@ def test_a_full_disk_leaves_no_torn_line(tmp_path):
     try:
         with log.open_lines(tmp_path) as file:
             log.append(file, ROUNDS[0])
-            # The next line finds room for a part of it.
+            # The disk has room for a part of the next line.
             size = (tmp_path / run_files.METRICS).stat().st_size
             resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))
             with pytest.raises(OSError, match=r'metrics.jsonl|File too large'):
@@ -88,7 +88,7 @@ def test_a_run_is_resumed_with_the_same_settings_only(tmp_path):
     workdir = tmp_path / 'run'
     started(workdir, alpha=0.3)
     before = (workdir / run_files.CONFIG).read_bytes()
-    # What makes no difference may change.
+    # Settings that do not affect results may change.
     started(workdir, alpha=0.3, devices='2', lanes=1, checkpoint_every=1, data_dir='/else')
     with pytest.raises(ValueError, match=r'\(--alpha=0.3 there, 0.5 here, --rounds=30 there, 31 h'):
         started(workdir, alpha=0.5, rounds=31)
@@ -104,7 +104,7 @@ def test_a_run_is_resumed_with_the_same_settings_only(tmp_path):
 
 
 @pytest.mark.parametrize('text', ['', '{', '[]', '\x00', '{"method": 1}', '[' * 100000])
-def test_a_damaged_config_is_told(tmp_path, text):
+def test_a_damaged_config_is_reported(tmp_path, text):
     started(tmp_path)
     (tmp_path / run_files.CONFIG).write_text(text)
     with pytest.raises(ValueError, match=r'config.json|other settings'):
@@ -112,7 +112,7 @@ def test_a_damaged_config_is_told(tmp_path, text):
     assert (tmp_path / run_files.CONFIG).read_text() == text
 
 
-def test_one_process_a_work_directory(tmp_path):
+def test_one_process_locks_a_work_directory(tmp_path):
     with (
         files.exclusive_lock(tmp_path),
         pytest.raises(ValueError, match='another process is at work'),
@@ -123,7 +123,7 @@ def test_one_process_a_work_directory(tmp_path):
         pass
 
 
-def test_a_run_goes_on_with_the_same_data_only(tmp_path):
+def test_a_run_continues_with_the_same_data_only(tmp_path):
     counts = np.array([[1, 2], [3, 0]])
     run_files.check_unfinished(tmp_path, counts)
     run_files.write_partition(tmp_path / run_files.PARTITION, counts)
@@ -135,7 +135,7 @@ def test_a_run_goes_on_with_the_same_data_only(tmp_path):
         run_files.check_unfinished(tmp_path, counts)
 
 
-def test_a_method_of_ones_own_does_not_take_over_a_registered_ones_run(tmp_path):
+def test_a_custom_method_does_not_continue_the_run_of_a_registered_one(tmp_path):
     config = Config(workdir=str(tmp_path / 'run'))
     run_files.make_workdir(config, [Part('fedavg', {}, 0)])
     with pytest.raises(ValueError, match='parts'):
@@ -154,7 +154,7 @@ def test_an_ignored_signal_stays_ignored():
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_is_noted_and_the_second_one_ends(number):
+def test_the_first_signal_is_recorded_and_the_second_ends_the_process(number):
     said, ended = [], []
     before = signal.signal(number, lambda *_: ended.append(number))
     try:
@@ -181,7 +181,7 @@ def test_an_ignored_signal_does_not_end():
         signal.signal(signal.SIGTERM, before)
 
 
-def test_signals_are_left_alone_outside_the_main_thread():
+def test_signals_are_unchanged_outside_the_main_thread():
     seen = []
 
     def work():

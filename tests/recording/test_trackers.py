@@ -142,7 +142,7 @@ def test_csv_gets_new_columns_in_place(tmp_path):
 
 @pytest.mark.parametrize('name', trackers.PACKAGES)
 @pytest.mark.parametrize('spec', [None, types.SimpleNamespace(origin=None)])
-def test_missing_packages_are_told_before_anything_is_written(name, spec, tmp_path, monkeypatch):
+def test_missing_packages_are_reported_before_any_write(name, spec, tmp_path, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(
         trackers.importlib.util,
@@ -161,7 +161,7 @@ def start(folder, **chosen):
     return config
 
 
-def test_a_tracker_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch, capsys):
+def test_a_failed_tracker_is_reported_and_the_others_continue(tmp_path, monkeypatch, capsys):
     writer = pytest.importorskip('tensorboardX.record_writer')
     write = writer.RecordWriter.write
 
@@ -185,7 +185,7 @@ def test_a_tracker_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize('error', [None, KeyboardInterrupt, RuntimeError])
-def test_trackers_are_closed_however_training_ends(error, tmp_path, monkeypatch):
+def test_trackers_are_closed_after_every_end_of_training(error, tmp_path, monkeypatch):
     seen = []
 
     @contextlib.contextmanager
@@ -236,7 +236,7 @@ def test_a_tracker_that_cannot_be_opened_leaves_the_work_directory_free(tmp_path
     assert not workdir.exists()
 
 
-def test_a_csv_file_of_somebody_else_is_kept(tmp_path):
+def test_an_existing_csv_file_is_kept(tmp_path):
     (tmp_path / 'metrics.csv').write_text('precious')
     config = start(tmp_path, csv=True)
     with (
@@ -248,7 +248,7 @@ def test_a_csv_file_of_somebody_else_is_kept(tmp_path):
     assert (tmp_path / 'metrics.csv').read_text() == 'precious'
 
 
-def test_a_failed_tracker_stands_in_the_summary(tmp_path, monkeypatch):
+def test_the_summary_names_a_failed_tracker(tmp_path, monkeypatch):
     @contextlib.contextmanager
     def broken(workdir, config):
         yield lambda entry: 1 / (2 - entry['round'])

@@ -237,7 +237,7 @@ def partial(tmp_path_factory):
     return grouping.group([read_run(path) for path in sorted(folder.iterdir())])
 
 
-def test_means_are_of_finished_seeds(partial):
+def test_means_use_finished_seeds(partial):
     table = tables.results(partial, 0.7)
     some, none = (
         dict(zip(table.columns, (cell.text for cell in row), strict=True)) for row in table.rows
@@ -256,7 +256,7 @@ def test_means_are_of_finished_seeds(partial):
     assert [row[0].text for row in classes.rows] == ['70.0 ± 14.1', '20.0 ± 14.1']
 
 
-def test_curves_are_of_the_seeds_that_have_the_round(partial):
+def test_curves_average_the_seeds_that_have_the_round(partial):
     drawn = grouping.mean_curve(partial[0], lambda run: run.values('test_accuracy'))
     assert drawn.rounds.tolist() == [1, 2, 3]
     np.testing.assert_allclose(drawn.mean, [0.25, 0.4, 0.7])
@@ -275,7 +275,7 @@ def test_curves_are_of_the_seeds_that_have_the_round(partial):
 
 
 @pytest.mark.slow
-def test_a_note_says_when_looks_repeat(page, partial, monkeypatch):
+def test_a_note_states_that_styles_repeat(page, partial, monkeypatch):
     lines = [tuple(pictures.line(i).values()) for i in range(pictures.LINES + 1)]
     assert len(set(lines)) == pictures.LINES and lines[-1] == lines[0]
     dots = [pictures.marker(i) for i in range(pictures.DOTS + 1)]
@@ -373,7 +373,7 @@ def with_summary(folder, **fields):
     return folder
 
 
-def test_sweeps_and_folders_of_runs_stand_for_their_runs(tmp_path, capsys):
+def test_sweeps_and_folders_of_runs_are_read_as_their_runs(tmp_path, capsys):
     runs_ = tmp_path / 'runs'
     make_run(runs_ / 'alone', method='fedlmd')
     sweep = [make_run(runs_ / 'sweep' / f'seed{seed}', seed=seed) for seed in (0, 1)]

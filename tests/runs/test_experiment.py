@@ -36,7 +36,7 @@ def test_parse_refuses(arguments, message):
         config_flags.parse(arguments)
 
 
-def test_validation_takes_the_place_of_test_data():
+def test_validation_replaces_the_test_data():
     plain = deal(Config())
     dealt = deal(Config(validation=0.2), auxiliary_per_class=5)
     images, labels = plain.dataset.x_train, plain.dataset.y_train
@@ -44,7 +44,7 @@ def test_validation_takes_the_place_of_test_data():
     assert len(held) == round(0.2 * len(images))
     used = np.concatenate([*dealt.partition, dealt.auxiliary])
     assert len(used) == len(set(used)) == len(images) - len(held)
-    # Exactly those that nobody trains on, with their labels.
+    # Exactly the examples that no client trains on, with their labels.
     rest = np.setdiff1d(np.arange(len(images)), used)
 
     def in_order(x, y):

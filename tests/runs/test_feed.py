@@ -1,4 +1,4 @@
-"""Rounds in waves of clients, and what local models are tested on."""
+"""Rounds in waves of clients, and the test data of local models."""
 
 import functools
 import threading
@@ -59,7 +59,7 @@ def test_tasks_run_ahead_of_their_use():
     assert list(results) == [1, 2]
 
 
-def test_what_a_task_raises_is_raised():
+def test_an_exception_in_a_task_is_raised():
     def fail():
         raise OSError('disk gone')
 
@@ -90,7 +90,7 @@ def without_times(metrics):
 def test_waves_give_the_results_of_whole_rounds(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     whole = jaxfed.simulate(jaxfed.Config(**LOCAL, stream='off'))
-    # As little memory as there can be: a wave has room for the largest client.
+    # The smallest possible memory: a wave has room for the largest client only.
     monkeypatch.setattr(feed, 'memory', lambda mesh: 1.0)
     placed = []
     place_some = feed.place_some
@@ -122,7 +122,7 @@ def test_no_personal_test_without_its_evaluation():
         jaxfed.simulate(jaxfed.Config(personal_test=0.2))
 
 
-def test_what_clients_hold_out_is_their_own(monkeypatch, tmp_path):
+def test_clients_hold_out_their_own_examples(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     experiment = set_up(jaxfed.Config(**LOCAL, num_clients=8))
     dealt, cohort = experiment.dealt, np.array([6, 1, 3, 7, 2])

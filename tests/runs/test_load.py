@@ -31,7 +31,7 @@ QUICK = {
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
-    """Trains, once for each method, and gives the result."""
+    """Trains once for each method, and returns the result."""
     done = {}
 
     def of(method, **settings):
@@ -56,7 +56,7 @@ def saved(folder, method=None, **settings):
     experiment = set_up(jaxfed.Config(workdir=str(folder), **{**QUICK, **settings}), method)
     model = experiment.model
     params = model.init(jax.random.key(1))
-    # As if they had seen something, and some of it far from where they start.
+    # Statistics as after training, some far from their initial values.
     stats = jax.tree.map(lambda leaf: leaf + jnp.linspace(0, 1, leaf.size), model.stats)
     save_model(folder, experiment, params, stats)
     files.write_json(folder / run_files.SUMMARY, {})
@@ -82,7 +82,7 @@ def accuracy(loaded):
         ('moon+fedavgm', {'hyperparameters': {'projection': True}}),
     ],
 )
-def test_a_loaded_model_does_as_it_did(method, settings, run, cheap_runs):
+def test_a_loaded_model_gives_the_same_outputs(method, settings, run, cheap_runs):
     config, result = run(method, **settings)
     loaded = jaxfed.load(result.workdir)
     assert accuracy(loaded) == loaded.summary['final_accuracy']
@@ -122,8 +122,8 @@ def test_batch_statistics_are_read_back(tmp_path):
     assert described['adapted'] is False
 
 
-def test_a_method_of_ones_own(tmp_path):
-    # One that leaves the network as it is needs not be known; one that adapts it does.
+def test_a_custom_method(tmp_path):
+    # `load` needs the method only if it adapts the network.
     x = load_digits().x_test[:8]
     plain, adapting = tmp_path / 'plain', tmp_path / 'adapting'
     trained = saved(plain, jaxfed.Method())
@@ -191,7 +191,7 @@ def test_a_damaged_config_is_reported(content, copied):
         jaxfed.load(copied)
 
 
-def test_a_model_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_a_model_is_written_completely_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / 'model.safetensors'
     path.write_bytes(b'before')
 

@@ -1,4 +1,4 @@
-"""The loop over rounds, and what is parsed and drawn once for an experiment."""
+"""The loop over rounds, and settings that are parsed once."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Separate seeds: each changes what draws from it, and nothing else."""
+"""Separate seeds: each changes only the draws of its streams."""
 
 import dataclasses
 
@@ -26,8 +26,8 @@ STREAMS = {
 EVERY = [name for names in STREAMS.values() for name in names]
 
 
-def test_without_them_everything_is_of_the_seed():
-    # As they have been from the first version on: records tell the seed alone.
+def test_all_streams_default_to_the_seed():
+    # These numbers must not change, because records contain only the seed.
     assert [stream(5, name) for name in ('partition', 'cohort', 'initialisation', 'batches')] == [
         int(np.random.SeedSequence([5, number]).generate_state(1)[0]) for number in range(4)
     ]
@@ -36,13 +36,13 @@ def test_without_them_everything_is_of_the_seed():
 
 
 @pytest.mark.parametrize('flag', list(STREAMS))
-def test_a_seed_of_its_own_changes_its_streams_alone(flag):
+def test_a_separate_seed_changes_only_its_streams(flag):
     assert {flag, *STREAMS, 'seed'} == set(config.SEEDS)
     other = config_flags.parse([f'--{flag}=7'])
     changed = [name for name in EVERY if seed_of(other, name) != seed_of(Config(), name)]
     assert set(changed) == set(STREAMS[flag])
     assert all(seed_of(other, name) == stream(7, name) for name in changed)
-    # The seed of everything leaves it as it is.
+    # --seed does not change a stream with its own seed.
     again = dataclasses.replace(other, seed=1)
     assert all(seed_of(again, name) == seed_of(other, name) for name in changed)
     with pytest.raises(ValueError, match=f'--{flag} must be at least 0, got -1'):
@@ -50,7 +50,7 @@ def test_a_seed_of_its_own_changes_its_streams_alone(flag):
 
 
 def data_of(settings):
-    """Who holds what, test data included, as one list of arrays."""
+    """Labels, auxiliary data and partition as one list of arrays."""
     dealt = deal(settings)
     return [dealt.dataset.y_train, dealt.dataset.y_test, dealt.auxiliary, *dealt.partition]
 

@@ -30,7 +30,7 @@ def interrupt(*_, **__):
     raise KeyboardInterrupt
 
 
-def test_a_name_is_no_method(tmp_path):
+def test_a_name_is_not_a_method(tmp_path):
     workdir = tmp_path / 'run'
     with pytest.raises(ValueError, match=r"must be a jaxfed\.Method, got 'fedlmd'; the name"):
         jaxfed.simulate(jaxfed.Config(workdir=str(workdir)), method='fedlmd')

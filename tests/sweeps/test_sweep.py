@@ -1,4 +1,4 @@
-"""Many experiments in one program: each gives the results that it gives alone."""
+"""Many experiments in one program: each gives the results of a single run."""
 
 import csv
 import dataclasses
@@ -81,7 +81,7 @@ EQUAL = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize('method', EQUAL)
-def test_each_experiment_gives_the_results_it_gives_alone(method, cheap_runs, programs, tmp_path):
+def test_each_experiment_gives_the_results_of_a_single_run(method, cheap_runs, programs, tmp_path):
     text, changes = EQUAL[method]
     config = small(method=method, **changes)
     members, outcomes = run(config, text, 2, tmp_path / 'sweep')
