@@ -1,8 +1,8 @@
 """Run a figure of a paper and draw it: python -m experiments.figures fedssd/2 --data_dir=DIR.
 
-Trains the runs of its curves, skips what is finished and resumes what was interrupted. OUTPUT gets
-the picture as PNG and SVG, its numbers as CSV and the settings of its runs as Markdown. The command
-takes several figures. Flags after -- apply to every run, as in
+Trains the runs of its curves, skips finished runs and resumes interrupted ones. Writes the picture
+as PNG and SVG, its numbers as CSV and the settings of its runs as Markdown to OUTPUT. The command
+accepts several figures. Flags after -- apply to every run, as in
 python -m experiments.figures fedssd/2 --rounds=2 -- --dataset=digits --model=mlp --augment=none
 """
 
@@ -172,7 +172,7 @@ def draw_plan(
       output: folder of the figures.
 
     Returns:
-      Whether there was anything to draw.
+      Whether a picture was drawn.
     """
     cells = cells_of(plan_.panels)
     if cells and not any(cell.folder in done for cell in cells):

@@ -3,10 +3,10 @@
 python -m experiments.released --flagfile=experiments/fedlmd/cifar10_lda0.05.flags --data_dir=DIR \\
     --partition=released --sampling=released --augment=crop,flip,cutout
 
-FedLMD's code is built on that of FedNTD. Both draw one partition, whatever the seed of the run, and
-sample the clients of a round by its number alone, so the number of examples of every client and
-class, and who trains when, can be drawn again, to see whether results hang on them. Which examples
-of a class a client gets is another draw, for the order of a dataset differs between libraries.
+FedLMD's code builds on FedNTD's. Both draw one partition, independent of the seed of the run, and
+sample the clients of a round by its number only. So this program can draw again the number of
+examples of every client and class, and the clients of each round, to test their effect on results.
+The examples of a class that a client gets differ, because libraries order a dataset differently.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ def released_partition(
       num_clients: number of clients N.
       seed: without effect.
       alpha: concentration.
-      min_size: examples that every client must hold at least.
+      min_size: least number of examples of a client.
 
     Returns:
       N sorted int64 arrays, the examples of each client.
@@ -48,7 +48,7 @@ def released_partition(
         for examples in by_class:
             shuffled = rng.permutation(examples)
             share = rng.dirichlet(np.full(num_clients, alpha)) * (sizes < labels.size / num_clients)
-            # Rounded down after the sum, as there: another rounding is another partition.
+            # Rounded down after the sum, as in the released code; rounding changes the partition.
             edges = (np.cumsum(share / share.sum()) * shuffled.size).astype(int)[:-1]
             sizes += np.diff(edges, prepend=0, append=shuffled.size)
             dealt.append((shuffled, edges))

@@ -441,7 +441,7 @@ def check_report(search: Search, output: Path) -> None:
 
 
 def check_given_up(search: Search) -> None:
-    """Raise a ValueError if another search stopped a run early that this one trains to its end."""
+    """Raise a ValueError if another search stopped a run early that this search must complete."""
     for cell in search.every:
         summary = runner.read(cell).summary if runner.is_done(cell) else {}
         if summary.get('stopped_early') and summary['rounds'] not in search.rungs:

@@ -1,7 +1,7 @@
 """Run a table of a paper and write it: python -m experiments.tables fedlmd/3 --data_dir=DIR.
 
-Trains method x column x seed, skips what is finished and resumes what was interrupted. OUTPUT gets
-the runs, and the table as Markdown, LaTeX and CSV. Flags after -- apply to every run, as in
+Trains method x column x seed, skips finished runs and resumes interrupted ones. Writes the runs and
+the table as Markdown, LaTeX and CSV to OUTPUT. Flags after -- apply to every run, as in
 python -m experiments.tables fedlmd/1 --rounds=9 -- --dataset=digits --model=mlp --num_clients=20
 """
 
@@ -180,14 +180,14 @@ def fill(plan: TableCells, command_line: str) -> Filled:
 
 
 def _baselines(plan: TableCells) -> tuple[dict[str, dict[int, RecordedCell]], list[str]]:
-    """Column -> seed -> run of the baseline for comparison, and notes on runs that are unfit."""
+    """Column -> seed -> run of the baseline for comparison, and notes on unusable runs."""
     found: dict[str, dict[int, RecordedCell]] = {}
     unfit: list[str] = []
     if scores.compares_with_baseline(plan.table.speed, plan.table.target):
         for column, cells in plan.baselines.items():
             found[column] = {}
             for cell in cells:
-                # Nothing has checked a baseline that is not among the selected rows.
+                # A baseline outside the selected rows has not been checked.
                 try:
                     found[column] |= _by_seed([cell])
                 except ValueError:

@@ -180,7 +180,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def find_systems() -> list[str]:
-    """Keys of the systems that are installed; prints how to install the others."""
+    """Keys of the installed systems; prints how to install the others."""
     keys = []
     for key, system in SYSTEMS.items():
         if all(map(reporting.has, system.needs)):

@@ -113,7 +113,7 @@ def jax_program(
         x, w = client
         y, gradients = jax.vjp(convolve, x, w)
         dx, dw = gradients(y)
-        # All three results are needed for the next turn, and change it by next to nothing.
+        # The next turn depends on all three results, which hardly change it.
         return x, w + 1e-20 * dw * jnp.max(dx)
 
     def train(x: Array, w: Array, steps: Array) -> Array:
@@ -161,7 +161,7 @@ def lowerings_of(shape: Shape, wanted: list[str] | None) -> list[str]:
     if wanted:
         return wanted
     excluded = {'grouped'} if jax.default_backend() == 'cpu' else set()
-    # A kernel of one pixel has no frequencies to gain from, and blocks are made for pools.
+    # A kernel of one pixel gains nothing from frequencies, and blocks need a pool.
     excluded |= {'blocks'} if not shape.pooled else set()
     excluded |= {'fourier'} if shape.kernel == 1 else set()
     return [use for use in LOWERINGS if use not in excluded]

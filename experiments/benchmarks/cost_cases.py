@@ -42,7 +42,7 @@ class Case(NamedTuple):
     steps: int  # local steps of each
     devices: int
     lanes: int = 1
-    held_out: str = ''  # what is new in it, if it is not fitted
+    held_out: str = ''  # the new property of a case that is not fitted
 
 
 # A step of each network in small and large batches, and each quantity varied.
@@ -124,7 +124,7 @@ class Measured(NamedTuple):
 
 @functools.cache
 def step_of(name: str) -> Step:
-    """Counts operations and bytes of a network; those of an image are the cost of one more."""
+    """Counts operations and bytes of a network; an image costs the difference of one more."""
     model = make_model(
         name, input_shape=SHAPE, num_classes=CLASSES, convolution=convolution('grouped')
     )
@@ -208,7 +208,7 @@ def measure(repeats: int) -> list[Measured]:
 
 
 def main(args: flags.FlagValues) -> None:
-    """Measures one of the cases of so many devices for every request, which is its place."""
+    """For every request, the index of a case with this number of devices, measures that case."""
     workers.use_cores(args.devices)
     with tempfile.TemporaryDirectory() as name:
         compiled = [

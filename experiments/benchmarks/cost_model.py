@@ -1,4 +1,4 @@
-"""Time, memory and traffic of a round from a small model, tested on cases that it is not fitted to.
+"""Predicts time, memory and traffic of a round, and tests the model on cases not used in the fit.
 
 The cores work for a round
 
@@ -6,7 +6,7 @@ The cores work for a round
 
 with M = S clients of the cohort and their K steps, P parameters (millions), F operations (GFLOP)
 and A bytes (GB) of a step by the plain algorithm, as XLA counts them, and D devices. The round
-lasts as long as the busiest device works: the same with the M and K of that device. For an
+lasts as long as the busiest device works, computed with the M and K of that device. For an
 evaluation the cores work
 
   seconds = j + (k F' + l A') m (1 + h' (D - 1))
@@ -19,8 +19,8 @@ the images is
 
   bytes = n + L (o P + p A) + q P
 
-Cases are measured in turns, on a core of a CPU for each device; those with something new in them,
-`held_out`, are not fitted.
+Cases are measured in turns, on a core of a CPU for each device; those with a new
+property, `held_out`, are not fitted.
 
 python -m experiments.benchmarks.cost_model --output=experiments/results/cost_model_cpu
 """
@@ -111,7 +111,7 @@ def fit(columns: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, float]:
     Returns:
       (the coefficients, root of the mean squared relative error).
     """
-    # Scaled, so that the columns are of one size whatever the unit.
+    # Scaled, so that the columns have one size for any unit.
     scale = np.where(columns.any(axis=0), np.abs(columns).max(axis=0), 1)
     values, residual = nnls(columns / scale / wanted[:, None], np.ones(len(wanted)))
     return values / scale, residual / len(wanted) ** 0.5

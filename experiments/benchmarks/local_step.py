@@ -51,13 +51,13 @@ def step_program(
       mesh: the devices.
       lanes: clients side by side on each device.
       method: 'fedavg', or 'fedlmd' for its loss with a teacher's forward pass.
-      stack: how lanes are held; None for what suits the device.
+      stack: how lanes are held; None for the device's default.
 
     Returns:
       A function that runs them and waits.
     """
     stack = stack or stacking()
-    # Two batches in turn, so that the compiler can move nothing out of the loop.
+    # Two batches in turn, so that the compiler cannot move work out of the loop.
     images = programs.random_images(lanes, 2 * size.batch_size)
     x, y = (a.reshape(lanes, 2, size.batch_size, *a.shape[2:]) for a in map(jnp.asarray, images))
     optimizer = local_optimizer(LEARNING_RATE, momentum=MOMENTUM, weight_decay=0.0)

@@ -48,7 +48,7 @@ class Comparison(NamedTuple):
     matmul_gflops: float  # GFLOP/s of a large matrix product
 
     def entry(self, name: str) -> dict[str, Any]:
-        """A program's entry in the file; its operations are taken as those of a plain step."""
+        """A program's entry in the file; its operations are counted as those of a plain step."""
         medians = {key: statistics.median(values) for key, values in self.milliseconds.items()}
         return {
             'program': name,

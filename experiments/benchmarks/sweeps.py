@@ -1,9 +1,9 @@
 """Sixteen experiments in one program, compared with the same experiments one after another.
 
 First the rounds: all programs are compiled, then they take turns, so that other work on the machine
-affects all of them alike. Then whole runs, as users start them: data, compilation, rounds,
-evaluation and records, without the start of Python, which X single runs pay X times. Last, without
-training, the share of the lanes' and devices' time that real steps fill.
+affects all of them equally. Then whole runs as users start them: data, compilation, rounds,
+evaluation and records, without the start of Python, which X single runs need X times. Last, without
+training, the share of real steps in the time of lanes and devices.
 
 python -m experiments.benchmarks.sweeps --data_dir=DIR --output=experiments/results/sweeps_cpu
 """
@@ -54,7 +54,7 @@ SHOWN = (
 
 
 def make_config(data_dir: str | None, model: str | None, rounds: int) -> Config:
-    """The common settings of the experiments: those of the papers but for one local epoch.
+    """The common settings of the experiments: those of the papers except for one local epoch.
 
     Args:
       data_dir: folder with CIFAR-10; None for the digits.

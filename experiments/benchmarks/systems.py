@@ -199,7 +199,7 @@ def flower_client(work: Work) -> Any:
 
 
 def run_flower(work: Work) -> Rounds:
-    """Runs the work in Flower's simulation engine: as many clients at a time as cores, one each.
+    """Runs the work in Flower's simulation engine: one client per core at a time.
 
     Raises:
       RuntimeError: if a client failed.

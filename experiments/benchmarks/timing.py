@@ -1,4 +1,4 @@
-"""Measurements of programs that take turns, so that other work on the machine affects all alike."""
+"""Measures programs in turns, so that other work on the machine affects all of them equally."""
 
 import time
 from collections.abc import Callable, Mapping

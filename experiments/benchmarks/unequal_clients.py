@@ -201,7 +201,7 @@ def main(args: flags.FlagValues) -> None:
         'timed': timed,
     }
     reporting.write(report, args.output)
-    # Written so that NaN fails, too.
+    # Written so that NaN also fails.
     if not all(entry['largest_difference'] <= TOLERANCE for entry in timed.values()):
         reporting.console.print(f'FAILED: the parameters differ by more than {TOLERANCE:g}.')
         sys.exit(1)

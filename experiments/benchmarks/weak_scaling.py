@@ -2,7 +2,7 @@
 
 Each number of devices has a process on as many cores of the CPU, so that no device uses the cores
 of another. The processes take turns, a round each. If there are more devices than cores, they share
-the cores: that checks the result, but not the speed. Every process also trains a round on one
+the cores: this checks the result, but not the speed. Every process also trains a round on one
 device and compares the parameters.
 
 python -m experiments.benchmarks.weak_scaling --output=experiments/results/weak_scaling_cpu

@@ -1,7 +1,7 @@
-"""Processes with some of the CPU's cores each, which measure only when they are asked to.
+"""Processes with some of the CPU's cores each, which measure on request.
 
-A device must not use the cores of other devices. Inside one process it would: XLA's threads serve
-all devices, and on fewer cores they get in each other's way.
+A device must not use the cores of other devices. Inside one process it does, because XLA's threads
+serve all devices and compete on fewer cores.
 """
 
 import contextlib
@@ -50,9 +50,9 @@ def start(module: str, arguments: Sequence[str]) -> Iterator[Worker]:
 
 
 def use_cores(devices: int) -> int:
-    """Makes so many devices before JAX is used, on as many cores; returns the number of cores.
+    """Makes `devices` devices on as many cores, before JAX is used; returns the number of cores.
 
-    If the machine has fewer cores than that, the devices share them.
+    If the machine has fewer cores, the devices share them.
     """
     cores = sorted(os.sched_getaffinity(0))[:devices]
     os.sched_setaffinity(0, cores)

@@ -81,8 +81,8 @@ class PaperFigure(NamedTuple):
     panels: tuple[Panel, ...]
     across: int = 1  # panels side by side
     one_seed: bool = False  # a mean over seeds is meaningless, as for one client's model
-    measured: bool = False  # draws what only the measures of its runs record
-    notes: tuple[str, ...] = ()  # what the paper does not specify, and our choice
+    measured: bool = False  # whether it draws measures of its runs
+    notes: tuple[str, ...] = ()  # our choices where the paper specifies nothing
 
 
 class Planned(NamedTuple):

@@ -43,7 +43,7 @@ class Filled(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A part of a table as words: three lines a method."""
+    """A part of a table as words: three lines per method."""
 
     title: str
     heads: tuple[str, ...]  # of the columns
@@ -127,7 +127,7 @@ def spoken_difference(score: Score, value: Value, *, alike: bool = True) -> str:
 
 
 def blocks(filled: Filled) -> list[Block]:
-    """The parts of a table as words, a block a group of columns."""
+    """The parts of a table as words, a block for each group of columns."""
     groups: dict[str, list[Column]] = {}
     for column in filled.columns:
         groups.setdefault(column.group, []).append(column)
@@ -233,7 +233,7 @@ def _markdown_table(heads: Iterable[str], rows: list[list[str]]) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """Escape text for LaTeX; a leading minus becomes one of mathematics."""
+    """Escape text for LaTeX; a leading minus becomes a minus in math mode."""
     special = {
         **{mark: f'\\{mark}' for mark in '&%$#_{}'},
         '\\': r'\textbackslash{}',
@@ -293,7 +293,7 @@ CSV = (
 
 
 def as_csv(filled: Filled, rounds: Mapping[str, tuple[int, int]]) -> str:
-    """Format a table as CSV, a line a cell, numbers unrounded.
+    """Format a table as CSV, a line for each cell, numbers unrounded.
 
     Args:
       filled: the table.

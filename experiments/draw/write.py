@@ -46,7 +46,7 @@ def write_figure(
 
 
 def numbers(shapes: Sequence[Shape]) -> str:
-    """Format the drawn numbers as CSV, a point or a cell of a matrix a line.
+    """Format the drawn numbers as CSV, a line for each point or cell of a matrix.
 
     Args:
       shapes: one a panel.
@@ -75,7 +75,7 @@ def _number(value: float) -> str:
 
 
 def summarise(plan: FigureCells, done: dict[Path, RecordedCell]) -> list[str]:
-    """Rounds, seeds, settings that differ from the paper's, and missing runs, a phrase each.
+    """A phrase each for rounds, seeds, settings that differ from the paper's, and missing runs.
 
     Args:
       plan: the figure and its cells.
@@ -156,6 +156,6 @@ def describe(name: str, plan: FigureCells, done: dict[Path, RecordedCell]) -> st
 
 
 def _unique(key: str, configs: Sequence[dict[str, Any]]) -> list[str]:
-    """The different values of a dictionary in the settings, a line each."""
+    """The different values of a dictionary in the settings, a line for each."""
     pairs = [', '.join(f'{name} {v}' for name, v in config[key].items()) for config in configs]
     return [f'{key.capitalize()}: {text}.' for text in dict.fromkeys(pairs)]

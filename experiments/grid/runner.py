@@ -1,4 +1,4 @@
-"""A grid of runs on disk, column x row x seed: trained once, skipped when done, read back."""
+"""A grid of runs on disk, column x row x seed: trained once, skipped if finished, and read."""
 
 import dataclasses
 import json

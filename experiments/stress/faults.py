@@ -79,13 +79,13 @@ def is_writing(workdir: Path, since: float) -> bool:
 
 
 def saved_round(workdir: Path) -> int:
-    """Round of the newest whole checkpoint, 0 without one."""
+    """Round of the newest complete checkpoint, 0 without one."""
     names = [path.name for path in (workdir / FOLDER).glob('*')]
     return max([int(name) for name in names if name.isdecimal()], default=0)
 
 
 def recorded(workdir: Path) -> list[dict[str, Any]]:
-    """The whole lines of metrics.jsonl, without times."""
+    """The complete lines of metrics.jsonl, without times."""
     path = workdir / METRICS
     lines = path.read_bytes().split(b'\n')[:-1] if path.exists() else []
     return [
@@ -104,7 +104,8 @@ def kill_one(workdir: Path, job: Sequence[str], delay: float, in_checkpoint: boo
       in_checkpoint: whether to wait for a checkpoint that is being written.
 
     Returns:
-      'finished' if it was faster, else where it was killed: 'checkpoint', 'training' or 'before'.
+      'finished' if the job ended before, else the phase in which it was killed: 'checkpoint',
+      'training' or 'before'.
     """
     before = len(recorded(workdir))
     since, began = time.time(), time.monotonic()
@@ -164,7 +165,7 @@ def survive(kills: int, seed: int, job: Sequence[str] = JOB) -> Count:
                 counts['in_checkpoint'] += where == 'checkpoint'
                 counts['before_training'] += where == 'before'
                 counts['rounds_repeated'] += max(len(kept) - saved, 0)
-                # The lines are those of the uninterrupted run, and no checkpoint is ahead of them.
+                # The lines equal those of the uninterrupted run; no checkpoint has later rounds.
                 counts['failures'] += kept != lines[: len(kept)]
                 counts['failures'] += saved > len(kept)
                 counts['failures'] += saved < before
