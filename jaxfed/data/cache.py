@@ -75,7 +75,7 @@ def read(path: Path) -> Dataset | None:
         dataset = Dataset(description['name'], num_classes=description['num_classes'], **arrays)
         _check(dataset)
     except (OSError, EOFError, KeyError, TypeError, AttributeError, ValueError) as error:
-        _log.warning('%s is damaged and made again: %s', path, error)
+        _log.warning('%s is damaged and is written again: %s', path, error)
         return None
     return dataset
 

@@ -105,7 +105,7 @@ def _trainers(used: np.ndarray, mesh: Mesh) -> np.ndarray:
 
 
 def _exchange(held: PyTree, index: np.ndarray, source: np.ndarray, target: np.ndarray) -> PyTree:
-    """Rows [k, ...] whose target is this process, in their order.
+    """Rows [k, ...] whose target is this process, in order.
 
     Row j of all rows is row index[j] of those that process source[j] holds. In step i of P every
     process sends to the process i places after it, in pieces of bounded size.

@@ -1,1 +1,1 @@
-"""Files, console, signals, command line: what every program needs."""
+"""Files, console, signals and command line for all programs."""

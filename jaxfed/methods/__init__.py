@@ -79,7 +79,7 @@ def hyperparameters(name: str) -> dict[str, inspect.Parameter]:
       Name -> inspect.Parameter, in the order of the factory's signature.
 
     Raises:
-      ValueError: if the registered value is no function, or a parameter of it has no default.
+      ValueError: if the registered value is not a function, or a parameter of it has no default.
     """
     factory = METHODS[name]
     if not callable(factory):

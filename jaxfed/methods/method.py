@@ -178,11 +178,11 @@ def check_method(method: Any, rule: str = 'method must be') -> None:
 
     Args:
       method: the value.
-      rule: the beginning of the message for a value that is no method.
+      rule: the beginning of the message for a value that is not a method.
 
     Raises:
-      ValueError: if the value is no `Method`, a hook is no function or takes other parameters, or
-        `auxiliary` is no integer of at least 0; the message names the hook and its form.
+      ValueError: if the value is not a `Method`, a hook is not a function or has other parameters,
+        or `auxiliary` is not an integer of at least 0; the message names the hook and its form.
     """
     if not isinstance(method, Method):
         hint = ''
@@ -272,7 +272,7 @@ def chain(*parts: Method) -> Method:
       The combined method.
 
     Raises:
-      ValueError: if there is no part, a part is no valid method, or two parts replace the
+      ValueError: if there is no part, a part is not a valid method, or two parts replace the
         supervised loss.
     """
     if not parts:

@@ -37,7 +37,7 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
       The combined method.
 
     Raises:
-      ValueError: if `rounds` is below 1, or a part is no valid method.
+      ValueError: if `rounds` is below 1, or a part is not a valid method.
 
     Reference:
       Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023, figure 8.

@@ -138,7 +138,7 @@ def _mean_and_var(module: nnx.Module, shapes: Any) -> PyTree:
 
 
 def _mode(call: Callable, mask: Array | None) -> dict[str, Any]:
-    """The arguments that tell `__call__` whether it trains, as far as it declares them."""
+    """The flags of training and evaluation that `__call__` declares, with their values."""
     train = mask is not None
     values = dict(zip(MODE, (mask, train, train, not train), strict=True))
     declared = inspect.signature(call).parameters

@@ -1,1 +1,1 @@
-"""What an experiment writes and shows."""
+"""The files and the terminal output of an experiment."""

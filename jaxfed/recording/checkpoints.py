@@ -19,7 +19,7 @@ from jaxfed.types import PyTree
 
 FOLDER = 'checkpoints'
 
-# Orbax, tensorstore and json raise these for damaged files; a MemoryError is no damage.
+# Orbax, tensorstore and json raise these for damaged files; a MemoryError is not damage.
 _DAMAGED = (ValueError, LookupError, TypeError, AttributeError, OSError, RuntimeError)
 _log = logging.getLogger('jaxfed')
 

@@ -40,7 +40,7 @@ class RunGroup(NamedTuple):
     def counted(self) -> tuple[RecordedRun, ...]:
         """The completed runs, or all runs if none is complete.
 
-        A run that diverged, stopped early or is unfinished is no sample of the completed ones.
+        A run that diverged, stopped early or is unfinished is not a sample of the completed ones.
         """
         return tuple(run for run in self.runs if run.complete) or self.runs
 
@@ -113,7 +113,7 @@ def shown(value: Any) -> str:
 def group(runs: Sequence[RecordedRun]) -> list[RunGroup]:
     """Group runs that differ only in their seeds, in the order of the first runs.
 
-    Runs with equal settings and equal seeds are no independent samples: they form different groups.
+    Runs with equal settings and seeds are not independent samples: they form different groups.
     """
     groups: dict[Any, list[RecordedRun]] = {}
     copies: Counter[Any] = Counter()

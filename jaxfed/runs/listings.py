@@ -1,4 +1,4 @@
-"""What --method=list and --measure=list print."""
+"""The output of --method=list and --measure=list."""
 
 from absl import flags
 

@@ -26,7 +26,7 @@ NETWORK_SETTINGS = tuple(name for name, setting in SETTINGS.items() if setting.d
 
 
 class ModelMetadata(NamedTuple):
-    """What model.safetensors says about its network."""
+    """The description of the network in model.safetensors."""
 
     jaxfed: str | None  # version
     method: str
@@ -64,7 +64,7 @@ def save_model(workdir: Path, experiment: Experiment, params: PyTree, stats: PyT
 
 
 def read_model(path: Path) -> tuple[ModelMetadata, dict[str, np.ndarray]]:
-    """Read model.safetensors: what it says about its network, and its arrays by name.
+    """Read model.safetensors: the description of its network, and its arrays by name.
 
     Raises:
       ValueError: if it is missing, damaged, or was not written by jaxfed.

@@ -25,7 +25,7 @@ TRACER_ERRORS = (
     jax.errors.TracerIntegerConversionError,
 )
 
-# Arguments of the program if experiments differ in them. The learning rate always is one.
+# Arguments of the program if experiments differ in them. The learning rate is always an argument.
 ARGUMENTS = tuple(name for name, setting in SETTINGS.items() if setting.in_program == 'argument')
 
 

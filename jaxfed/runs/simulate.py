@@ -69,7 +69,7 @@ def simulate(
       config: the settings.
       method: a method object, used instead of the one that `config.method` names.
       dataset: arrays in memory, used instead of the data that `config.dataset` names. The records
-        name it `arrays/NAME-DIGEST`, so another run continues with the same arrays only.
+        name it `arrays/NAME-DIGEST`, so an interrupted run continues with the same arrays only.
       quiet: show no progress; by default progress is shown in a terminal and in a notebook.
       compilation_cache: keep compiled programs in ~/.cache/jaxfed, so that a later run of the same
         program does not compile again.

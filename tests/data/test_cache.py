@@ -90,7 +90,7 @@ def test_damaged_cache_is_made_again(cached, caplog, file, damage):
     cache.decoded('toy', stored)
     damage(cached / 'toy' / file)
     dataset = cache.decoded('toy', stored)
-    assert 'is damaged and made again' in caplog.text
+    assert 'is damaged and is written again' in caplog.text
     np.testing.assert_array_equal(dataset.x_train, arrays()['x_train'])
     np.testing.assert_array_equal(cache.decoded('toy', not_again).y_test, arrays()['y_test'])
     assert [path.name for path in cached.iterdir()] == ['toy']

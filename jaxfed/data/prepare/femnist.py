@@ -21,7 +21,7 @@ from jaxfed.internal.type_checks import printable
 CLASSES = tuple('0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz')
 _SIDE = 28  # pixels
 _TFF_FILES = {'train': 'fed_emnist_train.h5', 'test': 'fed_emnist_test.h5'}
-_MOST = 1_000_000  # examples of a writer, a thousand times more than any has
+_MOST = 1_000_000  # examples of a writer, a thousand times the largest number
 _TEST_SHARE = 10  # one in ten examples of a writer, if the archive has no test part
 
 

@@ -28,7 +28,7 @@ def move(data: np.ndarray, routes: Sequence[tuple[int, int]]) -> np.ndarray:
       routes: (sender, receiver); each process occurs at most once on either side.
 
     Returns:
-      [n] uint8 that this process receives; zeros if it is no receiver.
+      [n] uint8 that this process receives; zeros if it receives nothing.
     """
     mesh = _process_mesh()
     send = _sender(mesh, tuple(routes))
