@@ -155,7 +155,7 @@ def _rounds_to_target(group: RunGroup, target: float | None, mark: str) -> Cell:
     return mean_cell(rounds, _round, part + mark)
 
 
-def differing(groups: Sequence[RunGroup]) -> GroupTable:
+def differing_settings(groups: Sequence[RunGroup]) -> GroupTable:
     """Tabulate the settings that differ; the hyper-parameters of all methods share a column."""
     by_group = grouping.settings_by_group(groups)
     values = {name: texts for name, texts in by_group.items() if len(set(texts)) > 1}
@@ -177,7 +177,7 @@ def differing(groups: Sequence[RunGroup]) -> GroupTable:
 def costs(groups: Sequence[RunGroup]) -> GroupTable:
     """Tabulate the costs of the first counted run of each group, and mean times."""
     columns = ['beyond FedAvg', 'parameters', 'upload', 'download', 'auxiliary examples']
-    columns += ['memory a device', 'time', 'of it compiling', 'a round', 'device']
+    columns += ['memory per device', 'time', 'compilation', 'a round', 'device']
     rows = []
     for group in groups:
         run = group.counted[0]

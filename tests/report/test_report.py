@@ -178,7 +178,7 @@ def test_differing_settings_are_tabulated(tmp_path):
     assert [len(group.runs) for group in groups] == [1] * 4
     assert [group.label for group in groups[:2]] == ['fedlmd, alpha 0.1', 'fedlmd, alpha 0.5']
     assert groups[2].label == f'fedprox ({tmp_path / "c"})'
-    table = tables.differing(groups)
+    table = tables.differing_settings(groups)
     assert table.columns == ['method', 'alpha', 'hyper-parameters']
     assert [cell.text for cell in table.rows[0]] == [
         'fedlmd', '0.1', 'fedlmd.beta=1.0, fedlmd.tau=1.0',
@@ -492,7 +492,7 @@ def test_times_of_a_shared_program_have_no_deviation(tmp_path):
     cell = tables.results(groups, None).rows[0][time]
     assert (cell.text, cell.key) == ('15.0 s †', 15)
     costs = tables.costs(groups)
-    assert costs.rows[0][costs.columns.index('of it compiling')].text == '15.0 s †'
+    assert costs.rows[0][costs.columns.index('compilation')].text == '15.0 s †'
     assert Page(render(groups)).words.count('† Runs shared a program') == 2
 
 
