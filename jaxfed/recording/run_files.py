@@ -101,7 +101,7 @@ def discard_workdir(workdir: Path) -> None:
         return
     (workdir / '.lock').unlink(missing_ok=True)
     shutil.rmtree(workdir / 'checkpoints', ignore_errors=True)  # empty so far
-    (workdir / CONFIG).unlink()
+    (workdir / CONFIG).unlink(missing_ok=True)  # a signal may have removed it
     with contextlib.suppress(OSError):  # if another file is in it
         workdir.rmdir()
         if workdir.parent == Path(RUNS):

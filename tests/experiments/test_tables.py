@@ -92,7 +92,7 @@ def test_cells_are_read(text, value):
 
 
 def test_malformed_cells_are_refused():
-    with pytest.raises(ValueError, match='no cell'):
+    with pytest.raises(ValueError, match='is not a cell'):
         read_value('70.49±0.23')
     with pytest.raises(ValueError, match='not those of its rows'):
         read_numbers(tables.TABLES['fedlmd/1']._replace(rows=()))

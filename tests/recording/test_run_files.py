@@ -115,7 +115,7 @@ def test_a_damaged_config_is_reported(tmp_path, text):
 def test_one_process_locks_a_work_directory(tmp_path):
     with (
         files.exclusive_lock(tmp_path),
-        pytest.raises(ValueError, match='another process is at work'),
+        pytest.raises(ValueError, match='another process uses it'),
         files.exclusive_lock(tmp_path),
     ):
         pass
