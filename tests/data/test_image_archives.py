@@ -160,6 +160,9 @@ def test_texts_with_a_byte_order_mark(tmp_path):
     for name in [name for name in files if name.endswith(('wnids.txt', 'annotations.txt'))]:
         files[name] = b'\xef\xbb\xbf' + files[name]
     prepare('tiny_imagenet', write_folder(tmp_path / 'a', files), tmp_path, official=UNCHECKED)
+    dataset = load_dataset('tiny_imagenet', data_dir=tmp_path)
+    assert np.bincount(dataset.y_train).tolist() == [3, 3]
+    assert dataset.x_test[dataset.y_test == 0, 0, 0, 0].tolist() == [51]
 
 
 def test_an_image_of_another_size_is_not_decoded(monkeypatch):

@@ -131,11 +131,11 @@ class ByHandTest(chex.TestCase):
     @parameterized.named_parameters(*BY_HAND)
     def test_value(self, function, arguments, right):
         found = self.variant(function)(*arguments)
-        jax.tree.map(
-            functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
-            tuple(found) if isinstance(found, tuple) else found,
-            right if isinstance(right, tuple) else np.array(right),
-        )
+        if not isinstance(right, tuple):
+            found, right = (found,), (right,)
+        assert len(found) == len(right)
+        for value, expected in zip(found, right, strict=True):
+            np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
 
     @chex.variants(with_jit=True, without_jit=True)
     def test_gradient_sum(self):

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxfed import Config, methods
 from jaxfed.internal import files
 from jaxfed.metrics.forgetting import forgetting as forgetting_of
 from jaxfed.recording import run_files
@@ -23,6 +22,7 @@ from jaxfed.report import figures, grouping, pictures, reading, tables
 from jaxfed.report.__main__ import main
 from jaxfed.report.reading import RecordedRun, read_run
 from jaxfed.report.render import render
+from tests.recorded_runs import entry, make_run
 
 VOID = {'meta', 'img', 'br', 'hr', 'link', 'input'}
 LOADING = {'src', 'href', 'xlink:href', 'srcset', 'action', 'data', 'poster', 'formaction'}
@@ -59,43 +59,6 @@ class Page(HTMLParser):
 
     def all(self, tag):
         return [attributes for name, attributes in self.elements if name == tag]
-
-
-def entry(round_, accuracy, classes=4, **fields):
-    each = None if accuracy is None else [accuracy] * classes
-    return {
-        'round': round_,
-        'test_accuracy': accuracy,
-        'test_loss': None if accuracy is None else 2 - accuracy,
-        'class_accuracy': each,
-        'local_accuracy': None,
-        'train_loss': 1 / round_,
-        'learning_rate': 0.01,
-        'seconds': 0.5,
-        **fields,
-    }
-
-
-COST = {
-    'parameter_bytes': 4000, 'upload_bytes': 4000, 'download_bytes': 8000, 'upload': 1.0,
-    'download': 2.0, 'client_state_bytes': 0, 'server_state_bytes': 0, 'forward_passes': 1,
-    'data_passes': 0, 'auxiliary': 0,
-}  # fmt: skip
-
-
-def make_run(folder, lines=None, *, ended=True, counts=True, **changes):
-    made = Config(**{'rounds': 3, 'workdir': str(folder), **changes})
-    known = made.method in methods.METHODS
-    run_files.make_workdir(made, methods.resolve(made.method, {}) if known else [])
-    lines = [entry(r, 0.2 * r) for r in (1, 2, 3)] if lines is None else lines
-    (folder / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
-    if counts:
-        rows = np.random.default_rng(made.seed).integers(0, 30, (20, 4))
-        run_files.write_partition(folder / 'partition.json', rows)
-    if ended:
-        summary = {'seconds_total': 9.5, 'client_steps_per_second': 123.0, 'cost': COST}
-        files.write_json(folder / 'summary.json', summary | {'memory_bytes': 2**20, 'devices': 4})
-    return folder
 
 
 @pytest.fixture(scope='module')
