@@ -147,11 +147,18 @@ def map_devices(
     )
 
 
+def is_absent(mesh: Mesh) -> bool:
+    """Whether a mesh has devices of another machine, for which programs can only be compiled."""
+    return set(mesh.devices.flat).isdisjoint(jax.devices())
+
+
 def memory(mesh: Mesh) -> float:
     """Bytes of memory that each device of a mesh can use: the minimum over all processes.
 
     The memory of a CPU device is its share of the machine's. Unknown memory counts as infinite.
     """
+    if is_absent(mesh):
+        return math.inf
     devices, processes = mesh.local_devices, distributed.processes_on_host()
     limit = _memory_limit(devices[0])
     if not limit and devices[0].platform == 'cpu' and hasattr(os, 'sysconf'):
@@ -175,9 +182,11 @@ def replicate(tree: PyTree, mesh: Mesh, *, copy: bool = True) -> PyTree:
         and do not change any more.
 
     Returns:
-      The same arrays, replicated.
+      The same arrays, replicated; on absent devices their shapes.
     """
     sharding, devices = NamedSharding(mesh, REPLICATED), mesh.local_devices
+    if is_absent(mesh):
+        return _shapes(tree, sharding)
 
     def put(leaf: np.ndarray | jax.Array) -> jax.Array:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
@@ -200,13 +209,22 @@ def replicate(tree: PyTree, mesh: Mesh, *, copy: bool = True) -> PyTree:
 def split(tree: PyTree, mesh: Mesh) -> PyTree:
     """Puts arrays [D n, ...] on a mesh of D devices, n rows on each.
 
-    Each process passes the rows of all devices; its own devices read their rows.
+    Each process passes the rows of all devices; its own devices read their rows. Absent devices
+    have shapes instead.
     """
     sharding = NamedSharding(mesh, SPLIT)
+    if is_absent(mesh):
+        return _shapes(tree, sharding)
     if len(mesh.local_devices) == mesh.size:
         return jax.device_put(tree, sharding)
     return jax.tree.map(
         lambda leaf: jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__), tree
+    )
+
+
+def _shapes(tree: PyTree, sharding: NamedSharding) -> PyTree:
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
     )
 
 

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from jaxfed import losses
 from jaxfed.engine.devices import AXIS, REPLICATED, map_devices
+from jaxfed.internal.backend import on_cpu
 from jaxfed.metrics.accuracy import Evaluation, grade
 from jaxfed.metrics.teacher import Teacher, as_teacher
 from jaxfed.types import Array, Outputs, PyTree
@@ -24,7 +25,7 @@ CPU_CHUNK = 100
 
 def chunk_size(n: int) -> int:
     """How many of n examples are evaluated at once."""
-    return min(CPU_CHUNK if jax.default_backend() == 'cpu' else CHUNK, n)
+    return min(CPU_CHUNK if on_cpu() else CHUNK, n)
 
 
 def predict(

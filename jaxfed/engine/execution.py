@@ -14,6 +14,7 @@ from jaxfed.engine.devices import fetch, replicate, split
 from jaxfed.engine.lanes import Schedule
 from jaxfed.engine.round import Round
 from jaxfed.engine.types import RoundInputs, RoundMetrics, ServerState, TrainingData, Tuned
+from jaxfed.internal.backend import compile_program
 from jaxfed.types import Array, Cohort, PyTree
 
 
@@ -32,8 +33,8 @@ def compile_round(
     inputs = RoundInputs(server, *_replicate(mesh, cohort, tuned), keys, data)
     rows = state_rows(cohort, schedule.slot, data.size.shape[1])
     states = states_of.load_rows(client_states, rows, schedule.used, mesh)
-    train = jax.jit(functions.train).lower(inputs, states, split(schedule, mesh)).compile()
-    merge = jax.jit(functions.merge).lower(inputs, train.out_info.sums).compile()
+    train = compile_program(functions.train, inputs, states, split(schedule, mesh))
+    merge = compile_program(functions.merge, inputs, train.out_info.sums)
     return Round(train, merge)
 
 

@@ -91,16 +91,23 @@ def make_round(
 # Profiles and the compilation cache show the names `train` and `merge`.
 def train(context: Context, inputs: RoundInputs, states: PyTree, schedule: Schedule) -> Trained:
     """`Round.train` on one device; `states` and `schedule` have its axis of length 1."""
+    device, lanes = start_lanes(context, inputs, states, schedule)
+    initial = context.stack.from_stack(lanes), _initial_results(context, device, lanes)
+    finish_next = partial(_finish_next, context, device)
+    _, trained = lax.fori_loop(0, device.schedule.clients, finish_next, initial)
+    return jax.tree.map(lambda leaf: leaf[None], trained)
+
+
+def start_lanes(
+    context: Context, inputs: RoundInputs, states: PyTree, schedule: Schedule
+) -> tuple[DeviceInputs, Lane]:
+    """The inputs of a device, and its stacked lanes [L, ...] before the first local step."""
     states, schedule = row((states, schedule), 0)
     experiments = len(inputs.cohort.clients)
     shared, clients = map_range(partial(_open_round, context, inputs), experiments)
     clients = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), clients)
     device = DeviceInputs(inputs, shared, clients, states, schedule)
-    lanes = jax.vmap(partial(start_client, context, device))(jnp.asarray(schedule.first))
-    initial = context.stack.from_stack(lanes), _initial_results(context, device, lanes)
-    finish_next = partial(_finish_next, context, device)
-    _, trained = lax.fori_loop(0, schedule.clients, finish_next, initial)
-    return jax.tree.map(lambda leaf: leaf[None], trained)
+    return device, jax.vmap(partial(start_client, context, device))(jnp.asarray(schedule.first))
 
 
 def _open_round(
@@ -154,7 +161,7 @@ def _finish_next(
 ) -> tuple[Lanes, Trained]:
     """Runs local steps until the client at `position` is done, and starts the next in its lane."""
     (lanes, (sums, states, models)), schedule, stack = carry, device.schedule, context.stack
-    lanes = _run_steps(context, device, schedule.steps[position], lanes)
+    lanes = run_steps(context, device, schedule.steps[position], lanes)
     slot, following = schedule.slot[position], schedule.next[position]
     x = device.experiment(slot)
     done = stack.get(lanes, schedule.lane[position])
@@ -180,7 +187,7 @@ def _finish_next(
     )
 
 
-def _run_steps(context: Context, device: DeviceInputs, steps: Array, lanes: Lanes) -> Lanes:
+def run_steps(context: Context, device: DeviceInputs, steps: Array | int, lanes: Lanes) -> Lanes:
     """Runs local steps of all lanes."""
     step = partial(local_step, context, device)
     origins: tuple[Lanes, ...] = ()

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxfed.internal.backend import on_cpu
 from jaxfed.types import Array, PyTree
 
 Lanes = PyTree
@@ -72,4 +73,4 @@ UNROLLED = Stacking(from_stack=_unstack, map=_map, get=_switch, put=_select)
 
 def stacking() -> Stacking:
     """`UNROLLED` on the CPU, `STACKED` elsewhere."""
-    return UNROLLED if jax.default_backend() == 'cpu' else STACKED
+    return UNROLLED if on_cpu() else STACKED

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxfed.models.ops.lowering import on_cpu
+from jaxfed.internal.backend import on_cpu
 from jaxfed.types import Array, PyTree
 
 

@@ -15,6 +15,7 @@ from jaxfed.engine.lanes import Schedule
 from jaxfed.engine.local_evaluation import HeldOut, evaluate_locals, personal_accuracy
 from jaxfed.engine.round import ServerState
 from jaxfed.engine.stacking import row
+from jaxfed.internal.backend import compile_program
 from jaxfed.metrics import Evaluation, Teacher
 from jaxfed.metrics.history import History
 from jaxfed.metrics.measures import LocalModels, RoundData, measure_round, need_local_models
@@ -43,10 +44,9 @@ class Evaluator(NamedTuple):
     # ([S] client ids, Evaluation, earlier rounds, LocalModels), None if not evaluated
     # -> fields of the chosen measures
     measure: Callable[[np.ndarray, Evaluation | None, History, LocalModels | None], dict[str, Any]]
-    memory: int  # bytes of the largest program on each device, without the test data
 
 
-class Programs(NamedTuple):
+class EvaluationPrograms(NamedTuple):
     """The compiled evaluations that X experiments share."""
 
     global_model: Any
@@ -55,7 +55,7 @@ class Programs(NamedTuple):
     gradients: Sequence[GradientsOf | None]  # X
     room: int  # local models on a device
     held_out: int  # H, the most examples that a client holds out
-    memory: int  # as of `Evaluator`
+    memory: int  # bytes of the largest on each device, without the test data
 
 
 def compile_evaluators(
@@ -64,7 +64,7 @@ def compile_evaluators(
     server: ServerState,
     to_input: Callable[[Array], Array],
     lanes: int,
-) -> list[Evaluator]:
+) -> tuple[EvaluationPrograms, list[Evaluator]]:
     """Compile the evaluations of X experiments that share their programs; server [X, ...]."""
     # Without validation data, experiments share one test set.
     sets = {id(e.dealt.dataset.x_test): e.dealt.dataset for e in experiments}
@@ -72,7 +72,7 @@ def compile_evaluators(
     test_sets = [placed[id(e.dealt.dataset.x_test)] for e in experiments]
     programs = compile_programs(experiments, mesh, server, test_sets[0], to_input, lanes)
     bound = zip(experiments, test_sets, programs.gradients, strict=True)
-    return [make_evaluator(e, mesh, programs, *arguments) for e, *arguments in bound]
+    return programs, [make_evaluator(e, mesh, programs, *arguments) for e, *arguments in bound]
 
 
 def compile_programs(
@@ -82,7 +82,7 @@ def compile_programs(
     test_set: tuple[Array, Array],
     to_input: Callable[[Array], Array],
     lanes: int,
-) -> Programs:
+) -> EvaluationPrograms:
     """Compile the evaluations of X experiments; `test_set` (images, labels) is that of any."""
     first = experiments[0]
     config, model, needs = first.config, first.model, first.measures.needs
@@ -97,7 +97,7 @@ def compile_programs(
 
     def compiled(function: Callable[..., Any], *arguments: PyTree, **options: Any) -> Any:
         program = partial(function, apply, prepare=to_input, mesh=mesh)
-        return jax.jit(program, **options).lower(*arguments).compile()
+        return compile_program(program, *arguments, **options)
 
     def shapes(tree: PyTree, sharding: NamedSharding, *axes: int) -> PyTree:
         return jax.tree.map(
@@ -127,13 +127,15 @@ def compile_programs(
     images = first.dealt.dataset.x_test.nbytes
     memory = [peak_memory(p) - images for p in (global_model, local_models) if p is not None]
     memory += [peak_memory(p) for p in (personal, gradient_sum) if p is not None]
-    return Programs(global_model, local_models, personal, gradients, room, held_out, max(memory))
+    return EvaluationPrograms(
+        global_model, local_models, personal, gradients, room, held_out, max(memory)
+    )
 
 
 def make_evaluator(
     experiment: Experiment,
     mesh: Mesh,
-    programs: Programs,
+    programs: EvaluationPrograms,
     test_set: tuple[Array, Array],
     gradients_of: GradientsOf | None,
 ) -> Evaluator:
@@ -197,7 +199,6 @@ def make_evaluator(
         evaluate_global=lambda server: evaluate_server(server)[0],
         evaluate_locals=evaluate_local,
         measure=measure,
-        memory=programs.memory,
     )
 
 

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxfed.engine.devices import AXIS, fetch, split
 from jaxfed.engine.evaluation import chunk_size, gradient_sum
 from jaxfed.engine.stacking import row
+from jaxfed.internal.backend import compile_program
 from jaxfed.metrics.measures import Gradients
 from jaxfed.runs.deal import Dealt, padded
 from jaxfed.runs.experiment import Experiment
@@ -63,7 +64,7 @@ def make_gradients(
 
     zeros = jax.tree.map(lambda leaf: np.zeros((devices, *leaf.shape), leaf.dtype), weights[0])
     total, *examples = split((zeros, *chunk_of(experiments[0].dealt, np.array([], int), 0)), mesh)
-    program = jax.jit(add_on_devices).lower(total, weights, *examples).compile()
+    program = compile_program(add_on_devices, total, weights, *examples)
 
     @np.errstate(over='ignore', invalid='ignore')  # if training diverges
     def of_cohort(dealt: Dealt, weights: Weights, cohort: np.ndarray) -> Gradients:

@@ -11,7 +11,6 @@ from jaxfed.engine.execution import peak_memory
 from jaxfed.engine.round import Round, ServerState, TrainingData
 from jaxfed.methods.costs import size_of
 from jaxfed.models import options
-from jaxfed.runs.evaluate import Evaluator
 from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.feed import WAVES, TooLarge
 from jaxfed.types import PyTree
@@ -21,7 +20,7 @@ def needed_memory(
     experiments: Sequence[Experiment],
     mesh: Mesh,
     programs: Round,
-    evaluator: Evaluator,
+    evaluation: int,
     server: ServerState,
     client_states: PyTree,
     data: TrainingData,
@@ -36,7 +35,7 @@ def needed_memory(
       experiments: X.
       mesh: the devices.
       programs: of the round, compiled.
-      evaluator: of any experiment.
+      evaluation: bytes of the programs of an evaluation on each device.
       server: [X, ...].
       client_states: [X N, ...].
       data: training data.
@@ -47,12 +46,11 @@ def needed_memory(
     clients = len(experiments) * config.num_clients
     test_images = {id(e.dealt.dataset.x_test): e.dealt.dataset.x_test.nbytes for e in experiments}
     # Images are an argument of each program, and counted once.
-    inside = max(
-        peak_memory(programs.train) - data.x.nbytes, peak_memory(programs.merge), evaluator.memory
-    )
+    images = size_of(data.x)
+    inside = max(peak_memory(programs.train) - images, peak_memory(programs.merge), evaluation)
     # Each experiment's server state is copied from the stack, before and after a round.
     inside += 2 * size_of((server.params, server.stats, server.method))
-    stay = data.x.nbytes * (WAVES if streams else 1) + sum(test_images.values())
+    stay = images * (WAVES if streams else 1) + sum(test_images.values())
     if mesh.devices.flat[0].platform != 'cpu':
         return inside + stay
     row = size_of(client_states) * distributed.process_count() // clients

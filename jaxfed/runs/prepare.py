@@ -22,9 +22,10 @@ from jaxfed.engine.execution import compile_round
 from jaxfed.engine.lanes import choose_lanes
 from jaxfed.engine.local import LocalSettings
 from jaxfed.engine.round import Round, ServerState, make_round
+from jaxfed.internal.backend import on_cpu
 from jaxfed.internal.console import counted
 from jaxfed.methods.costs import size_of
-from jaxfed.runs.evaluate import Evaluator, compile_evaluators
+from jaxfed.runs.evaluate import EvaluationPrograms, Evaluator, compile_evaluators
 from jaxfed.runs.experiment import Experiment, client_steps
 from jaxfed.runs.feed import Feed, TooLarge, make_feed
 from jaxfed.runs.memory import advice, memory_errors, needed_memory, size_in_words
@@ -45,6 +46,7 @@ class Prepared(NamedTuple):
     feed: Feed
     streams: bool  # whether images are sent in waves
     programs: Round  # compiled
+    evaluation: EvaluationPrograms
     evaluators: list[Evaluator]  # X
     server: ServerState  # [X, ...] before the first round
     client_states: PyTree  # [X N, ...] on the host
@@ -54,12 +56,17 @@ class Prepared(NamedTuple):
     compile_seconds: float
 
 
-def prepare(experiments: Sequence[Experiment]) -> Prepared:
-    """Put the data of experiments that share a program on the devices, choose lanes and compile."""
+def prepare(experiments: Sequence[Experiment], mesh: Mesh | None = None) -> Prepared:
+    """Put the data of experiments that share a program on the devices, choose lanes and compile.
+
+    Args:
+      experiments: X.
+      mesh: the devices; None for those of the settings. For absent devices it only compiles.
+    """
     began = time.perf_counter()
     first, config = experiments[0], experiments[0].config
     cohort_size = len(experiments) * config.clients_per_round
-    mesh = make_mesh(config.devices, most=cohort_size // max(config.lanes, 1))
+    mesh = mesh or make_mesh(config.devices, most=cohort_size // max(config.lanes, 1))
     to_input = functools.partial(normalise, mean=first.mean, std=first.std)
     start, client_states = initial_states(experiments)
     lanes = config.lanes or choose_lanes(
@@ -85,7 +92,9 @@ def prepare(experiments: Sequence[Experiment]) -> Prepared:
             mesh=mesh,
         )
 
-        def compile_with(lanes: int) -> tuple[Round, list[Evaluator], int]:
+        def compile_with(
+            lanes: int,
+        ) -> tuple[Round, EvaluationPrograms, list[Evaluator], int]:
             # Any round in which a client trains.
             round_ = next(round_ for round_ in feed(lanes, 1) if round_.cohort.epochs.any())
             plan, data = next(round_.waves)
@@ -93,16 +102,19 @@ def prepare(experiments: Sequence[Experiment]) -> Prepared:
                 functions, mesh, server, client_states, round_.cohort, plan, round_.tuned, keys,
                 data,
             )  # fmt: skip
-            evaluators = compile_evaluators(experiments, mesh, server, to_input, lanes=lanes)
+            evaluation, evaluators = compile_evaluators(
+                experiments, mesh, server, to_input, lanes=lanes
+            )
             needed = needed_memory(
-                experiments, mesh, programs, evaluators[0], server, client_states, data, streams
+                experiments, mesh, programs, evaluation.memory, server, client_states, data, streams
             )
             # The most of all processes.
-            return programs, evaluators, -int(distributed.minimum('memory needed', -needed))
+            needed = -int(distributed.minimum('memory needed', -needed))
+            return programs, evaluation, evaluators, needed
 
         while True:
             # Only compiled programs show how much memory lanes need; most of it is proportional.
-            programs, evaluators, needed = compile_with(lanes)
+            programs, evaluation, evaluators, needed = compile_with(lanes)
             available = memory(mesh)
             if config.lanes or needed <= available or lanes == 1:
                 break
@@ -116,8 +128,8 @@ def prepare(experiments: Sequence[Experiment]) -> Prepared:
     # JAX releases arrays that it shares with NumPy only when Python collects garbage.
     gc.collect()
     return Prepared(
-        mesh, lanes, feed, streams, programs, evaluators, server, client_states, keys, needed,
-        available, compile_seconds=time.perf_counter() - began,
+        mesh, lanes, feed, streams, programs, evaluation, evaluators, server, client_states, keys,
+        needed, available, compile_seconds=time.perf_counter() - began,
     )  # fmt: skip
 
 
@@ -160,7 +172,7 @@ def local_settings(experiments: Sequence[Experiment]) -> LocalSettings:
 
 def most_lanes(cohort_size: int, devices: int) -> int:
     """The most lanes of a device that can save time, for all clients of a round."""
-    if jax.default_backend() != 'cpu':
+    if not on_cpu():
         return cohort_size
     return CPU_LANES if devices == 1 else 1
 

@@ -9,11 +9,10 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from jaxfed import methods
 from jaxfed.config import Config
 from jaxfed.internal import console, files
+from jaxfed.internal.backend import on_cpu
 from jaxfed.recording import run_files
 from jaxfed.recording.checkpoints import FOLDER
 from jaxfed.runs.experiment import Experiment
@@ -56,7 +55,7 @@ def group(configs: Sequence[Config], folder: Path, *, most: int = 0) -> list[lis
     """
     groups = _interrupted_groups(configs, folder)
     fresh = sorted(set(range(len(configs))) - set(itertools.chain(*groups)))
-    most = most or (MOST_ON_CPU if jax.default_backend() == 'cpu' else MOST)
+    most = most or (MOST_ON_CPU if on_cpu() else MOST)
 
     def key(i: int) -> tuple[str, int]:
         config = configs[i]

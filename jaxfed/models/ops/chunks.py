@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxfed.models.ops.lowering import on_cpu
+from jaxfed.internal.backend import on_cpu
 from jaxfed.types import Array
 
 # Pixels in a chunk. Fewer make matrix products short, more exceed the cache.

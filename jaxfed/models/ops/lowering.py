@@ -11,7 +11,7 @@
 
 from collections.abc import Sequence
 
-import jax
+from jaxfed.internal.backend import on_cpu
 
 Pads = tuple[tuple[int, int], tuple[int, int]]  # zeros (low, high) along height and width
 LAYOUT = ('NHWC', 'HWIO', 'NHWC')  # of all fast lowerings
@@ -44,11 +44,6 @@ def lowering(
         return 'fourier'
     # On tiny images one product is faster: 5 % on 4x4, 40 % on 2x2, of 512 to 512 channels.
     return 'patches' if max(image) <= 4 else 'unrolled'
-
-
-def on_cpu() -> bool:
-    """Returns whether programs run on the CPU by default."""
-    return jax.default_backend() == 'cpu'
 
 
 def check_lowering(use: str | None) -> None:

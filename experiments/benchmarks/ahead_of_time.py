@@ -1,0 +1,339 @@
+"""Compile the programs of a run for an accelerator that this machine does not have.
+
+Prints for every program the seconds of the compiler, memory, operations, bytes read and written,
+the time that they take at the device's peaks, and collectives. `step` is one local step of all
+lanes; the other programs contain loops, of which one turn is counted. Nothing is run. Images have
+the shape of CIFAR-10; the flags of a run choose the rest.
+
+python -m experiments.benchmarks.ahead_of_time --target=tpu-v5e --method=fedlmd --model=cnn
+python -m experiments.benchmarks.ahead_of_time --target=h100 --output=ahead_of_time_h100 \\
+    --cases='model=cnn,lenet lanes=1,10 conv=grouped,patches'
+
+A target needs its compiler, but no driver: pip install 'jaxfed[tpu]' or 'jaxfed[cuda12]'.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import itertools
+import json
+import math
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+from jax.extend.core import jaxprs_in_params
+from jax.sharding import Mesh, NamedSharding
+from rich.table import Table
+
+from experiments.benchmarks import compiled, reporting
+from experiments.benchmarks.rounds import CLASSES, SHAPE
+from experiments.benchmarks.targets import TARGETS, Target, compile_elsewhere, target_mesh
+from jaxfed.config import SETTINGS, Config
+from jaxfed.data.augment import make_augment, normalise
+from jaxfed.engine.devices import REPLICATED
+from jaxfed.engine.local import Context
+from jaxfed.engine.round import run_steps, start_lanes
+from jaxfed.engine.stacking import stacking
+from jaxfed.internal.backend import compile_program, compiling_for
+from jaxfed.internal.files import read_json, write_json
+from jaxfed.methods.costs import size_of
+from jaxfed.models import ops
+from jaxfed.runs import config_flags
+from jaxfed.runs.experiment import Experiment, make_experiment, make_network
+from jaxfed.runs.prepare import Prepared, local_settings, prepare
+from jaxfed.types import Dataset
+
+EXAMPLES = 50_000
+LAYERS = ('conv_general_dilated', 'dot_general')
+BASE = {'partition': 'iid', 'num_clients': 100}  # equal clients, which all train side by side
+
+
+def black_images() -> Dataset:
+    """Images of the shape of CIFAR-10."""
+    x, y = np.zeros((EXAMPLES, *SHAPE), np.uint8), np.arange(EXAMPLES, dtype=np.int32) % CLASSES
+    test = EXAMPLES // 5
+    return Dataset('black images', x, y, x[:test], y[:test], CLASSES)
+
+
+def compile_case(target: Target, config: Config, *, devices: int = 1) -> dict[str, Any]:
+    """Compile the programs of a run for a target.
+
+    Args:
+      target: one of `TARGETS`.
+      config: the settings; its data is ignored.
+      devices: number of devices.
+
+    Returns:
+      Measures of each program by its name, see `compiled.describe`, with the seconds of its
+      compilation.
+    """
+    experiment = make_experiment(config, None, black_images())
+    mesh, seconds = target_mesh(target, devices), dict[str, float]()
+
+    def note(event: str, duration_secs: float, **facts: Any) -> None:
+        if event.endswith('/backend_compile_duration'):
+            seconds[facts['fun_name']] = duration_secs
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        with compiling_for(target.platform):
+            prepared = prepare([experiment], mesh)
+            step, operations = compile_step(experiment, prepared, mesh)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    evaluation = prepared.evaluation
+    programs = {
+        'step': ('step', step),
+        'train': ('train', prepared.programs.train),
+        'merge': ('merge', prepared.programs.merge),
+        'evaluation': ('evaluate', evaluation.global_model),
+        'local evaluation': ('evaluate_locals', evaluation.local_models),
+    }
+    measures = {
+        name: {'compile_seconds': round(seconds[f'jit({function})'], 1)}
+        | compiled.describe(program)
+        for name, (function, program) in programs.items()
+        if program is not None
+    }
+    measures['step']['flop'] = operations
+    return {
+        'precision': config.precision,
+        'lanes': prepared.lanes,
+        'memory': prepared.needed,
+        'least_bytes_of_a_step': least_traffic(experiment, prepared.lanes),
+        'programs': measures,
+    }
+
+
+def compile_step(experiment: Experiment, prepared: Prepared, mesh: Mesh) -> tuple[Any, int]:
+    """One local step of all lanes of a device, as `train` runs it in a loop, and its operations."""
+    first, to_input = (
+        experiment,
+        functools.partial(normalise, mean=experiment.mean, std=experiment.std),
+    )
+    context = Context(
+        first.model,
+        first.method,
+        local_settings([first]),
+        make_augment(first.augmentations, mean=first.mean, std=first.std),
+        to_input,
+        None,
+        stacking(),
+    )
+    one = NamedSharding(Mesh(mesh.devices[:1], mesh.axis_names), REPLICATED)
+    train: Any = prepared.programs.train
+    arguments, _ = train.args_info
+
+    def shapes(tree: Any) -> Any:
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=one), tree
+        )
+
+    def step(device: Any, lanes: Any) -> Any:
+        return run_steps(context, device, 1, lanes)
+
+    start = functools.partial(start_lanes, context)
+    operands = shapes(jax.eval_shape(start, *shapes(arguments)))
+    program = compile_program(step, *operands, donate_argnums=1)
+    return program, products(jax.make_jaxpr(step)(*operands).jaxpr)
+
+
+def products(jaxpr: Any) -> int:
+    """Operations of the matrix products and convolutions of a program, as they are written.
+
+    A loop counts as one turn, unless the number of its turns is constant.
+    """
+    total = 0
+    for equation in jaxpr.eqns:
+        inside = sum(map(products, jaxprs_in_params(equation.params)))
+        total += inside * equation.params.get('length', 1)
+        if equation.primitive.name == 'dot_general':
+            (contracted, _), _ = equation.params['dimension_numbers']
+            sides = equation.invars[0].aval.shape
+            terms = math.prod(sides[axis] for axis in contracted)
+        elif equation.primitive.name == 'conv_general_dilated':
+            kernel, (output, *_) = (
+                equation.invars[1].aval.shape,
+                equation.params['dimension_numbers'].rhs_spec,
+            )
+            terms = math.prod(kernel) // kernel[output]
+        else:
+            continue
+        total += 2 * terms * equation.outvars[0].aval.size
+    return total
+
+
+def least_traffic(experiment: Experiment, lanes: int) -> int:
+    """Bytes of a local step that moves parameters, gradients and activations once each.
+
+    L (2 P + A), with P bytes of parameters and A of the images and of the results of all
+    convolutions and dense layers.
+    """
+    config, model = experiment.config, experiment.model
+    layers = ops.convolution('grouped')
+    plain = make_network(config, experiment.input_shape, CLASSES, layers)
+    params = jax.eval_shape(plain.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((config.batch_size, *experiment.input_shape), jnp.float32)
+    jaxpr = jax.make_jaxpr(plain.evaluate)(params, x, model.stats)
+
+    def results(jaxpr: Any) -> int:
+        named = [e for e in jaxpr.eqns if e.primitive.name in LAYERS]
+        inside = [inner for e in jaxpr.eqns for inner in jaxprs_in_params(e.params)]
+        return sum(size_of([v.aval for v in e.outvars]) for e in named) + sum(map(results, inside))
+
+    activations = size_of(x) + results(jaxpr.jaxpr)
+    return lanes * (2 * size_of(params) + activations // (1 + (config.precision == 'bfloat16')))
+
+
+def parse_cases(text: str) -> list[dict[str, str]]:
+    """The settings of each case of --cases, in the order of the text."""
+    words = [word.partition('=') for word in text.split()]
+    if not all(name in SETTINGS and values for name, _, values in words):
+        raise app.UsageError(
+            f"--cases={text!r} must name settings and values, as 'model=cnn,lenet lanes=1,10'."
+        )
+    axes = [[(name, value) for value in values.split(',')] for name, _, values in words]
+    return [dict(case) for case in itertools.product(*axes)]
+
+
+def config_of(case: Mapping[str, str]) -> Config:
+    """The settings of a case on top of those of the command; every lane has a client."""
+    for name, value in case.items():
+        flags.FLAGS[name].parse(value)
+    config = config_flags.from_flags()
+    cohort = max(config.lanes, config.clients_per_round)
+    return dataclasses.replace(config, clients_per_round=cohort, devices='all')
+
+
+def read_cases(output: str | None) -> dict[str, dict[str, Any]]:
+    """The compiled cases of an earlier, interrupted command by their settings as JSON."""
+    file = Path(f'{output}.json')
+    if not output or not file.exists():
+        return {}
+    cases = read_json(file)['cases']
+    return {json.dumps(case['settings']): case for case in cases if 'failed' not in case}
+
+
+def compile_in_process(case: Mapping[str, str], limit: int) -> dict[str, Any]:
+    """The measures of a case, from a process that ends after `limit` seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / 'case'
+        words = [word for word in sys.argv[1:] if not word.startswith(('--cases', '--output'))]
+        words += [f'--{name}={value}' for name, value in case.items()]
+        command = [sys.executable, '-m', 'experiments.benchmarks.ahead_of_time', *words]
+        try:
+            done = subprocess.run(
+                [*command, f'--output={file}'], timeout=limit, capture_output=True, text=True
+            )
+        except subprocess.TimeoutExpired:
+            return {'failed': f'not compiled after {limit} s'}
+        if done.returncode:
+            return {'failed': (done.stderr.strip() or 'no message').splitlines()[-1]}
+        return read_json(file.with_suffix('.json'))['cases'][0]
+
+
+def rows(report: Mapping[str, Any]) -> list[list[str]]:
+    """The rows of the table: a case and a program each."""
+    target, found = TARGETS[report['target']], []
+    for case in report['cases']:
+        name = ' '.join(f'{key}={value}' for key, value in case['settings'].items()) or 'the run'
+        if 'failed' in case:
+            found.append([name, case['failed'], *[''] * 8])
+            continue
+        peak = target.flops[case['precision']]
+        for program, measured in case['programs'].items():
+            flop, moved = measured['flop'], measured['bytes']
+            least = case['least_bytes_of_a_step'] if program == 'step' else None
+            collectives = [f'{n} {kind}' for kind, n in measured['collectives'].items()]
+            found.append(
+                [
+                    name,
+                    program,
+                    f'{measured["compile_seconds"]:.1f}',
+                    f'{measured["memory"]["temporary"] / 2**20:.0f}',
+                    f'{flop / 1e9:.1f}' if flop else '-',
+                    f'{moved / 1e9:.2f}',
+                    f'{moved / least:.1f}' if least else '',
+                    f'{1e3 * flop / peak:.2f}' if flop else '-',
+                    f'{1e3 * moved / target.bandwidth:.2f}',
+                    ', '.join(collectives) or 'none',
+                ]
+            )
+            name = ''
+    return found
+
+
+COLUMNS = (
+    'case', 'program', 'compile s', 'temporary MiB', 'GFLOP', 'GB', 'to least',
+    'ms arithmetic', 'ms memory', 'collectives',
+)  # fmt: skip
+
+
+def make_table(report: Mapping[str, Any]) -> Table:
+    """The table for the terminal."""
+    title = f'{report["target"]}, {reporting.plural(report["devices"], "device")}'
+    caption = reporting.caption(report['machine'])
+    return reporting.make_table(title, COLUMNS, rows(report), caption=caption, left=2)
+
+
+def write_page(report: Mapping[str, Any], path: Path) -> None:
+    """Write the table as Markdown."""
+    lines = [COLUMNS, ['---'] * len(COLUMNS), *rows(report)]
+    table = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+    where = f'{report["target"]}, {reporting.plural(report["devices"], "device")}'
+    text = f'# Programs compiled for {where}\n\n{reporting.caption(report["machine"])}\n\n{table}\n'
+    path.write_text(text)
+
+
+def main(args: flags.FlagValues) -> None:
+    """Compile every case, print the table and write the files after each case."""
+    target = TARGETS[args.target]
+    if importlib.util.find_spec(target.package) is None:
+        extra = {'tpu': 'tpu', 'gpu': 'cuda12'}[target.platform]
+        raise app.UsageError(
+            f"--target={args.target} needs its compiler: pip install 'jaxfed[{extra}]'."
+        )
+    cases = parse_cases(args.cases)
+    compile_elsewhere()
+    devices = 1 if args.devices == 'all' else int(args.devices)
+    words = ['python', '-m', 'experiments.benchmarks.ahead_of_time', *sys.argv[1:]]
+    report: dict[str, Any] = {
+        'target': args.target,
+        'devices': devices,
+        'command': shlex.join(words),
+        'machine': reporting.machine() | {target.package: version(target.package)},
+        'cases': [],
+    }
+    known = read_cases(args.output)
+    for number, case in enumerate(cases, 1):
+        with reporting.console.status(f'compiling case {number} of {len(cases)}: {case or ""}'):
+            if len(cases) == 1:
+                measured = compile_case(target, config_of(case), devices=devices)
+            else:
+                measured = known.get(json.dumps(case)) or compile_in_process(case, args.limit)
+        report['cases'].append({'settings': case} | measured)
+        if args.output:
+            write_json(Path(f'{args.output}.json'), report)
+            write_page(report, Path(f'{args.output}.md'))
+    reporting.console.print(make_table(report))
+
+
+if __name__ == '__main__':
+    config_flags.define_flags()
+    for name, value in BASE.items():
+        flags.FLAGS.set_default(name, value)
+    flags.DEFINE_enum('target', None, list(TARGETS), 'The accelerator.', required=True)
+    flags.DEFINE_string('cases', '', "Settings to compile for, as 'model=cnn,lenet lanes=1,10'.")
+    reporting.define_positive('limit', 1200, 'Seconds after which a case is given up.')
+    flags.DEFINE_string('output', None, 'Files to write, without suffix: .json and .md.')
+    reporting.run(main)
