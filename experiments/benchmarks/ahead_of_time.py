@@ -321,7 +321,7 @@ def main(args: flags.FlagValues) -> None:
                 measured = compile_case(target, config_of(case), devices=devices)
             else:
                 measured = known.get(json.dumps(case)) or compile_in_process(case, args.limit)
-        report['cases'].append({'settings': case} | measured)
+        report['cases'].append(measured | {'settings': case})
         if args.output:
             write_json(Path(f'{args.output}.json'), report)
             write_page(report, Path(f'{args.output}.md'))

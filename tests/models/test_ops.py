@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from jaxfed.internal.backend import compiling_for
 from jaxfed.models.ops import LOWERINGS, conv_general_dilated, conv_max_pool, lowering, max_pool
 from jaxfed.models.ops.chunks import map_over_chunks, sum_over_chunks
 
@@ -280,17 +281,16 @@ def test_weight_gradient_of_many_places(shape, kernel, strides, groups):
 
 @pytest.mark.parametrize('platform', ['cpu', 'gpu'])
 @pytest.mark.parametrize('batch', [1, 4, 5])
-def test_chunks_equal_the_whole(batch, platform, monkeypatch):
+def test_chunks_equal_the_whole(batch, platform):
     x = np.random.default_rng(0).standard_normal((batch, 4), np.float32)
     y = np.arange(batch, dtype=np.float32)
-    monkeypatch.setattr(jax, 'default_backend', lambda: platform)
     pixels = 512  # two examples at a time
-    total = sum_over_chunks(lambda x, y: x.T @ y, x, y, pixels=pixels)
+    product = functools.partial(sum_over_chunks, lambda x, y: x.T @ y, pixels=pixels)
+    with compiling_for(platform):
+        total, loops = product(x, y), str(jax.make_jaxpr(product)(x, y))
+        mapped = map_over_chunks(lambda x, y: x * y, x, y, pixels=pixels)
     np.testing.assert_allclose(total, x.T @ y, rtol=1e-5, atol=1e-6)
-    mapped = map_over_chunks(lambda x, y: x * y, x, y, pixels=pixels)
     np.testing.assert_allclose(mapped, x * y[:, None], rtol=1e-6)
-    total = functools.partial(sum_over_chunks, lambda x, y: x.T @ y, pixels=pixels)
-    loops = str(jax.make_jaxpr(total)(x, y))
     assert ('scan' in loops or 'while' in loops) == (batch > 1 and platform == 'cpu')
 
 
@@ -301,9 +301,7 @@ def test_chunks_of_bfloat16_are_added_up_in_float32():
     np.testing.assert_array_equal(total, jnp.full(1, 600, jnp.bfloat16))
 
 
-def test_lowering_by_platform_and_shape(monkeypatch):
-    platform = 'cpu'
-    monkeypatch.setattr(jax, 'default_backend', lambda: platform)
+def test_lowering_by_platform_and_shape():
     cnn = [((32, 32), (5, 5, 3, 32)), ((16, 16), (5, 5, 32, 64))]
     assert [lowering(*shapes, pooled=True) for shapes in cnn] == [
         'blocks',
@@ -317,8 +315,8 @@ def test_lowering_by_platform_and_shape(monkeypatch):
     assert lowering((8, 8), (3, 3, 128, 256)) == 'fourier'
     assert lowering((8, 8), (3, 3, 256, 256)) == 'unrolled'
     assert lowering((2, 2), (3, 3, 512, 512)) == 'patches'
-    platform = 'gpu'
-    assert lowering(*cnn[0]) == lowering(*cnn[1]) == 'grouped'
+    with compiling_for('gpu'):
+        assert lowering(*cnn[0]) == lowering(*cnn[1]) == 'grouped'
 
 
 def test_unknown_lowering_is_refused():

@@ -575,6 +575,7 @@ def test_invalid_arguments_are_refused(runs, tmp_path, capsys, monkeypatch):
     assert not list(tmp_path.glob('.*'))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings('error')
 def test_unusual_numbers_are_drawn(tmp_path):
     huge = {'train_loss': 1e200, 'update_norm': -1e200, 'other': 2**64, 'test_loss': 1e-320}

@@ -25,6 +25,7 @@ QUICK = {
 }
 
 
+@pytest.mark.slow
 def test_training_without_records_gives_the_same_parameters(cheap_runs, tmp_path):
     recorded = jaxfed.simulate(jaxfed.Config(**QUICK, workdir=str(tmp_path / 'run')))
     experiment = make_experiment(jaxfed.Config(**QUICK, workdir=str(tmp_path / 'other')))
@@ -37,6 +38,7 @@ def test_training_without_records_gives_the_same_parameters(cheap_runs, tmp_path
     assert recorded.summary['client_steps'] == total_steps(experiment, 3)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_training_without_records(cheap_runs, tmp_path):
     settings = {**QUICK, 'dropout': 0.0, 'learning_rate': 1e20}
     experiment = make_experiment(jaxfed.Config(**settings, workdir=str(tmp_path / 'run')))

@@ -151,6 +151,7 @@ def test_partition_settings_share_a_program_and_epochs_do_not(cheap_runs, progra
         assert (tmp_path / member.config.workdir / 'config.json').exists()
 
 
+@pytest.mark.slow
 def test_only_unfinished_experiments_are_trained(cheap_runs, programs, tmp_path):
     config = small(method='fedprox', rounds=1)
     run(config, 'mu=0.1,1', 1, tmp_path)
@@ -226,6 +227,7 @@ def test_experiments_interrupted_alone_continue_alone(cheap_runs, programs, tmp_
     assert summary['resumed_after'] == 2 and summary['experiments'] == 1
 
 
+@pytest.mark.slow
 def test_divergence_stops_no_other_experiment(cheap_runs, programs, tmp_path, capsys):
     config = small(rounds=4)
     members, outcomes = run(config, 'learning_rate=0.02,1e30', 1, tmp_path, quiet=True)
@@ -290,6 +292,7 @@ def test_the_table_names_its_columns_and_the_best_point_in_80_columns(
     assert 'rounds ┃\n' in shown and 'note' not in shown and 'seeds' not in shown
 
 
+@pytest.mark.slow
 def test_halving_keeps_the_better_half(cheap_runs, programs, tmp_path):
     config = small(rounds=4, validation=0.2)
     text = 'learning_rate=1e-6,1e-5,0.05,0.1'
@@ -445,6 +448,7 @@ def test_groups_that_do_not_fit_are_split(cheap_runs, programs, tmp_path, monkey
     assert all((p / 'summary.json').exists() for p in folders(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_method_that_takes_python_numbers_has_one_program_for_each(
     cheap_runs, programs, tmp_path, monkeypatch
 ):
@@ -586,6 +590,7 @@ def test_experiments_interrupted_together_are_not_restarted_in_part(
     assert resumed == 2
 
 
+@pytest.mark.slow
 def test_summaries_are_written_all_or_none(cheap_runs, tmp_path, monkeypatch, capsys):
     config = small(rounds=3, checkpoint_every=1)
     inner, calls = files.atomic_path, []
