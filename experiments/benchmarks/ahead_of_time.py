@@ -1,9 +1,10 @@
 """Compile the programs of a run for an accelerator that this machine does not have.
 
-Prints for every program the seconds of the compiler, memory, operations, bytes read and written,
-the time that they take at the device's peaks, and collectives. `step` is one local step of all
-lanes; the other programs contain loops, of which one turn is counted. Nothing is run. Images have
-the shape of CIFAR-10; the flags of a run choose the rest.
+Prints for every program the seconds of the compiler, by the clock and of all cores; temporary
+memory; operations; bytes read and written, and their ratio to the least that a step can move; the
+time that both take at the device's peaks; and collectives. `step` is one local step of all lanes;
+the other programs contain loops, of which one turn is counted. Nothing is run. Images have the
+shape of CIFAR-10; the flags of a run choose the rest.
 
 python -m experiments.benchmarks.ahead_of_time --target=tpu-v5e --method=fedlmd --model=cnn
 python -m experiments.benchmarks.ahead_of_time --target=h100 --output=ahead_of_time_h100 \\
@@ -22,6 +23,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -33,7 +35,6 @@ import numpy as np
 from absl import app, flags
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding
-from rich.table import Table
 
 from experiments.benchmarks import compiled, reporting
 from experiments.benchmarks.rounds import CLASSES, SHAPE
@@ -54,6 +55,7 @@ from jaxfed.runs.prepare import Prepared, local_settings, prepare
 from jaxfed.types import Dataset
 
 EXAMPLES = 50_000
+TIMES = ('compile_seconds', 'compile_cpu_seconds')  # the second does not grow with other work
 LAYERS = ('conv_general_dilated', 'dot_general')
 BASE = {'partition': 'iid', 'num_clients': 100}  # equal clients, which all train side by side
 
@@ -78,11 +80,14 @@ def compile_case(target: Target, config: Config, *, devices: int = 1) -> dict[st
       compilation.
     """
     experiment = make_experiment(config, None, black_images())
-    mesh, seconds = target_mesh(target, devices), dict[str, float]()
+    mesh, seconds = target_mesh(target, devices), dict[str, tuple[float, float]]()
+    last = [time.process_time()]
 
     def note(event: str, duration_secs: float, **facts: Any) -> None:
+        # The event before is the end of the program's lowering.
+        before, last[0] = last[0], time.process_time()
         if event.endswith('/backend_compile_duration'):
-            seconds[facts['fun_name']] = duration_secs
+            seconds[facts['fun_name']] = duration_secs, last[0] - before
 
     jax.monitoring.register_event_duration_secs_listener(note)
     try:
@@ -100,7 +105,7 @@ def compile_case(target: Target, config: Config, *, devices: int = 1) -> dict[st
         'local evaluation': ('evaluate_locals', evaluation.local_models),
     }
     measures = {
-        name: {'compile_seconds': round(seconds[f'jit({function})'], 1)}
+        name: dict(zip(TIMES, seconds[f'jit({function})'], strict=True))
         | compiled.describe(program)
         for name, (function, program) in programs.items()
         if program is not None
@@ -242,57 +247,64 @@ def compile_in_process(case: Mapping[str, str], limit: int) -> dict[str, Any]:
         return read_json(file.with_suffix('.json'))['cases'][0]
 
 
-def rows(report: Mapping[str, Any]) -> list[list[str]]:
-    """The rows of the table: a case and a program each."""
-    target, found = TARGETS[report['target']], []
-    for case in report['cases']:
-        name = ' '.join(f'{key}={value}' for key, value in case['settings'].items()) or 'the run'
-        if 'failed' in case:
-            found.append([name, case['failed'], *[''] * 8])
-            continue
-        peak = target.flops[case['precision']]
-        for program, measured in case['programs'].items():
-            flop, moved = measured['flop'], measured['bytes']
-            least = case['least_bytes_of_a_step'] if program == 'step' else None
-            collectives = [f'{n} {kind}' for kind, n in measured['collectives'].items()]
-            found.append(
-                [
-                    name,
-                    program,
-                    f'{measured["compile_seconds"]:.1f}',
-                    f'{measured["memory"]["temporary"] / 2**20:.0f}',
-                    f'{flop / 1e9:.1f}' if flop else '-',
-                    f'{moved / 1e9:.2f}',
-                    f'{moved / least:.1f}' if least else '',
-                    f'{1e3 * flop / peak:.2f}' if flop else '-',
-                    f'{1e3 * moved / target.bandwidth:.2f}',
-                    ', '.join(collectives) or 'none',
-                ]
-            )
-            name = ''
+def name_of(case: Mapping[str, Any]) -> str:
+    """The settings of a case in words."""
+    return ' '.join(f'{key}={value}' for key, value in case['settings'].items()) or 'the run'
+
+
+def rows(target: Target, case: Mapping[str, Any]) -> list[list[str]]:
+    """The rows of the table of a case, one for each program."""
+    if 'failed' in case:
+        return [[case['failed'], *[''] * (len(COLUMNS) - 1)]]
+    peak, found = target.flops[case['precision']], []
+    for program, measured in case['programs'].items():
+        flop, moved = measured['flop'], measured['bytes']
+        least = case['least_bytes_of_a_step'] if program == 'step' else None
+        collectives = [f'{n} {kind}' for kind, n in measured['collectives'].items()]
+        found.append(
+            [
+                program,
+                f'{measured["compile_seconds"]:.1f}',
+                f'{measured["compile_cpu_seconds"]:.1f}',
+                f'{measured["memory"]["temporary"] / 2**20:.0f}',
+                f'{flop / 1e9:.1f}' if flop else '-',
+                f'{moved / 1e9:.2f}',
+                f'{moved / least:.1f}' if least else '',
+                f'{1e3 * flop / peak:.2f}' if flop else '-',
+                f'{1e3 * moved / target.bandwidth:.2f}',
+                ', '.join(collectives) or 'none',
+            ]
+        )
     return found
 
 
 COLUMNS = (
-    'case', 'program', 'compile s', 'temporary MiB', 'GFLOP', 'GB', 'to least',
-    'ms arithmetic', 'ms memory', 'collectives',
+    'program', 'compile s', 'CPU s', 'MiB', 'GFLOP', 'GB', 'to least', 'ms by FLOP', 'ms by bytes',
+    'collectives',
 )  # fmt: skip
 
 
-def make_table(report: Mapping[str, Any]) -> Table:
-    """The table for the terminal."""
-    title = f'{report["target"]}, {reporting.plural(report["devices"], "device")}'
-    caption = reporting.caption(report['machine'])
-    return reporting.make_table(title, COLUMNS, rows(report), caption=caption, left=2)
+def show(report: Mapping[str, Any]) -> None:
+    """Print a table for each case."""
+    target = TARGETS[report['target']]
+    for case in report['cases']:
+        table = reporting.make_table(name_of(case), COLUMNS, rows(target, case))
+        reporting.console.print(table)
+    where = f'{report["target"]}, {reporting.plural(report["devices"], "device")}'
+    reporting.console.print(f'{where}; {reporting.caption(report["machine"])}')
 
 
 def write_page(report: Mapping[str, Any], path: Path) -> None:
-    """Write the table as Markdown."""
-    lines = [COLUMNS, ['---'] * len(COLUMNS), *rows(report)]
+    """Write the tables of all cases as one of Markdown."""
+    target = TARGETS[report['target']]
+    lines = [('case', *COLUMNS), ['---'] * (len(COLUMNS) + 1)]
+    for case in report['cases']:
+        names = itertools.chain([name_of(case)], itertools.repeat(''))
+        lines += [[name, *row] for name, row in zip(names, rows(target, case), strict=False)]
     table = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
     where = f'{report["target"]}, {reporting.plural(report["devices"], "device")}'
-    text = f'# Programs compiled for {where}\n\n{reporting.caption(report["machine"])}\n\n{table}\n'
-    path.write_text(text)
+    caption = reporting.caption(report['machine'])
+    path.write_text(f'# Programs compiled for {where}\n\n{caption}\n\n{table}\n')
 
 
 def main(args: flags.FlagValues) -> None:
@@ -325,7 +337,7 @@ def main(args: flags.FlagValues) -> None:
         if args.output:
             write_json(Path(f'{args.output}.json'), report)
             write_page(report, Path(f'{args.output}.md'))
-    reporting.console.print(make_table(report))
+    show(report)
 
 
 if __name__ == '__main__':
