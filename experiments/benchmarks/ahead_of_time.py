@@ -279,7 +279,7 @@ def rows(target: Target, case: Mapping[str, Any]) -> list[list[str]]:
 
 
 COLUMNS = (
-    'program', 'compile s', 'CPU s', 'MiB', 'GFLOP', 'GB', 'to least', 'ms by FLOP', 'ms by bytes',
+    'program', 's', 'CPU s', 'MiB', 'GFLOP', 'GB', 'to least', 'ms, FLOP', 'ms, GB',
     'collectives',
 )  # fmt: skip
 
