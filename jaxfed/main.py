@@ -23,6 +23,7 @@ from jaxfed.engine.devices import (
 )
 from jaxfed.engine.distributed import join, liveness
 from jaxfed.internal import command_line, console, folders, signals
+from jaxfed.internal.backend import on_cpu
 from jaxfed.internal.signals import ending
 from jaxfed.recording import run_files
 from jaxfed.runs import checks, config_flags, simulate
@@ -140,10 +141,12 @@ def train() -> tuple[int, str]:
         platforms = os.environ.get('JAX_PLATFORMS')
         reason = f' ({error})' if str(error) else ''
         return 2, f'JAX finds no device with JAX_PLATFORMS={platforms}{reason}; unset it.'
+    values = flags.FLAGS
+    if not on_cpu() or values.precision != 'float32':
+        devices += f'; arithmetic in {values.precision}'
     console.say(f'device: {devices}', quiet=False)
     if idle and distributed.is_leader():
         console.show_warning(idle)
-    values = flags.FLAGS
     if values.compilation_cache and 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
         keep_compiled_programs()
     try:

@@ -15,6 +15,7 @@ import jaxfed
 from jaxfed import config, main
 from jaxfed.engine import devices
 from jaxfed.internal import command_line, console
+from jaxfed.internal.backend import compiling_for
 from jaxfed.recording.heatmap import print_heatmap
 from jaxfed.recording.progress import run_progress
 from jaxfed.runs import config_flags, dry_run, prepare
@@ -208,6 +209,17 @@ def test_the_warning_does_not_raise(command, tmp_path, monkeypatch, capsys):  # 
     shown = capsys.readouterr()
     assert shown.err.startswith('warning: this machine has a GPU\nerror: --workdir=/proc/jaxfed')
     assert shown.out.startswith('device: ')
+
+
+def test_the_arithmetic_is_shown(command, capsys):  # noqa: F811
+    def first_line(*words):
+        command('--workdir=/proc/jaxfed', *words)
+        return capsys.readouterr().out.splitlines()[0]
+
+    assert 'arithmetic' not in first_line()
+    assert first_line('--precision=bfloat16').endswith('; arithmetic in bfloat16')
+    with compiling_for('tpu'):
+        assert first_line().endswith('; arithmetic in float32')
 
 
 def test_a_missing_platform_is_one_line(command, monkeypatch, capsys):  # noqa: F811

@@ -68,7 +68,8 @@ def describe_dry_run(experiment: Experiment, prepared: Prepared, timed: Timed) -
         'cost': display.cost_in_words(cost_of(experiment)._asdict()) or "no more than FedAvg's",
         'network': f'{config.model}, {_count(server.params)} parameters{stats}',
         'convolutions': '\n'.join(algorithms) or 'none',
-        'devices': f'{devices}; {console.counted(prepared.lanes, "client")} at a time on each',
+        'devices': f'{devices}; {console.counted(prepared.lanes, "client")} at a time on each; '
+        f'arithmetic in {config.precision}',
         'memory': memory_in_words(prepared),
         'time': f'about {estimate(config, timed, total)} with evaluation, at '
         f'{timed.steps / timed.training:.0f} client-steps/s in one round; compiling took '

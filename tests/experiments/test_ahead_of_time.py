@@ -1,0 +1,192 @@
+"""Compilation for absent accelerators, and reading of compiled programs."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl import app
+from jax import lax
+
+from experiments.benchmarks import ahead_of_time, compiled
+from experiments.benchmarks.targets import TARGETS
+from jaxfed.config import Config
+from jaxfed.internal import backend
+from jaxfed.runs.experiment import make_experiment
+
+PROGRAM = """HloModule jit_f, entry_computation_layout={(f32[1000,8]{1,0})->f32[4,8]{1,0}}
+
+%rows (param_0: f32[1000,8], param_1: s32[4]) -> f32[4,8] {
+  %param_0 = f32[1000,8]{1,0} parameter(0)
+  %param_1 = s32[4]{0} parameter(1)
+  %gather.1 = f32[4,8]{1,0} gather(%param_0, %param_1), slice_sizes={1,8}
+  ROOT %negate.1 = f32[4,8]{1,0} negate(%gather.1)
+}
+
+%body (state: (f32[4,8])) -> (f32[4,8]) {
+  %state = (f32[4,8]{1,0}) parameter(0)
+  %element = f32[4,8]{1,0} get-tuple-element(%state), index=0
+  %exponential = f32[4,8]{1,0} exponential(%element), metadata={op_name="jit(f)/exp"}
+  ROOT %next = (f32[4,8]{1,0}) tuple(%exponential)
+}
+
+ENTRY %main (x: f32[1000,8], i: s32[4]) -> f32[4,8] {
+  %x = f32[1000,8]{1,0} parameter(0)
+  %i = s32[4]{0} parameter(1)
+  %fusion.1 = f32[4,8]{1,0} fusion(%x, %i), kind=kLoop, calls=%rows
+  %start = (f32[4,8]{1,0}) tuple(%fusion.1)
+  %while = (f32[4,8]{1,0}) while(%start), condition=%cond, body=%body
+  %result = f32[4,8]{1,0} get-tuple-element(%while), index=0
+  ROOT %all-reduce.1 = f32[4,8]{1,0} all-reduce(%result), to_apply=%add
+}
+"""
+ROWS = 4 * 8 * 4  # bytes
+
+
+def test_bytes_of_a_type():
+    assert compiled.size('f32[4,8]{1,0:T(8,128)}') == 128
+    assert compiled.size('(bf16[3]{0}, s32[2,2]{1,0}, pred[5])') == 6 + 16 + 5
+    assert compiled.size('f32[]') == 4 and compiled.size('token[]') == 0
+
+
+def test_a_program_is_counted_by_what_it_moves():
+    found = {i.name: i for i in compiled.instructions(PROGRAM)}
+    # Of the 1000 rows the fusion reads four; its own instructions do not count again.
+    assert set(found) == {'fusion.1', 'exponential', 'all-reduce.1'}
+    assert found['fusion.1'].bytes == ROWS + ROWS + 16
+    assert found['exponential'].bytes == found['all-reduce.1'].bytes == 2 * ROWS
+    assert found['exponential'].source == 'jit(f)/exp'
+
+
+def test_a_compiled_program_is_described():
+    program = jax.jit(lambda a, b: jnp.tanh(a @ b)).lower(jnp.ones((8, 4)), jnp.ones((4, 2)))
+    described = compiled.describe(program.compile())
+    least = 4 * (8 * 4 + 4 * 2 + 8 * 2)
+    assert described['bytes'] >= least and described['memory']['arguments'] == 4 * (32 + 8)
+    assert described['memory']['results'] == 64 and described['collectives'] == {}
+
+
+def test_operations_are_those_of_products_and_convolutions():
+    def function(a, b, x, w):
+        def turn(i, total):
+            return total + a @ b
+
+        y = lax.conv_general_dilated(
+            x, w, (1, 1), 'VALID', dimension_numbers=('NHWC', 'HWIO', 'NHWC')
+        )
+        return lax.fori_loop(0, 3, turn, jnp.zeros((5, 6))), y
+
+    shapes = [(5, 7), (7, 6), (2, 8, 8, 3), (3, 3, 3, 4)]
+    jaxpr = jax.make_jaxpr(function)(*(np.zeros(shape) for shape in shapes))
+    product, convolution = 2 * 5 * 7 * 6, 2 * (2 * 6 * 6 * 4) * (3 * 3 * 3)
+    assert ahead_of_time.products(jaxpr.jaxpr) == 3 * product + convolution
+
+
+def test_least_traffic_of_a_step():
+    experiment = make_experiment(Config(model='mlp', batch_size=5))
+    params = jax.eval_shape(experiment.model.init, jax.random.key(0))
+    weights = [leaf for leaf in jax.tree.leaves(params) if leaf.ndim == 2]
+    outputs = sum(leaf.shape[1] for leaf in weights)
+    inputs = int(np.prod(experiment.input_shape))
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(params))
+    want = 3 * 4 * (2 * numbers + 5 * (inputs + outputs))
+    assert ahead_of_time.least_traffic(experiment, 3) == want
+
+
+def test_cases_are_all_combinations():
+    assert ahead_of_time.parse_cases('') == [{}]
+    assert ahead_of_time.parse_cases('model=cnn,lenet lanes=1,4') == [
+        {'model': model, 'lanes': lanes} for model in ('cnn', 'lenet') for lanes in ('1', '4')
+    ]
+    for text in ('lanes', 'lanes=', 'colour=red'):
+        with pytest.raises(app.UsageError, match=f'--cases={text!r} must name settings'):
+            ahead_of_time.parse_cases(text)
+
+
+def test_finished_cases_are_read_again(tmp_path):
+    report = {'cases': [{'settings': {'lanes': '1'}, 'memory': 5}, {'settings': {}, 'failed': 'x'}]}
+    (tmp_path / 'a.json').write_text(json.dumps(report))
+    assert ahead_of_time.read_cases(str(tmp_path / 'a')) == {'{"lanes": "1"}': report['cases'][0]}
+    assert ahead_of_time.read_cases(str(tmp_path / 'b')) == ahead_of_time.read_cases(None) == {}
+
+
+def test_a_failed_case_is_a_row_of_the_page(tmp_path):
+    measured = {
+        'compile_seconds': 1.25,
+        'compile_cpu_seconds': 2.0,
+        'flop': 197 * 10**9,
+        'bytes': 819,
+    }
+    measured |= {'memory': {'temporary': 2**20}, 'collectives': {'all-reduce': 2}}
+    case = {'settings': {'lanes': '4'}, 'precision': 'bfloat16', 'least_bytes_of_a_step': 273}
+    report = {
+        'target': 'tpu-v5e',
+        'devices': 1,
+        'machine': {'cores': 2},
+        'cases': [
+            case | {'programs': {'step': measured}},
+            {'settings': {'lanes': '9'}, 'failed': 'not compiled after 1 s'},
+        ],
+    }
+    ahead_of_time.write_page(report, tmp_path / 'page.md')
+    lines = (tmp_path / 'page.md').read_text().splitlines()
+    assert lines[0] == '# Programs compiled for tpu-v5e, 1 device'
+    assert (
+        '| lanes=4 | step | 1.2 | 2.0 | 1 | 197.0 | 0.00 | 3.0 | 1.00 | 0.00 | 2 all-reduce |'
+        in lines
+    )
+    assert lines[-1].startswith('| lanes=9 | not compiled after 1 s |')
+
+
+def test_the_target_decides():
+    assert backend.on_cpu()
+    with backend.compiling_for('tpu'):
+        assert backend.backend() == 'tpu' and not backend.on_cpu()
+    assert backend.on_cpu()
+
+
+def test_a_tpu_is_compiled_for_at_a_lower_level(monkeypatch):
+    levels = []
+
+    class Lowered:
+        def compile(self, compiler_options):
+            levels.append(compiler_options)
+
+        def lower(self, *arguments):
+            return self
+
+    monkeypatch.setattr(backend.jax, 'jit', lambda function: Lowered())
+    backend.compile_program(abs, 1)
+    with backend.compiling_for('gpu'):
+        backend.compile_program(abs, 1)
+    with backend.compiling_for('tpu'):
+        backend.compile_program(abs, 1)
+        jax.config.update('jax_optimization_level', 'O3')
+        try:
+            backend.compile_program(abs, 1)
+        finally:
+            jax.config.update('jax_optimization_level', 'UNKNOWN')
+    assert levels == [None, None, {'optimization_level': 19}, None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('devices', [1, 4])
+@pytest.mark.parametrize('target', ['tpu-v5e', 'h100'])
+def test_the_default_run_compiles(target, devices, tmp_path):
+    if importlib.util.find_spec(TARGETS[target].package) is None:
+        pytest.skip(f'{TARGETS[target].package} is not installed')
+    words = [f'--target={target}', f'--devices={devices}', f'--output={tmp_path}/a']
+    command = [sys.executable, '-m', 'experiments.benchmarks.ahead_of_time', *words]
+    subprocess.run(command, check=True, capture_output=True)
+    (case,) = json.loads((tmp_path / 'a.json').read_text())['cases']
+    assert set(case['programs']) == {'step', 'train', 'merge', 'evaluation'}
+    for program in case['programs'].values():
+        assert program['bytes'] > 0 and program['memory']['arguments'] > 0
+    # The sum of the updates is the only communication of a round.
+    assert not case['programs']['train']['collectives']
+    assert set(case['programs']['merge']['collectives']) <= {'all-reduce'}
+    assert devices == 1 or case['programs']['merge']['collectives']
