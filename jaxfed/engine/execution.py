@@ -14,7 +14,7 @@ from jaxfed.engine.devices import fetch, replicate, split
 from jaxfed.engine.lanes import Schedule
 from jaxfed.engine.round import Round
 from jaxfed.engine.types import RoundInputs, RoundMetrics, ServerState, TrainingData, Tuned
-from jaxfed.internal.backend import compile_program
+from jaxfed.internal.backend import compile_program, on_cpu
 from jaxfed.types import Array, Cohort, PyTree
 
 
@@ -84,9 +84,10 @@ def run_waves(
         rows, used = state_rows(cohort, schedule.slot, data.size.shape[1]), schedule.used
         states = states_of.load_rows(client_states, rows, used, mesh)
         trained = programs.train(inputs, states, split(schedule, mesh))
-        # A CPU's devices must not wait for each other inside a program: XLA ends the process after
-        # 40 seconds, and clients are unequal.
-        jax.block_until_ready(trained.sums)
+        if on_cpu():
+            # Its devices must not wait for each other inside a program: XLA ends the process after
+            # 40 seconds, and clients are unequal.
+            jax.block_until_ready(trained.sums)
         distributed.barrier('wave')
         sums = jax.tree.map(jnp.add, sums, trained.sums) if models else trained.sums
         states_of.store_rows(client_states, rows, used, trained.states, mesh)

@@ -1,0 +1,107 @@
+"""Follow README.md as a newcomer: run its commands and programs in order, in a new environment.
+
+Copies the repository to a temporary folder, so nothing in the clone changes. Commands that need a
+dataset run for one round if --data_dir names its folder; without it they are left out. The fast
+tests, which README.md also names, run with --tests.
+
+python -m experiments.stress.newcomer --data_dir=DIR
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from absl import app, flags
+
+from jaxfed.internal import console
+from jaxfed.internal.console import counted
+
+ROOT = Path(__file__).parents[2]
+DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder of the prepared CIFAR-10.')
+TESTS = flags.DEFINE_bool('tests', False, 'Also run the fast tests.')
+_BLOCK = re.compile(r'^```(sh|python)\n(.*?)^```', re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r'^# (\w+\.py); then: (.*)$', re.MULTILINE)
+
+
+class Step(NamedTuple):
+    """A command of the text, or a program."""
+
+    shown: str
+    command: str
+
+
+def steps(text: str) -> Iterator[Step]:
+    """The commands and programs in the order of a Markdown text."""
+    for language, block in _BLOCK.findall(text):
+        if language == 'sh':
+            for line in block.replace('\\\n', ' ').splitlines():
+                if line.strip() and not line.startswith('#'):
+                    yield Step(line, line)
+        elif file := _FILE.search(block):
+            write = f"cat > {file[1]} <<'PROGRAM'\n{block}PROGRAM\n"
+            yield Step(file[2], write + file[2])
+        else:
+            yield Step(block.splitlines()[0], f"python - <<'PROGRAM'\n{block}PROGRAM\n")
+
+
+def adapt(command: str, data_dir: str | None) -> str | None:
+    """The command with the names of real files; None if its data is missing."""
+    if re.search(r'\bDIR\b', command):
+        if not data_dir:
+            return None
+        command = re.sub(r'\bDIR\b', data_dir, command) + ' --rounds=1'
+    return command.replace('FILE.npz', 'own.npz')
+
+
+def run(step: Step, folder: Path, environment: dict[str, str]) -> str:
+    """Run a step; returns '' or the end of its output if it fails."""
+    done = subprocess.run(
+        ['bash', '-ec', step.command], cwd=folder, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    return done.stdout[-2000:] if done.returncode else ''
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run all steps; returns 1 if one failed."""
+    if len(arguments) > 1:
+        raise app.UsageError(f'Unexpected arguments: {arguments[1:]}.')
+    failures = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        clone = Path(temporary) / 'jaxfed'
+        ignored = shutil.ignore_patterns('.git', '.venv', 'runs', '*.egg-info', '_build')
+        shutil.copytree(ROOT, clone, ignore=ignored)
+        rng = np.random.default_rng(0)
+        images, labels = rng.integers(0, 256, (600, 8, 8, 3), np.uint8), np.arange(600) % 3
+        arrays = {'x_train': images[100:], 'y_train': labels[100:]}
+        arrays |= {'x_test': images[:100], 'y_test': labels[:100]}
+        np.savez(clone / 'own.npz', **arrays)
+        path = f'{clone}/.venv/bin:{os.environ["PATH"]}'
+        environment = os.environ | {'PATH': path, 'JAXFED_CACHE_DIR': f'{temporary}/cache'}
+        environment.pop('PYTHONPATH', None)
+        for step in steps((ROOT / 'README.md').read_text()):
+            command = adapt(step.command, DATA_DIR.value)
+            if command is None or ('pytest' in command and not TESTS.value):
+                console.say(f'left out   {step.shown}', quiet=False)
+                continue
+            began = time.monotonic()
+            output = run(step._replace(command=command), clone, environment)
+            failures += bool(output)
+            seconds = f'{time.monotonic() - began:6.1f} s'
+            console.say(f'{seconds}   {"FAILED: " if output else ""}{step.shown}', quiet=False)
+            if output:
+                console.say(output, quiet=False)
+    console.say(counted(failures, 'failure'), quiet=False)
+    return int(failures > 0)
+
+
+if __name__ == '__main__':
+    app.run(lambda arguments: sys.exit(main(arguments)))
