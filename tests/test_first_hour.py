@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 import re
+import subprocess
 import sys
 
 import numpy as np
@@ -348,3 +350,12 @@ def test_the_last_error_restores_the_cursor(terminal, monkeypatch, capsys, tmp_p
         console.show_last_words('interrupted.')
     assert capsys.readouterr().err == 'error: interrupted.\n'
     assert (tmp_path / 'out').read_text() == '\x1b[1G\x1b[2K\x1b[?25h' * terminal
+
+
+def test_help_may_be_cut_off():
+    read, write = os.pipe()
+    os.close(read)
+    words = [sys.executable, '-m', 'jaxfed', '--help']
+    with os.fdopen(write, 'w') as stdout:
+        done = subprocess.run(words, stdout=stdout, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, '')

@@ -64,8 +64,8 @@ def _read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
                 continue
             with explain_errors(
                 f'--npz={path} has an array {key} that cannot be read',
-                'save numbers that fit into memory, not objects (images of unequal size make an '
-                'array of objects), or write it again if it is damaged',
+                'save numbers or text that fit into memory, not objects (astype(str) makes text of '
+                'names; images of unequal size make objects), or write it again if it is damaged',
             ):
                 arrays[key] = archive[key]
             if not isinstance(arrays[key], np.ndarray):

@@ -1,6 +1,7 @@
 """Grouped `--help`, and error messages for invalid flags."""
 
 import logging
+import os
 import re
 import sys
 import textwrap
@@ -162,6 +163,9 @@ def parse_program(arguments: list[str]) -> list[str]:
     """Parse the program's flags and return the other arguments; exit with status 2 on an error."""
     try:
         return flags.FLAGS(arguments)
+    except BrokenPipeError:  # of --help | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
+        sys.exit(0)
     except (flags.Error, OSError, UnicodeDecodeError) as error:
         print(f'error: {what_is_wrong(error, flags.FLAGS)}', file=sys.stderr)
         sys.exit(2)

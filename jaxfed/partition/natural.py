@@ -65,9 +65,14 @@ def natural(
             f'least --min_user_size={min_user_size} examples: lower one of them.'
         )
     if num_clients > taken:
+        ways = {
+            'lower --num_clients': True,
+            'lower --min_user_size': min_user_size > 1,
+            'raise --num_users': num_users > 0,
+        }
         raise ValueError(
             f'--num_clients={num_clients} is more than the {taken} users that take part, and users '
-            'are not split: lower --num_clients or --min_user_size, or raise --num_users.'
+            f'are not split: {" or ".join(way for way, applies in ways.items() if applies)}.'
         )
     chosen = generator(seed).permutation(eligible)[:taken]
     client_of_user = np.full(ids.size, -1)
