@@ -114,8 +114,9 @@ def main(arguments: Sequence[str]) -> int:
         target = flags.target_accuracy
         if target is not None and not 0 < target <= 1:
             raise ValueError(f'--target_accuracy must be above 0 and at most 1, got {target:g}.')
-        groups = group(read_runs(flags.workdirs))
-        for warning in (run.warning for _, runs in groups for run in runs if run.warning):
+        runs = read_runs(flags.workdirs)
+        groups = group(runs)
+        for warning in (run.warning for run in runs if run.warning):
             console.show_warning(warning)
         outputs = [('output', page, render(groups, target=target))]
         if table is not None:
@@ -125,6 +126,7 @@ def main(arguments: Sequence[str]) -> int:
                 files.write_atomic(path, text)
             except OSError as error:
                 raise ValueError(f'--{flag}={path} cannot be written: {error}.') from error
+            console.say(f'{path}: {console.counted(len(runs), "run")}', quiet=False)
     except (ValueError, OSError) as error:
         console.show_error(' '.join(str(error).split()))
         return 2

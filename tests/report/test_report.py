@@ -345,6 +345,7 @@ def test_sweeps_and_folders_of_runs_are_read_as_their_runs(tmp_path, capsys):
     output = f'--output={tmp_path}/page.html'
     for folders in ([runs_ / 'alone', runs_ / 'sweep'], [runs_]):
         assert main([*map(str, folders), output]) == 0
+        assert re.fullmatch(r'\S+\.html: \d runs?\n', capsys.readouterr().out)
         words = Page((tmp_path / 'page.html').read_text()).words
         assert words.startswith('3 runs on digits') and str(sweep[1]) in words
     assert main([str(runs_ / 'sweep'), str(sweep[0]), output]) == 2
