@@ -74,6 +74,7 @@ def compile_elsewhere() -> None:
     """Makes JAX compile for absent devices; call it before any other use of JAX."""
     jax.config.update('jax_platforms', 'cpu')
     os.environ['TPU_SKIP_MDS_QUERY'] = '1'  # do not ask the network which TPU this machine is
+    os.environ['ALLOW_MULTIPLE_LIBTPU_LOAD'] = '1'  # several processes may compile
     # XLA would measure algorithms on the device.
     os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_gpu_autotune_level=0'
 
