@@ -1,6 +1,7 @@
 """Compiled rounds on random images, which benchmarks train one at a time."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -100,6 +101,7 @@ def compile_cohort(
     settings = LocalSettings(
         local_epochs=local_epochs, batch_size=batch_size, momentum=MOMENTUM,
         weight_decay=weight_decay, aggregation='size', longest=int(sizes.max()),
+        image_shape=SHAPE,
     )  # fmt: skip
     mean, std = np.full(SHAPE[-1], 128.0, np.float32), np.full(SHAPE[-1], 64.0, np.float32)
     to_input = functools.partial(normalise, mean=mean, std=std)
@@ -132,7 +134,7 @@ def random_data(sizes: np.ndarray) -> TrainingData:
     """Random images and labels of clients with `sizes` [S] examples, of one experiment."""
     rng = np.random.default_rng(0)
     n, start = int(sizes.sum()), np.cumsum(sizes) - sizes
-    x = rng.integers(0, 256, (n, *SHAPE), np.uint8)
+    x = rng.integers(0, 256, (n, math.prod(SHAPE)), np.uint8)
     drawn = rng.integers(0, CLASSES, n, np.int32)
     counts = [np.bincount(labels, minlength=CLASSES) for labels in np.split(drawn, start[1:])]
     y, order, start, size, label_counts = (

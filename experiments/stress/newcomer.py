@@ -61,6 +61,12 @@ def adapt(command: str, data_dir: str | None) -> str | None:
     return command.replace('FILE.npz', 'own.npz')
 
 
+def left_out(folder: str, names: list[str]) -> set[str]:
+    """What is not part of the repository."""
+    made = {'__pycache__', '_build'}
+    return {'.git', '.venv', 'runs', *made} if Path(folder) == ROOT else made & set(names)
+
+
 def run(step: Step, folder: Path, environment: dict[str, str]) -> str:
     """Run a step; returns '' or the end of its output if it fails."""
     done = subprocess.run(
@@ -77,13 +83,12 @@ def main(arguments: Sequence[str]) -> int:
     failures = 0
     with tempfile.TemporaryDirectory() as temporary:
         clone = Path(temporary) / 'jaxfed'
-        ignored = shutil.ignore_patterns('.git', '.venv', 'runs', '*.egg-info', '_build')
-        shutil.copytree(ROOT, clone, ignore=ignored)
+        shutil.copytree(ROOT, clone, ignore=left_out)
         rng = np.random.default_rng(0)
         images, labels = rng.integers(0, 256, (600, 8, 8, 3), np.uint8), np.arange(600) % 3
         arrays = {'x_train': images[100:], 'y_train': labels[100:]}
         arrays |= {'x_test': images[:100], 'y_test': labels[:100]}
-        np.savez(clone / 'own.npz', **arrays)
+        np.savez(clone / 'own.npz', **arrays)  # type: ignore[arg-type]
         path = f'{clone}/.venv/bin:{os.environ["PATH"]}'
         environment = os.environ | {'PATH': path, 'JAXFED_CACHE_DIR': f'{temporary}/cache'}
         environment.pop('PYTHONPATH', None)

@@ -31,6 +31,7 @@ class LocalSettings(NamedTuple):
     weight_decay: float
     aggregation: str  # 'size' or 'uniform'
     longest: int  # examples of the largest client
+    image_shape: tuple[int, ...]  # height, width, channels
     keep_models: bool = False  # whether a round returns the local models
 
 
@@ -243,7 +244,7 @@ def _view_client(
     def fold(f: Callable[[PyTree, Batch], PyTree], initial: PyTree) -> PyTree:
         def add_batch(i: Array, carry: PyTree) -> PyTree:
             places = i * batch_size + jnp.arange(batch_size)
-            return f(carry, _batch(context.normalise, device, x, examples, places, size))
+            return f(carry, _batch(context, context.normalise, device, x, examples, places, size))
 
         return lax.fori_loop(0, steps_per_epoch(size, batch_size), add_batch, initial)
 
@@ -278,7 +279,7 @@ def _draw_batch(context: Context, device: DeviceInputs, lane: Lane) -> Batch:
     places = lane.step % per_epoch * batch_size + jnp.arange(batch_size)
     augment = partial(context.augment, jax.random.fold_in(lane.key, lane.step))
     x = device.experiment(lane.slot)
-    return _batch(augment, device, x, lane.order[epoch], places, size)
+    return _batch(context, augment, device, x, lane.order[epoch], places, size)
 
 
 def _network_key(lane: Lane) -> Array:
@@ -288,10 +289,10 @@ def _network_key(lane: Lane) -> Array:
 
 
 def _batch(
-    prepare: Callable[[Array], Array], device: DeviceInputs, x: Array | int, order: Array,
-    places: Array, size: Array,
+    context: Context, prepare: Callable[[Array], Array], device: DeviceInputs, x: Array | int,
+    order: Array, places: Array, size: Array,
 ) -> Batch:  # fmt: skip
     """The images at `places` [B] of `order` [longest]; places >= size are masked."""
-    images = order[jnp.minimum(places, len(order) - 1)]
-    data = device.round.data
-    return Batch(prepare(data.x[images]), data.y[x, images], places < size)
+    rows, data = order[jnp.minimum(places, len(order) - 1)], device.round.data
+    images = data.x[rows].reshape(len(rows), *context.settings.image_shape)
+    return Batch(prepare(images), data.y[x, rows], places < size)

@@ -14,7 +14,9 @@ from jaxfed.types import Array, Batch, Cohort, PyTree
 class TrainingData(NamedTuple):
     """All clients' examples on the device; clients index one copy of the images."""
 
-    x: Any  # [n, H, W, channels] uint8 or float32 in the file's units, shared by experiments
+    # [n, H W channels] uint8 or float32 in the file's units, shared by experiments. A TPU pads the
+    # last axes of an array, so images of 3 channels would need four times the memory.
+    x: Any
     y: Array  # [X, n] int32
     order: Array  # [X, m] int32, examples grouped by client
     start: Array  # [X, N] int32, first place of a client's group in `order`

@@ -147,7 +147,7 @@ def place_all(
     order, _ = padded(clients, len(every), max(map(len, clients)))
     size = np.stack([dealt.size.astype(np.int32) for dealt in every])
     arrays = (
-        every[0].dataset.x_train,
+        every[0].dataset.x_train.reshape(len(every[0].dataset.x_train), -1),
         np.stack([dealt.dataset.y_train for dealt in every]),
         order.astype(np.int32),
         (np.cumsum(size, axis=1) - size).astype(np.int32),
@@ -167,6 +167,7 @@ def place_some(
     It takes client ids with at most `room` examples, and always returns the same shapes.
     """
     dataset, partition = dealt.dataset, dealt.partition
+    images = dataset.x_train.reshape(len(dataset.x_train), -1)
     auxiliary = jax.tree.map(lambda leaf: leaf[None], auxiliary_batch(dealt, to_input))
     order = np.arange(room, dtype=np.int32)[None]
     size, counts = (array[None].astype(np.int32) for array in (dealt.size, dealt.label_counts))
@@ -174,13 +175,13 @@ def place_some(
 
     def place(clients: np.ndarray) -> TrainingData:
         start = aligned((1, len(partition)), np.int32)
-        x = aligned((room, *dataset.x_train.shape[1:]), dataset.x_train.dtype)
+        x = aligned((room, images.shape[1]), images.dtype)
         y = aligned((1, room), np.int32)
         filled = 0
         for client in clients:
             examples = partition[client]
             start[0, client], end = filled, filled + len(examples)
-            x[filled:end], y[0, filled:end] = dataset.x_train[examples], dataset.y_train[examples]
+            x[filled:end], y[0, filled:end] = images[examples], dataset.y_train[examples]
             filled = end
         x, y, start = replicate((x, y, start), mesh, copy=False)
         return TrainingData(x, y, order, start, size, counts, auxiliary)

@@ -166,6 +166,7 @@ def local_settings(experiments: Sequence[Experiment]) -> LocalSettings:
         weight_decay=config.weight_decay,
         aggregation=config.aggregation,
         longest=max(len(part) for e in experiments for part in e.dealt.partition),
+        image_shape=experiments[0].input_shape,
         keep_models=config.local_eval_every > 0,
     )
 

@@ -156,6 +156,7 @@ def set_up(method, model=None, *, devices=1, stack=None, **changes):
         weight_decay=1e-2,
         aggregation='size',
         longest=max(SIZES),
+        image_shape=SHAPE,
     )._replace(**changes)
     params = model.init(jax.random.key(1))
     server_state, client_state = method.init(params, model.stats)
@@ -289,7 +290,9 @@ def test_settings_equal_plain_loop(changes):
 def test_networks_equal_plain_loop(name):
     method, data = make('fedlmd'), training_data((16, 16, 1))
     model = make_model(name, input_shape=(16, 16, 1), num_classes=CLASSES)
-    model, settings, server, states, run = set_up(method, model, local_epochs=1, batch_size=8)
+    model, settings, server, states, run = set_up(
+        method, model, local_epochs=1, batch_size=8, image_shape=(16, 16, 1)
+    )
     cohorts = [[0, 1]]  # batches of two sizes: each takes the plain loop long to compile
     got = rounds(run, settings, server, states, cohorts, 2, data)
     want = rounds_by_oracle(model, method, settings, server, states, cohorts, data)

@@ -111,7 +111,9 @@ def flat(tree):
 def compiled(name, hyper, momentum, aggregation):
     method, mesh = methods.METHODS[name](**dict(hyper)), make_mesh(2)
     model = method.adapt(network())
-    settings = LocalSettings(EPOCHS, BATCH, momentum, WEIGHT_DECAY, aggregation, max(SIZES), True)
+    settings = LocalSettings(
+        EPOCHS, BATCH, momentum, WEIGHT_DECAY, aggregation, max(SIZES), (INPUTS,), True
+    )
     made = make_round(model, method, settings, lambda _, x: x, lambda x: x, mesh=mesh)
     programs = Round(jax.jit(made.train), jax.jit(made.merge))
     return method, model.init(jax.random.key(1)), programs, mesh
