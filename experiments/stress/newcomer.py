@@ -85,9 +85,9 @@ def main(arguments: Sequence[str]) -> int:
         clone = Path(temporary) / 'jaxfed'
         shutil.copytree(ROOT, clone, ignore=left_out)
         rng = np.random.default_rng(0)
-        images, labels = rng.integers(0, 256, (600, 8, 8, 3), np.uint8), np.arange(600) % 3
-        arrays = {'x_train': images[100:], 'y_train': labels[100:]}
-        arrays |= {'x_test': images[:100], 'y_test': labels[:100]}
+        images, labels = rng.integers(0, 256, (5000, 8, 8, 3), np.uint8), np.arange(5000) % 10
+        arrays = {'x_train': images[1000:], 'y_train': labels[1000:]}
+        arrays |= {'x_test': images[:1000], 'y_test': labels[:1000]}
         np.savez(clone / 'own.npz', **arrays)  # type: ignore[arg-type]
         path = f'{clone}/.venv/bin:{os.environ["PATH"]}'
         environment = os.environ | {'PATH': path, 'JAXFED_CACHE_DIR': f'{temporary}/cache'}
