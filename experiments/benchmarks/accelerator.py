@@ -47,7 +47,7 @@ PARTS = {
     'agreement': Part(
         'Agreement with a plain loop over clients',
         'Parameters after a round of equal clients with one batch each, by lowering of '
-        'convolutions; relative to the largest change of a parameter.',
+        'convolutions; relative to the largest change of a parameter of the same array.',
         {'difference': 'largest difference', 'relative': 'relative', 'agrees': 'agrees'},
         bare.agreement,
     ),

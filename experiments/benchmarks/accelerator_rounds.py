@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.benchmarks import reporting
 from experiments.benchmarks.accelerator_steps import Cases, repeat_round, same
 from experiments.benchmarks.accelerator_work import (
     ROUNDS,
@@ -151,7 +152,9 @@ def run_recorded(work: Work, name: str, rounds: int) -> tuple[Result, list[float
 def sweeps(work: Work) -> Cases:
     """Rounds of many experiments in one program, beside those of one of them."""
     return {
-        f'{seeds} seeds of each point': functools.partial(time_sweep, work, seeds)
+        f'{reporting.plural(seeds, "seed")} of each point': functools.partial(
+            time_sweep, work, seeds
+        )
         for seeds in work.sizes.seeds
     }
 
