@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-from absl import flags
+from absl import app, flags
 
 from experiments.benchmarks import accelerator_rounds as whole
 from experiments.benchmarks import accelerator_steps as bare
@@ -209,13 +209,13 @@ def page(report: Report, parts: Mapping[str, Part]) -> str:
     lines = [f'# {machine["device"]}', '', reporting.caption(machine), '', f'`{report["command"]}`']
     lines += ['', RANDOM] if report['settings']['npz'] is None else []
     for number, (name, part) in enumerate(parts.items(), 1):
-        lines += ['', f'## {number}. {part.title}', '', part.text, '']
+        lines += ['', f'## {number}. {part.title}', '', part.text]
         entry = report['parts'].get(name)
         if entry is None:
-            lines.append('Not measured yet.')
+            lines += ['', 'Not measured yet.']
             continue
         if entry['cases']:
-            lines += table(part.columns, entry['cases'])
+            lines += ['', *table(part.columns, entry['cases'])]
             spent = sum(case['seconds'] for case in entry['cases'].values())
             lines += ['', f'Measured in {spent:.0f} s.']
         if 'failed' in entry:
@@ -261,6 +261,10 @@ def main(args: flags.FlagValues) -> None:
     """Measures all parts within the time."""
     clock = Clock(args.minutes)
     folder, sizes = Path(args.output), TOY if args.toy else Sizes()
+    try:
+        dataset = load_images(args.npz, sizes.images)
+    except ValueError as error:
+        raise app.UsageError(str(error)) from None
     folder.mkdir(exist_ok=True)
     words = ['python', '-m', 'experiments.benchmarks.accelerator', *sys.argv[1:]]
     report: Report = {
@@ -278,7 +282,7 @@ def main(args: flags.FlagValues) -> None:
         # Several parts compile the same programs.
         jax.config.update('jax_compilation_cache_dir', f'{name}/compiled')
         jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
-        work = Work(sizes, load_images(args.npz, sizes.images), Path(name), clock)
+        work = Work(sizes, dataset, Path(name), clock)
         run_parts(work, PARTS, report, folder)
     reporting.console.print(f'Written to {folder}/accelerator.md.', soft_wrap=True)
 
