@@ -27,6 +27,7 @@ from jaxfed.engine.devices import AXIS, make_mesh, replicate, split
 from jaxfed.engine.lanes import schedule
 from jaxfed.engine.local import local_optimizer
 from jaxfed.engine.stacking import STACKED, Stacking, row, stacking
+from jaxfed.internal.backend import compile_program
 from jaxfed.models.ops import convolution
 from jaxfed.types import Array, Model, PyTree
 
@@ -94,7 +95,7 @@ def step_program(
     over_devices = jax.shard_map(train, mesh=mesh, in_specs=specs, out_specs=dealt, check_vma=False)
     params, teacher, x, y = replicate((params, model.init(jax.random.key(1)), x, y), mesh)
     arguments = (params, teacher, split(plan.steps.sum(axis=1), mesh), x, y)
-    compiled = jax.jit(over_devices).lower(*arguments).compile()
+    compiled = compile_program(over_devices, *arguments)
     return lambda: jax.block_until_ready(compiled(*arguments))
 
 

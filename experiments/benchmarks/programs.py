@@ -106,24 +106,35 @@ def round_program(size: Size, model: Model, **keywords: Any) -> rounds.CohortRou
     return rounds.compile_cohort(model, sizes, batch_size=size.batch_size, **keywords)
 
 
-def matrix_product(side: int = MATMUL_SIDE) -> Callable[[], Any]:
-    """A large matrix product, which shows the peak of the machine's arithmetic."""
-    a = jnp.asarray(np.random.default_rng(0).standard_normal((side, side), np.float32))
-    compiled = jax.jit(lambda a: a @ a).lower(a).compile()
+def matrix_product(
+    side: int = MATMUL_SIDE, *, dtype: Any = jnp.float32, precision: str | None = None
+) -> Callable[[], Any]:
+    """A large matrix product, which shows the peak of the machine's arithmetic.
+
+    `precision` is that of `jax.lax.dot`; None for JAX's default.
+    """
+    a = jnp.asarray(np.random.default_rng(0).standard_normal((side, side), np.float32), dtype)
+    compiled = jax.jit(lambda a: jnp.matmul(a, a, precision=precision)).lower(a).compile()
     return lambda: jax.block_until_ready(compiled(a))
+
+
+def plain_gradient(model: str, batch_size: int) -> tuple[Callable[..., PyTree], PyTree, Any]:
+    """The gradient of a network with plain convolutions, and the shapes of its arguments."""
+    plain = network(model, convolution=convolution('grouped'))
+    params = jax.eval_shape(plain.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((batch_size, *SHAPE), jnp.float32)
+
+    def loss(params: PyTree, x: Array) -> Array:
+        real = jnp.ones(batch_size, bool)
+        return jnp.sum(plain.train(params, x, plain.stats, real).logits)
+
+    return jax.grad(loss), params, x
 
 
 def operations(size: Size) -> float:
     """FLOP of a client-step, forward and backward, as XLA counts them for plain convolutions."""
-    model = network(size.model, convolution=convolution('grouped'))
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    x = jax.ShapeDtypeStruct((size.batch_size, *SHAPE), jnp.float32)
-
-    def loss(params: PyTree, x: Array) -> Array:
-        real = jnp.ones(size.batch_size, bool)
-        return jnp.sum(model.train(params, x, model.stats, real).logits)
-
-    analysis = jax.jit(jax.grad(loss)).lower(params, x).cost_analysis()
+    gradient, params, x = plain_gradient(size.model, size.batch_size)
+    analysis = jax.jit(gradient).lower(params, x).cost_analysis()
     assert analysis is not None
     return float(analysis['flops'])
 

@@ -1,0 +1,295 @@
+"""Everything worth knowing about jaxfed on one device, in ten minutes.
+
+The parts are ordered by worth: agreement with a plain loop over clients, local steps, whole rounds,
+a run of FedLMD, sweeps, the host's share, determinism, memory and evaluation. Both files are
+written after every case, so a command that is cut off loses one case. The same command continues in
+the same folder; use another folder after a change of the code.
+
+python -m experiments.benchmarks.accelerator --output=DIR --npz=FILE
+
+FILE holds CIFAR-10 as arrays, as for --dataset=npz; without it the images are random.
+"""
+
+import gc
+import math
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from absl import app, flags
+
+from experiments.benchmarks import accelerator_rounds as whole
+from experiments.benchmarks import accelerator_steps as bare
+from experiments.benchmarks import reporting
+from experiments.benchmarks.accelerator_work import TOY, Clock, Row, Sizes, Tiny, Work, load_images
+from jaxfed.internal.files import read_json, versions, write_atomic, write_json
+from jaxfed.models import MODELS
+
+Report = dict[str, Any]
+RANDOM = 'The images are random, so accuracies mean nothing.'
+
+
+class Part(NamedTuple):
+    """A table of the page."""
+
+    title: str
+    text: str
+    columns: Mapping[str, str]  # key of a row -> heading
+    cases: Any  # Work -> cases
+
+
+PARTS = {
+    'agreement': Part(
+        'Agreement with a plain loop over clients',
+        'Parameters after a round of equal clients with one batch each, by lowering of '
+        'convolutions; relative to the largest change of a parameter of the same array.',
+        {'difference': 'largest difference', 'relative': 'relative', 'agrees': 'agrees'},
+        bare.agreement,
+    ),
+    'steps': Part(
+        'Local step',
+        'A client-step is one batch of one client; a lane is a client side by side with others. '
+        'The share is that of a large matrix product of the same precision.',
+        {'ms': 'ms a client-step', 'tflops': 'TFLOP/s', 'share': 'share', 'compile_s': 'compile s'},
+        bare.local_steps,
+    ),
+    'round': Part(
+        'A round beside one client at a time',
+        'FedAvg in float32 without augmentation: one program of jaxfed, and a loop over clients '
+        'and batches in plain JAX with the data on the device, in turns.',
+        {'round_s': 's a round', 'ms': 'ms a client-step', 'times': 'times as fast as the loop'},
+        whole.whole_round,
+    ),
+    'run': Part(
+        'A run of FedLMD',
+        'Settings of `experiments/fedlmd/cifar10_lda0.05.flags`, with evaluation after each round, '
+        'records and checkpoints. Goal: 200 rounds in 20 s after compilation on a GPU of the class '
+        'of an H100.',
+        {
+            'rounds': 'rounds', 'after_s': 's after compilation', 'run_s': 's for 200 rounds',
+            'in_rounds_s': 's in rounds', 'evaluation': 'share of evaluation',
+            'compile_s': 'compile s', 'accuracy': 'accuracy',
+        },
+        whole.run_of_fedlmd,
+    ),
+    'sweeps': Part(
+        'Experiments in one program',
+        'Training rounds of FedLMD with different hyper-parameters and seeds in one program, in '
+        'turns with rounds of a single experiment.',
+        {
+            'experiments': 'experiments', 'lanes': 'lanes', 'ms': 'ms a client-step',
+            'alone_ms': 'alone, ms', 'times': 'times as fast', 'compile_s': 'compile s',
+            'estimated_mib': 'estimated MiB', 'used_mib': 'used MiB',
+        },
+        whole.sweeps,
+    ),
+    'host': Part(
+        'Host',
+        'The same rounds of FedLMD as users run them, their compiled programs back to back with '
+        'all inputs on the device, and the steps of a round, each of which waits for its results. '
+        'Goal: the host takes less than 5 %.',
+        {'ms': 'ms a round', 'share': 'share'},
+        whole.host,
+    ),
+    'determinism': Part(
+        'Determinism',
+        'The same program twice from the same state.',
+        {'equal': 'equal in every bit', 'difference': 'largest difference'},
+        whole.determinism,
+    ),
+    'memory': Part(
+        'Memory',
+        "jaxfed's estimate and the memory that the device used. A program that needs less than an "
+        'earlier one of this process has no measurement.',
+        {
+            'lanes': 'lanes', 'estimated_mib': 'estimated MiB', 'used_mib': 'used MiB',
+            'ratio': 'ratio',
+        },
+        whole.memory,
+    ),
+    'evaluation': Part(
+        'Evaluation',
+        'All test images, by the number that is evaluated at once.',
+        {'images': 'images', 'ms': 'ms'},
+        bare.evaluations,
+    ),
+}  # fmt: skip
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line."""
+    lines = str(error).strip().splitlines() or ['']
+    return f'{type(error).__name__}: {lines[0]}'[:300]
+
+
+def not_finite(rows: Sequence[Row]) -> str | None:
+    """The first number of a case that is not finite, in words."""
+    for row in rows:
+        for key, value in row.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                return f'{key} is {value}'
+    return None
+
+
+def measure_case(measure: Any) -> dict[str, Any]:
+    """The rows of a case, or its error in one line, and its seconds."""
+    start = time.perf_counter()
+    try:
+        rows = measure()
+        wrong = not_finite(rows)
+        result = {'failed': wrong} if wrong else {'rows': rows}
+    except Exception as error:
+        result = {'failed': describe(error)}
+    gc.collect()  # JAX's arrays in circles of references stay on the device otherwise
+    return result | {'seconds': time.perf_counter() - start}
+
+
+def run_parts(work: Work, parts: Mapping[str, Part], report: Report, folder: Path) -> None:
+    """Measures all parts in their order, and writes the files after every case.
+
+    Args:
+      work: sizes and data.
+      parts: by name.
+      report: whose `parts` this function fills; cases that it has are not measured again.
+      folder: of the files.
+    """
+    for name, part in parts.items():
+        entry = report['parts'].setdefault(name, {'cases': {}})
+        entry['skipped'], known = [], entry['cases']
+        try:
+            cases = part.cases(work)
+        except Exception as error:
+            entry['failed'], cases = describe(error), {}
+        for case, measure in cases.items():
+            if case in known:
+                continue
+            if work.clock.over():
+                entry['skipped'].append(case)
+                continue
+            with reporting.console.status(f'{part.title}: {case}'):
+                known[case] = measure_case(measure)
+            text = f'{name}: {case}: {known[case]["seconds"]:.1f} s'
+            reporting.console.print(text, known[case].get('failed', ''), markup=False)
+            write(report, parts, folder)
+        entry['cases'] = {case: known[case] for case in cases if case in known}
+        write(report, parts, folder)
+
+
+def cell(value: Any) -> str:
+    """A value of a row as text."""
+    if value is None:
+        return '-'
+    if isinstance(value, bool):
+        return 'yes' if value else 'no'
+    if isinstance(value, float):
+        return f'{value:.0f}' if abs(value) >= 1000 else f'{value:.3g}'
+    return str(value)
+
+
+def table(columns: Mapping[str, str], cases: Mapping[str, Any]) -> list[str]:
+    """The lines of a Markdown table; a failed case has its error in the second column."""
+    lines = [('case', *columns.values()), ['---'] * (len(columns) + 1)]
+    for case, measured in cases.items():
+        if 'failed' in measured:
+            error = measured['failed'].replace('|', '\\|')
+            lines.append([case, error, *[''] * (len(columns) - 1)])
+        for row in measured.get('rows', ()):
+            lines.append([row.get('case', case), *(cell(row.get(key)) for key in columns)])
+    return [f'| {" | ".join(line)} |' for line in lines]
+
+
+def page(report: Report, parts: Mapping[str, Part]) -> str:
+    """The report as Markdown."""
+    machine = report['machine']
+    lines = [f'# {machine["device"]}', '', reporting.caption(machine), '', f'`{report["command"]}`']
+    lines += ['', RANDOM] if report['settings']['npz'] is None else []
+    for number, (name, part) in enumerate(parts.items(), 1):
+        lines += ['', f'## {number}. {part.title}', '', part.text]
+        entry = report['parts'].get(name)
+        if entry is None:
+            lines += ['', 'Not measured yet.']
+            continue
+        if entry['cases']:
+            lines += ['', *table(part.columns, entry['cases'])]
+            spent = sum(case['seconds'] for case in entry['cases'].values())
+            lines += ['', f'Measured in {spent:.0f} s.']
+        if 'failed' in entry:
+            lines += ['', f'Failed: {entry["failed"]}']
+        if skipped := entry.get('skipped'):
+            lines += ['', f'Not measured, the time was over: {"; ".join(skipped)}.']
+    return '\n'.join(lines) + '\n'
+
+
+def write(report: Report, parts: Mapping[str, Part], folder: Path) -> None:
+    """Writes both files atomically."""
+    write_json(folder / 'accelerator.json', report)
+    write_atomic(folder / 'accelerator.md', page(report, parts))
+
+
+def known_parts(folder: Path, report: Report) -> Report:
+    """The cases that an earlier command measured on the same machine with the same settings."""
+    file = folder / 'accelerator.json'
+    if not file.exists():
+        return {}
+    before = read_json(file)
+    if any(before[key] != report[key] for key in ('machine', 'settings')):
+        return {}
+    return {
+        name: {'cases': {case: done for case, done in part['cases'].items() if 'rows' in done}}
+        for name, part in before['parts'].items()
+    }
+
+
+def describe_machine() -> dict[str, str | int]:
+    """Hardware and versions."""
+    device = jax.devices()[0]
+    platform = ' '.join(str(device.client.platform_version).split())
+    packages = ('jaxlib', 'jax_cuda12_plugin', 'libtpu', 'optax')
+    return (
+        reporting.machine()
+        | {'backend': device.platform, 'platform': platform}
+        | versions(packages)
+    )
+
+
+def main(args: flags.FlagValues) -> None:
+    """Measures all parts within the time."""
+    clock = Clock(args.minutes)
+    folder, sizes = Path(args.output), TOY if args.toy else Sizes()
+    try:
+        dataset = load_images(args.npz, sizes.images)
+    except ValueError as error:
+        raise app.UsageError(str(error)) from None
+    folder.mkdir(exist_ok=True)
+    words = ['python', '-m', 'experiments.benchmarks.accelerator', *sys.argv[1:]]
+    report: Report = {
+        'command': shlex.join(words),
+        'machine': describe_machine(),
+        'settings': reporting.settings(args, 'npz', 'toy') | {'sizes': repr(sizes)},
+        'parts': {},
+    }
+    report['parts'] = known_parts(folder, report)
+    write(report, PARTS, folder)
+    if args.toy:
+        MODELS['tiny'] = Tiny
+        jax.config.update('jax_disable_most_optimizations', True)  # compiles in half the time
+    with tempfile.TemporaryDirectory() as name:
+        # Several parts compile the same programs.
+        jax.config.update('jax_compilation_cache_dir', f'{name}/compiled')
+        jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+        work = Work(sizes, dataset, Path(name), clock)
+        run_parts(work, PARTS, report, folder)
+    reporting.console.print(f'Written to {folder}/accelerator.md.', soft_wrap=True)
+
+
+if __name__ == '__main__':
+    flags.DEFINE_string('output', None, 'Folder of the files.', required=True)
+    flags.DEFINE_float('minutes', 10, 'Time after which no further case starts.', lower_bound=0)
+    flags.DEFINE_string('npz', None, 'CIFAR-10 as arrays; random images without it.')
+    flags.DEFINE_bool('toy', False, 'Small sizes, to try the command.')
+    reporting.run(main)

@@ -1,0 +1,170 @@
+"""Parts of `accelerator` without data: agreement, local steps, determinism, evaluation."""
+
+import functools
+from collections.abc import Callable
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.benchmarks import reporting
+from experiments.benchmarks.accelerator_work import PRODUCTS, Row, Work
+from experiments.benchmarks.ahead_of_time import products
+from experiments.benchmarks.local_step import step_program
+from experiments.benchmarks.plain_loop import PLAIN, Optimizer, make_step, train_round
+from experiments.benchmarks.programs import Size, network, plain_gradient
+from experiments.benchmarks.rounds import (
+    LEARNING_RATE,
+    MOMENTUM,
+    CohortRound,
+    compile_cohort,
+    largest_difference,
+    random_data,
+)
+from experiments.benchmarks.timing import seconds
+from jaxfed.data.augment import normalise
+from jaxfed.engine import evaluation
+from jaxfed.engine.devices import replicate
+from jaxfed.internal.backend import compile_program
+from jaxfed.models import Precision, with_precision
+from jaxfed.models.ops import LOWERINGS
+from jaxfed.types import Outputs, PyTree
+
+Cases = dict[str, Callable[[], list[Row]]]  # name -> measurement, which returns rows
+TOLERANCE = 1e-3  # difference of parameters, relative to the largest change in the same array
+EPOCHS = 5
+# The images of `compile_cohort` are normalised with these numbers.
+MEAN, STD = np.full(3, 128.0, np.float32), np.full(3, 64.0, np.float32)
+to_input = functools.partial(normalise, mean=MEAN, std=STD)
+
+
+@functools.cache
+def cohort_round(work: Work, lowering: str) -> CohortRound:
+    """A round of equal clients, each with one batch; half as many lanes as clients."""
+    return compile_cohort(
+        work.model(lowering), cohort_sizes(work), mesh=work.mesh, lanes=work.sizes.lanes,
+        batch_size=work.sizes.batch_size, local_epochs=EPOCHS,
+    )  # fmt: skip
+
+
+def cohort_sizes(work: Work) -> np.ndarray:
+    """Examples of the clients of `cohort_round`."""
+    return np.full(2 * work.sizes.lanes, work.sizes.batch_size)
+
+
+@functools.cache
+def loop_round(work: Work) -> tuple[PyTree, PyTree]:
+    """The parameters before and after the same round in a plain loop over clients."""
+    sizes = cohort_sizes(work)
+    data, ends = random_data(sizes), np.cumsum(sizes)
+    model = with_precision(network(work.sizes.model, convolution=PLAIN), 'float32')
+    params = model.init(jax.random.key(0))
+    optimizer = Optimizer(LEARNING_RATE, MOMENTUM)
+    step = make_step(model, jnp.asarray(data.x), data.y[0], to_input, optimizer)
+    real = np.ones(work.sizes.batch_size, bool)
+    clients = [[(np.arange(end - n, end), real)] * EPOCHS for n, end in zip(sizes, ends)]  # noqa: B905
+    return params, train_round(step, params, clients, [1 / len(sizes)] * len(sizes))
+
+
+def agreement(work: Work) -> Cases:
+    """The round of the engine beside a plain loop over clients."""
+
+    def compare(lowering: str) -> list[Row]:
+        before, expected = loop_round(work)
+        after = jax.tree.map(lambda leaf: leaf[0], cohort_round(work, lowering).run())
+        trees = zip(*map(jax.tree.leaves, (after, expected, before)), strict=True)
+        relative = max(
+            largest_difference(a, b) / largest_difference(b, start) for a, b, start in trees
+        )
+        return [
+            {
+                'difference': largest_difference(after, expected),
+                'relative': relative,
+                'agrees': relative < TOLERANCE,
+            }
+        ]
+
+    return {name: functools.partial(compare, name) for name in ('auto', *LOWERINGS)}
+
+
+def local_steps(work: Work) -> Cases:
+    """Bare local steps; one factor at a time differs from grouped, float32 and the usual lanes."""
+    usual = work.sizes.lanes
+    cases: Cases = {
+        f'matrix product, {precision}': functools.partial(time_product, work, precision)
+        for precision in PRODUCTS
+    }
+    factors: list[tuple[str, int, Precision]] = [
+        *((name, usual, 'float32') for name in LOWERINGS),
+        *(('grouped', usual, precision) for precision in ('tf32', 'bfloat16')),
+        *(('patches', usual, precision) for precision in ('tf32', 'bfloat16')),
+        *(('grouped', lanes, 'float32') for lanes in work.sizes.other_lanes),
+    ]
+    for lowering, lanes, precision in factors:
+        name = f'{lowering}, {reporting.plural(lanes, "lane")}, {precision}'
+        cases[name] = functools.partial(time_step, work, lowering, lanes, precision)
+    return cases
+
+
+def time_product(work: Work, precision: Precision) -> list[Row]:
+    """The rate of a large matrix product."""
+    return [{'tflops': work.product_rate(precision) / 1e12}]
+
+
+def time_step(work: Work, lowering: str, lanes: int, precision: Precision) -> list[Row]:
+    """Times local steps of clients side by side."""
+    sizes, compiled = work.sizes, list[Callable[[], object]]()
+    size = Size(sizes.model, lanes, sizes.batch_size, sizes.steps)
+    model = work.model(lowering, precision)
+    compile_s = seconds(
+        lambda: compiled.append(step_program(model, size, mesh=work.mesh, lanes=lanes))
+    )
+    step_s = work.median(compiled[0]) / size.client_steps
+    gradient, *arguments = plain_gradient(sizes.model, sizes.batch_size)
+    rate = products(jax.make_jaxpr(gradient)(*arguments).jaxpr) / step_s
+    return [
+        {
+            'ms': 1e3 * step_s,
+            'tflops': rate / 1e12,
+            'share': rate / work.product_rate(precision),
+            'compile_s': compile_s,
+        }
+    ]
+
+
+def same(first: PyTree, second: PyTree) -> Row:
+    """Whether two trees of arrays are equal in every bit, and their largest difference."""
+    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    equal = all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs)
+    return {'equal': equal, 'difference': largest_difference(first, second)}
+
+
+def repeat_round(work: Work, lowering: str) -> list[Row]:
+    """Runs the same round of equal clients twice."""
+    run = cohort_round(work, lowering).run
+    return [same(run(), run())]
+
+
+def evaluations(work: Work) -> Cases:
+    """Evaluation of all test images in chunks of different sizes."""
+    return {
+        f'{chunk} at once': functools.partial(time_evaluation, work, chunk)
+        for chunk in work.sizes.chunks
+    }
+
+
+def time_evaluation(work: Work, chunk: int) -> list[Row]:
+    """Times the evaluation of all test images."""
+    model, data = work.model(), work.dataset
+    params = model.init(jax.random.key(0))
+    arguments = replicate((params, data.x_test, data.y_test), work.mesh)
+
+    def apply(params: PyTree, x: jax.Array) -> Outputs:
+        return model.evaluate(params, x, model.stats)
+
+    function = functools.partial(evaluation.evaluate, apply, prepare=to_input, mesh=work.mesh)
+    with mock.patch.multiple(evaluation, CHUNK=chunk, CPU_CHUNK=chunk):
+        program = compile_program(function, *arguments)
+    run_s = work.median(lambda: jax.block_until_ready(program(*arguments)))
+    return [{'images': len(data.x_test), 'ms': 1e3 * run_s}]

@@ -1,0 +1,226 @@
+"""The benchmark of one device: its parts at toy size, its time limit, its files and its page."""
+
+import itertools
+import json
+import math
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.benchmarks import accelerator, accelerator_rounds, accelerator_steps, plain_loop
+from experiments.benchmarks.accelerator import PARTS, Part
+from experiments.benchmarks.accelerator_work import TOY, Clock, Tiny, Work, load_images
+from experiments.benchmarks.ahead_of_time import products
+from experiments.benchmarks.programs import plain_gradient
+from jaxfed.models import MODELS
+
+
+def new_report():
+    settings = {'npz': None, 'toy': True}
+    return {'command': 'python', 'machine': {'device': 'cpu'}, 'settings': settings, 'parts': {}}
+
+
+def clock_at(times):
+    """A clock of one minute that reads `times`, in seconds."""
+    return Clock(1, itertools.chain([0], times, itertools.repeat(1000)).__next__)
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """The toy, with minutes left."""
+    monkeypatch.setitem(MODELS, 'tiny', Tiny)
+    folder = tmp_path / 'work'
+    folder.mkdir()
+    return Work(TOY, load_images(None, TOY.images), folder, Clock(60))
+
+
+@pytest.mark.slow
+def test_every_part_is_measured(work, tmp_path, cheap_runs):
+    report = new_report()
+    accelerator.run_parts(work, PARTS, report, tmp_path)
+    written = json.loads((tmp_path / 'accelerator.json').read_text())
+    assert list(written['parts']) == list(PARTS)
+    for name, part in PARTS.items():
+        entry = written['parts'][name]
+        assert list(entry['cases']) == list(part.cases(work)) and not entry['skipped']
+        for case, measured in entry['cases'].items():
+            for row in measured['rows']:
+                numbers = [value for value in row.values() if isinstance(value, float)]
+                assert all(map(math.isfinite, numbers)), (name, case)
+            # the CPU reports no memory
+            assert set(measured['rows'][0]) & set(part.columns), (name, case)
+    rows = {name: entry['cases'] for name, entry in written['parts'].items()}
+    assert all(case['rows'][0]['agrees'] for case in rows['agreement'].values())
+    assert all(case['rows'][0]['equal'] for case in rows['determinism'].values())
+    assert rows['run']['fedlmd']['rows'][0]['rounds'] == TOY.run
+    host = {row['case']: row['ms'] for row in rows['host']['rounds']['rows']}
+    total = host.pop('round as users run it')
+    programs = host.pop('compiled programs alone')
+    assert host.pop('host') == pytest.approx(total - programs)
+    assert sum(host.values()) == pytest.approx(total)  # the steps of a round
+    page = (tmp_path / 'accelerator.md').read_text()
+    assert page.splitlines()[0] == '# cpu' and '`python`' in page
+    assert 'accuracies mean nothing' in page and 'Failed' not in page
+
+
+@pytest.mark.slow
+def test_a_wrong_round_does_not_agree(work, monkeypatch):
+    cases = accelerator_steps.agreement(work)
+    params, after = accelerator_steps.loop_round(work)
+    wrong = jax.tree.map(lambda leaf: leaf * (1 + 1e-4), after)
+    (row,) = cases['auto']()
+    assert row['agrees'] and row['relative'] < 1e-5
+    monkeypatch.setattr(accelerator_steps, 'loop_round', lambda work: (params, wrong))
+    (row,) = cases['auto']()
+    assert not row['agrees']
+
+
+def test_the_time_ends_after_its_minutes():
+    clock = clock_at([59.9, 60, 61])
+    assert [clock.over() for _ in range(3)] == [False, True, True]
+
+
+def test_cases_after_the_time_are_named(tmp_path):
+    class Short:
+        clock = clock_at([1, 2])
+
+    def cases(work):
+        return {name: partial(list, [{'ms': 1.0}]) for name in ('a', 'b', 'c')}
+
+    parts = {'x': Part('First', 'Text.', {'ms': 'ms'}, cases)}
+    parts['y'] = parts['x']._replace(title='Second')
+    report = new_report()
+    accelerator.run_parts(Short(), parts, report, tmp_path)
+    assert list(report['parts']['x']['cases']) == ['a', 'b']
+    assert report['parts']['x']['skipped'] == ['c']
+    assert report['parts']['y']['skipped'] == ['a', 'b', 'c']
+    page = (tmp_path / 'accelerator.md').read_text()
+    assert 'Not measured, the time was over: c.' in page
+    assert 'Not measured, the time was over: a; b; c.' in page
+
+
+def test_errors_are_recorded_and_the_next_case_runs(tmp_path):
+    def fail():
+        raise ValueError('first line\nsecond | line')
+
+    def broken(work):
+        raise RuntimeError('no programs')
+
+    cases = {
+        'fails': fail,
+        'overflows': lambda: [{'ms': float('inf')}],
+        'works': lambda: [{'ms': 2.0}],
+    }
+    parts = {
+        'x': Part('Cases', '', {'ms': 'ms', 's': 's'}, lambda work: cases),
+        'y': Part('Broken', '', {}, broken),
+    }
+    report = new_report()
+    work = Work(TOY, None, tmp_path, Clock(1))
+    accelerator.run_parts(work, parts, report, tmp_path)
+    measured = json.loads((tmp_path / 'accelerator.json').read_text())['parts']
+    assert measured['x']['cases']['fails']['failed'] == 'ValueError: first line'
+    assert measured['x']['cases']['overflows']['failed'] == 'ms is inf'
+    assert measured['x']['cases']['works']['rows'] == [{'ms': 2.0}]
+    assert measured['y']['failed'] == 'RuntimeError: no programs'
+    page = (tmp_path / 'accelerator.md').read_text()
+    assert '| fails | ValueError: first line |  |' in page and '| works | 2 | - |' in page
+    assert 'Failed: RuntimeError: no programs' in page
+
+
+def test_a_command_that_is_cut_off_continues(tmp_path):
+    calls = []
+
+    def cases(work):
+        def measure(name):
+            calls.append(name)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            return [{'ms': 1.0}]
+
+        return {name: partial(measure, name) for name in ('a', 'b')}
+
+    parts = {'x': Part('Cases', '', {'ms': 'ms'}, cases)}
+    work, report = Work(TOY, None, tmp_path, Clock(1)), new_report()
+    with pytest.raises(KeyboardInterrupt):
+        accelerator.run_parts(work, parts, report, tmp_path)
+    assert '| a | 1 |' in (tmp_path / 'accelerator.md').read_text()
+
+    report = new_report()
+    report['parts'] = accelerator.known_parts(tmp_path, report)
+    accelerator.run_parts(work, parts, report, tmp_path)
+    assert calls == ['a', 'b', 'b']
+    written = json.loads((tmp_path / 'accelerator.json').read_text())
+    assert list(written['parts']['x']['cases']) == ['a', 'b']
+    other = report | {'settings': {'npz': 'x.npz', 'toy': True}}
+    assert accelerator.known_parts(tmp_path, other) == {}
+
+
+def test_a_failed_case_is_measured_again(tmp_path):
+    report = new_report()
+    report['parts'] = {'x': {'cases': {'a': {'rows': []}, 'b': {'failed': 'so'}}, 'skipped': []}}
+    accelerator.write(report, {}, tmp_path)
+    assert accelerator.known_parts(tmp_path, report) == {'x': {'cases': {'a': {'rows': []}}}}
+    assert accelerator.known_parts(tmp_path / 'nosuch', report) == {}
+
+
+@pytest.mark.parametrize(
+    'value, text',
+    [(None, '-'), (True, 'yes'), (False, 'no'), (3, '3'), (0.12345, '0.123'), (12345.6, '12346')],
+)
+def test_values_of_a_table(value, text):
+    assert accelerator.cell(value) == text
+
+
+def test_a_case_with_several_rows_names_them():
+    rows = [{'case': 'one', 'ms': 1.5}, {'ms': 2.0}]
+    assert accelerator.table({'ms': 'ms a step'}, {'both': {'rows': rows}}) == [
+        '| case | ms a step |',
+        '| --- | --- |',
+        '| one | 1.5 |',
+        '| both | 2 |',
+    ]
+
+
+def test_an_estimate_has_a_measurement_only_if_it_raised_the_peak(monkeypatch):
+    statistics = {'peak_bytes_in_use': 5 << 20, 'bytes_in_use': 1 << 20}
+    monkeypatch.setattr(accelerator_rounds, 'device_memory', lambda: statistics)
+    before = {'peak_bytes_in_use': 4 << 20, 'bytes_in_use': 1 << 20}
+    row = accelerator_rounds.memory_of(before, 2 << 20)
+    assert row == {'estimated_mib': 2, 'used_mib': 4, 'ratio': 0.5}
+    assert accelerator_rounds.memory_of(statistics, 2 << 20) == {'estimated_mib': 2}
+    monkeypatch.setattr(accelerator_rounds, 'device_memory', dict)
+    assert accelerator_rounds.memory_of({}, 2 << 20) == {'estimated_mib': 2}
+
+
+def test_batches_cover_the_examples_of_every_epoch():
+    examples = np.array([3, 5, 7, 9, 11])
+    rng = np.random.default_rng(0)
+    batches = list(plain_loop.draw_batches(examples, epochs=2, batch_size=2, rng=rng))
+    assert len(batches) == 6 and all(len(images) == 2 for images, _ in batches)
+    for epoch in (batches[:3], batches[3:]):
+        assert sorted(np.concatenate([images[real] for images, real in epoch])) == [3, 5, 7, 9, 11]
+
+
+def test_the_operations_of_a_step_are_those_of_its_layers():
+    gradient, *arguments = plain_gradient('mlp', 50)
+    weights = 3072 * 200 + 200 * 200 + 200 * 10
+    # forward and backward for weights and, except in the first layer, for inputs
+    expected = 2 * 50 * (3 * weights - 3072 * 200)
+    assert products(jax.make_jaxpr(gradient)(*arguments).jaxpr) == expected
+
+
+def test_random_images_have_the_shape_of_cifar10():
+    data = load_images(None, (30, 20))
+    assert data.x_train.shape == (30, 32, 32, 3) and data.x_test.shape == (20, 32, 32, 3)
+    assert np.bincount(data.y_train).tolist() == [3] * 10
+
+
+def test_images_are_read_from_a_file(tmp_path):
+    data = load_images(None, (30, 20))
+    arrays = {key: getattr(data, key) for key in ('x_train', 'y_train', 'x_test', 'y_test')}
+    np.savez(tmp_path / 'images.npz', **arrays)
+    read = load_images(str(tmp_path / 'images.npz'), (1, 1))
+    assert read.name == 'cifar10' and np.array_equal(read.x_train, data.x_train)
