@@ -17,6 +17,7 @@ from experiments.benchmarks.programs import Size, network, plain_gradient
 from experiments.benchmarks.rounds import (
     LEARNING_RATE,
     MOMENTUM,
+    SHAPE,
     CohortRound,
     compile_cohort,
     largest_difference,
@@ -61,7 +62,8 @@ def loop_round(work: Work) -> tuple[PyTree, PyTree]:
     model = with_precision(network(work.sizes.model, convolution=PLAIN), 'float32')
     params = model.init(jax.random.key(0))
     optimizer = Optimizer(LEARNING_RATE, MOMENTUM)
-    step = make_step(model, jnp.asarray(data.x), data.y[0], to_input, optimizer)
+    images = jnp.asarray(data.x).reshape(-1, *SHAPE)
+    step = make_step(model, images, data.y[0], to_input, optimizer)
     real = np.ones(work.sizes.batch_size, bool)
     clients = [[(np.arange(end - n, end), real)] * EPOCHS for n, end in zip(sizes, ends)]  # noqa: B905
     return params, train_round(step, params, clients, [1 / len(sizes)] * len(sizes))
