@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import jax
 from absl import app, flags
 
+from experiments.benchmarks import accelerator_host as host
 from experiments.benchmarks import accelerator_rounds as whole
 from experiments.benchmarks import accelerator_steps as bare
 from experiments.benchmarks import reporting
@@ -94,13 +95,13 @@ PARTS = {
         'all inputs on the device, and the steps of a round, each of which waits for its results. '
         'Goal: the host takes less than 5 %.',
         {'ms': 'ms a round', 'share': 'share'},
-        whole.host,
+        host.host,
     ),
     'determinism': Part(
         'Determinism',
         'The same program twice from the same state.',
         {'equal': 'equal in every bit', 'difference': 'largest difference'},
-        whole.determinism,
+        host.determinism,
     ),
     'memory': Part(
         'Memory',

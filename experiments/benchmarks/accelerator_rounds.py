@@ -1,18 +1,16 @@
-"""Parts of `accelerator` with whole rounds: loop over clients, runs, sweeps, host, memory."""
+"""Parts of `accelerator` with whole rounds: loop over clients, runs, sweeps, memory."""
 
 import functools
-import itertools
 import statistics
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmarks import reporting
-from experiments.benchmarks.accelerator_steps import Cases, repeat_round, same
+from experiments.benchmarks.accelerator_steps import Cases
 from experiments.benchmarks.accelerator_work import (
     ROUNDS,
     Row,
@@ -31,20 +29,11 @@ from experiments.benchmarks.programs import network
 from experiments.benchmarks.rounds import Trainer
 from experiments.benchmarks.timing import interleave, seconds
 from jaxfed.data.augment import normalise
-from jaxfed.engine import client_states
-from jaxfed.engine.devices import replicate, split
-from jaxfed.engine.execution import state_rows
-from jaxfed.engine.round import RoundInputs
 from jaxfed.models import with_precision
-from jaxfed.models.ops import LOWERINGS
-from jaxfed.recording.entries import describe_round
 from jaxfed.runs.experiment import Experiment, client_steps, cohort_of, set_up
-from jaxfed.runs.feed import PlannedRound
 from jaxfed.runs.simulate import Result, train_experiments
-from jaxfed.runs.state import State, unstack
 from jaxfed.sweeps.runner import share_images
 from jaxfed.sweeps.sweep import expand, parse_grid
-from jaxfed.types import PyTree
 
 
 class PlainTrainer:
@@ -220,137 +209,3 @@ def memory(work: Work) -> Cases:
         'fedlmd': measure,
         'fedlmd, large': functools.partial(measure, **work.sizes.large),
     }
-
-
-class Placed(NamedTuple):
-    """The arguments of a round's program on the device."""
-
-    inputs: RoundInputs
-    states: PyTree
-    schedule: Any
-
-
-def place(trainer: Trainer, state: State, planned: PlannedRound) -> Placed:
-    """Moves the inputs of a round with one wave to the device."""
-    prepared, ((plan, data),) = trainer.prepared, tuple(planned.waves)
-    tuned = jax.tree.map(lambda number: np.asarray(number, np.float32), planned.tuned)
-    cohort, tuned = replicate((planned.cohort, tuned), prepared.mesh)
-    rows = state_rows(planned.cohort, plan.slot, data.size.shape[1])
-    states = client_states.load_rows(state.clients, rows, plan.used, prepared.mesh)
-    inputs = RoundInputs(state.server, cohort, tuned, prepared.keys, data)
-    return Placed(inputs, states, split(plan, prepared.mesh))
-
-
-def run_programs(trainer: Trainer, placed: Sequence[Placed], test_set: Any) -> PyTree:
-    """Runs the compiled programs of rounds back to back, and waits for the last."""
-    prepared = trainer.prepared
-    server, results = placed[0].inputs.server, []
-    for inputs, states, plan in placed:
-        inputs = inputs._replace(server=server)
-        trained = prepared.programs.train(inputs, states, plan)
-        server, metrics = prepared.programs.merge(inputs, trained.sums)
-        (one,) = unstack(server, 1)
-        tested = prepared.evaluation.global_model((one.params, one.stats), *test_set)
-        results.append((metrics, tested))
-    return jax.block_until_ready((server, results))
-
-
-def test_set_of(trainer: Trainer) -> Any:
-    """The test images and labels on the device."""
-    data = trainer.experiments[0].dealt.dataset
-    return replicate((data.x_test, data.y_test), trainer.prepared.mesh)
-
-
-def planned_rounds(trainer: Trainer, first: int, count: int) -> list[PlannedRound]:
-    """Some rounds of a trainer's experiment, independent of its position."""
-    prepared = trainer.prepared
-    return list(itertools.islice(prepared.feed(prepared.lanes, first), count))
-
-
-def host(work: Work) -> Cases:
-    """The rounds that users run, beside their compiled programs and the steps of the host."""
-    return {'rounds': functools.partial(time_host, work, 10 * work.sizes.rounds)}
-
-
-def time_host(work: Work, count: int) -> list[Row]:
-    """Times rounds 2 to `count` + 1: as users run them, their programs alone, and by steps."""
-    _, ticks = run_recorded(work, 'host', count + 1)
-    count = len(ticks) - 1
-    if count < 1:
-        raise RuntimeError('the time was over after one round')
-    round_s = float(np.diff(ticks).mean())
-    trainer, test_set = work.fedlmd, test_set_of(work.fedlmd)
-    state, rounds = trainer.state, planned_rounds(trainer, 2, count)
-    placed = [place(trainer, state, planned) for planned in rounds]
-    programs_s = work.median(lambda: run_programs(trainer, placed, test_set)) / count
-    steps = time_host_steps(trainer, 2, count, test_set)
-    lines = {
-        'round as users run it': round_s,
-        'compiled programs alone': programs_s,
-        'host': round_s - programs_s,
-        **steps,
-        'records, checkpoints and the rest': round_s - sum(steps.values()),
-    }
-    return [
-        {'case': name, 'ms': 1e3 * value, 'share': value / round_s} for name, value in lines.items()
-    ]
-
-
-def time_host_steps(trainer: Trainer, first: int, count: int, test_set: Any) -> dict[str, float]:
-    """Mean seconds of each step of a round, in order; each step waits for its results."""
-    prepared, (experiment,) = trainer.prepared, trainer.experiments
-    totals, state = dict[str, float](), trainer.state
-    last = time.perf_counter()
-
-    def lap(name: str, *results: PyTree) -> None:
-        nonlocal last
-        jax.block_until_ready(results)
-        now = time.perf_counter()
-        totals[name] = totals.get(name, 0.0) + (now - last) / count
-        last = now
-
-    for planned in itertools.islice(prepared.feed(prepared.lanes, first), count):
-        waves = tuple(planned.waves)
-        lap('schedule')
-        placed = place(trainer, state, planned._replace(waves=iter(waves)))
-        lap('transfers to the device', placed)
-        trained = prepared.programs.train(*placed)
-        lap('train', trained)
-        ((plan, data),) = waves
-        rows = state_rows(planned.cohort, plan.slot, data.size.shape[1])
-        client_states.store_rows(state.clients, rows, plan.used, trained.states, prepared.mesh)
-        lap("clients' states to the host")
-        server, metrics = prepared.programs.merge(placed.inputs, trained.sums)
-        lap('merge', server)
-        loss = float(np.asarray(metrics.train_loss)[0])
-        lap('read the loss')
-        (one,) = unstack(server, 1)
-        lap('copy the model', one)
-        tested = prepared.evaluation.global_model((one.params, one.stats), *test_set)
-        lap('evaluate', tested)
-        read = jax.device_get(tested)
-        lap('read the evaluation')
-        measured = prepared.evaluators[0].measure(
-            planned.cohort.clients[0], read, state.past[0], None
-        )
-        describe_round(planned.number, loss, read, experiment.config.learning_rate, {}, measured)
-        lap('measures')
-        state = state._replace(server=server)
-    return totals
-
-
-def determinism(work: Work) -> Cases:
-    """The same programs twice from the same state."""
-
-    def repeat() -> list[Row]:
-        trainer = work.fedlmd
-        state = trainer.state._replace(server=trainer.prepared.server)
-        placed = [place(trainer, state, planned) for planned in planned_rounds(trainer, 1, 1)]
-        test_set = test_set_of(trainer)
-        results = [run_programs(trainer, placed, test_set) for _ in range(2)]
-        return [same(*results)]
-
-    rounds = {
-        f'equal clients, {name}': functools.partial(repeat_round, work, name) for name in LOWERINGS
-    }
-    return {'fedlmd with evaluation': repeat, **rounds}
