@@ -138,24 +138,32 @@ def _initialize(
 
 
 def _check_process_count(process: int, processes: int) -> None:
-    """Checks that all processes have the same --num_processes."""
+    """Checks that all processes have the same --num_processes; others than the first end here."""
     store, key = distributed.key_value_store(), 'jaxfed/processes'
     store.key_value_set(f'{key}/{process}', str(processes))
     counts = {
         other: int(distributed.wait_for_key(f'{key}/{other}'))
         for other in (range(processes) if process == 0 else (0,))
     }
-    store.key_value_set(f'{key}/{process}/checked', '.')
-    for other, count in counts.items():
-        if count != processes:
-            # The store ends with the first process, so the others have to read it first.
-            for waiting in range(1, processes if process == 0 else 0):
-                with contextlib.suppress(jax.errors.JaxRuntimeError):
-                    store.blocking_key_value_get(f'{key}/{waiting}/checked', 1000 * WAIT)
-            raise ValueError(
-                f'--num_processes={processes} in process {process}, but {count} in process '
-                f'{other}; set the same number in all processes.'
-            )
+    differing = [other for other, count in counts.items() if count != processes]
+    message = ''
+    if differing:
+        message = (
+            f'--num_processes={processes} in process {process}, but {counts[differing[0]]} in '
+            f'process {differing[0]}; set the same number in all processes.'
+        )
+    if process:
+        if differing:
+            console.show_error(message)
+        store.key_value_set(f'{key}/{process}/checked', '.')
+        if differing:
+            liveness.exit_now(2)  # JAX aborts this process when the first one ends
+    elif differing:
+        # The store ends with the first process, so the others have to read it first.
+        for waiting in range(1, processes):
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                store.blocking_key_value_get(f'{key}/{waiting}/checked', 1000 * WAIT)
+        raise ValueError(message)
 
 
 def _silence_gloo() -> None:
