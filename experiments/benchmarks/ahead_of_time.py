@@ -41,7 +41,7 @@ from experiments.benchmarks.rounds import CLASSES, SHAPE
 from experiments.benchmarks.targets import TARGETS, Target, compile_elsewhere, target_mesh
 from jaxfed.config import SETTINGS, Config
 from jaxfed.data.augment import make_augment, normalise
-from jaxfed.engine.devices import REPLICATED
+from jaxfed.engine.devices import REPLICATED, shapes
 from jaxfed.engine.local import Context
 from jaxfed.engine.round import run_steps, start_lanes
 from jaxfed.engine.stacking import stacking
@@ -79,7 +79,10 @@ def compile_case(target: Target, config: Config, *, devices: int = 1) -> dict[st
       Measures of each program by its name, see `compiled.describe`, with the seconds of its
       compilation.
     """
-    experiment = make_experiment(config, None, black_images())
+    try:
+        experiment = make_experiment(config, None, black_images())
+    except ValueError as error:
+        raise app.UsageError(str(error)) from None
     mesh, seconds = target_mesh(target, devices), dict[str, tuple[float, float]]()
     last = [time.process_time()]
 
@@ -97,11 +100,12 @@ def compile_case(target: Target, config: Config, *, devices: int = 1) -> dict[st
     finally:
         jax.monitoring.unregister_event_duration_listener(note)
     evaluation = prepared.evaluation
+    test = 'evaluate_teacher' if 'agreement' in experiment.measures.needs else 'evaluate'
     programs = {
         'step': ('step', step),
         'train': ('train', prepared.programs.train),
         'merge': ('merge', prepared.programs.merge),
-        'evaluation': ('evaluate', evaluation.global_model),
+        'evaluation': (test, evaluation.global_model),
         'local evaluation': ('evaluate_locals', evaluation.local_models),
     }
     measures = {
@@ -122,16 +126,12 @@ def compile_case(target: Target, config: Config, *, devices: int = 1) -> dict[st
 
 def compile_step(experiment: Experiment, prepared: Prepared, mesh: Mesh) -> tuple[Any, int]:
     """One local step of all lanes of a device, as `train` runs it in a loop, and its operations."""
-    first, to_input = (
-        experiment,
-        functools.partial(normalise, mean=experiment.mean, std=experiment.std),
-    )
     context = Context(
-        first.model,
-        first.method,
-        local_settings([first]),
-        make_augment(first.augmentations, mean=first.mean, std=first.std),
-        to_input,
+        experiment.model,
+        experiment.method,
+        local_settings([experiment]),
+        make_augment(experiment.augmentations, mean=experiment.mean, std=experiment.std),
+        functools.partial(normalise, mean=experiment.mean, std=experiment.std),
         None,
         stacking(),
     )
@@ -139,16 +139,11 @@ def compile_step(experiment: Experiment, prepared: Prepared, mesh: Mesh) -> tupl
     train: Any = prepared.programs.train
     arguments, _ = train.args_info
 
-    def shapes(tree: Any) -> Any:
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=one), tree
-        )
-
     def step(device: Any, lanes: Any) -> Any:
         return run_steps(context, device, 1, lanes)
 
     start = functools.partial(start_lanes, context)
-    operands = shapes(jax.eval_shape(start, *shapes(arguments)))
+    operands = shapes(jax.eval_shape(start, *shapes(arguments, one)), one)
     program = compile_program(step, *operands, donate_argnums=1)
     return program, products(jax.make_jaxpr(step)(*operands).jaxpr)
 

@@ -24,7 +24,7 @@ class Target(NamedTuple):
 
 def _tpu(topologies: dict[int, str], flops: float, bandwidth: float, gib: int) -> Target:
     # The matrix unit multiplies bfloat16: 6 products make a float32 product, 3 make a tf32 one.
-    peaks = {'float32': flops / 6, 'tf32': flops / 3, 'bfloat16': flops, 'auto': flops}
+    peaks = {'float32': flops / 6, 'tf32': flops / 3, 'bfloat16': flops}
     return Target('tpu', 'libtpu', topologies, peaks, bandwidth, gib * 2**30)
 
 
@@ -35,7 +35,7 @@ TARGETS = {
         'gpu',
         'jax_cuda12_plugin',
         {1: '1x1x1', 4: '1x1x4'},
-        {'float32': 67e12, 'tf32': 495e12, 'bfloat16': 989e12, 'auto': 495e12},
+        {'float32': 67e12, 'tf32': 495e12, 'bfloat16': 989e12},
         3.35e12,
         80 * 2**30,
     ),

@@ -186,7 +186,7 @@ def replicate(tree: PyTree, mesh: Mesh, *, copy: bool = True) -> PyTree:
     """
     sharding, devices = NamedSharding(mesh, REPLICATED), mesh.local_devices
     if is_absent(mesh):
-        return _shapes(tree, sharding)
+        return shapes(tree, sharding)
 
     def put(leaf: np.ndarray | jax.Array) -> jax.Array:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
@@ -214,7 +214,7 @@ def split(tree: PyTree, mesh: Mesh) -> PyTree:
     """
     sharding = NamedSharding(mesh, SPLIT)
     if is_absent(mesh):
-        return _shapes(tree, sharding)
+        return shapes(tree, sharding)
     if len(mesh.local_devices) == mesh.size:
         return jax.device_put(tree, sharding)
     return jax.tree.map(
@@ -222,9 +222,10 @@ def split(tree: PyTree, mesh: Mesh) -> PyTree:
     )
 
 
-def _shapes(tree: PyTree, sharding: NamedSharding) -> PyTree:
+def shapes(tree: PyTree, sharding: NamedSharding, *axes: int) -> PyTree:
+    """The shapes of arrays on devices, [*axes, ...]."""
     return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
+        lambda leaf: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype, sharding=sharding), tree
     )
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxfed.engine.devices import AXIS, fetch, replicate, split
+from jaxfed.engine.devices import AXIS, fetch, replicate, shapes, split
 from jaxfed.engine.evaluation import evaluate, evaluate_teacher
 from jaxfed.engine.execution import peak_memory
 from jaxfed.engine.lanes import Schedule
@@ -98,12 +98,6 @@ def compile_programs(
     def compiled(function: Callable[..., Any], *arguments: PyTree, **options: Any) -> Any:
         program = partial(function, apply, prepare=to_input, mesh=mesh)
         return compile_program(program, *arguments, **options)
-
-    def shapes(tree: PyTree, sharding: NamedSharding, *axes: int) -> PyTree:
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype, sharding=sharding),
-            tree,
-        )
 
     one = jax.eval_shape(lambda server: row((server.params, server.stats), 0), server)
     weights = shapes(one, everywhere)
