@@ -25,8 +25,6 @@ from jaxfed.internal import console
 from jaxfed.internal.console import counted
 
 ROOT = Path(__file__).parents[2]
-DATA_DIR = flags.DEFINE_string('data_dir', None, 'Folder of the prepared CIFAR-10.')
-TESTS = flags.DEFINE_bool('tests', False, 'Also run the fast tests.')
 _BLOCK = re.compile(r'^```(sh|python)\n(.*?)^```', re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r'^# (\w+\.py); then: (.*)$', re.MULTILINE)
 
@@ -80,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run all steps; returns 1 if one failed."""
     if len(arguments) > 1:
         raise app.UsageError(f'Unexpected arguments: {arguments[1:]}.')
-    failures = 0
+    failures, values = 0, flags.FLAGS
     with tempfile.TemporaryDirectory() as temporary:
         clone = Path(temporary) / 'jaxfed'
         shutil.copytree(ROOT, clone, ignore=left_out)
@@ -93,8 +91,8 @@ def main(arguments: Sequence[str]) -> int:
         environment = os.environ | {'PATH': path, 'JAXFED_CACHE_DIR': f'{temporary}/cache'}
         environment.pop('PYTHONPATH', None)
         for step in steps((ROOT / 'README.md').read_text()):
-            command = adapt(step.command, DATA_DIR.value)
-            if command is None or ('pytest' in command and not TESTS.value):
+            command = adapt(step.command, values.data_dir)
+            if command is None or ('pytest' in command and not values.tests):
                 console.say(f'left out   {step.shown}', quiet=False)
                 continue
             began = time.monotonic()
@@ -109,4 +107,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == '__main__':
+    flags.DEFINE_string('data_dir', None, 'Folder of the prepared CIFAR-10.')
+    flags.DEFINE_bool('tests', False, 'Also run the fast tests.')
     app.run(lambda arguments: sys.exit(main(arguments)))

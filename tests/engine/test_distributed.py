@@ -365,6 +365,19 @@ def test_processes_that_disagree_are_reported_before_training(second, message, p
     assert not (tmp_path / 'host0' / 'run').exists()
 
 
+def test_a_slow_process_reports_another_number_of_processes_itself(pair):
+    slow = f"""from jaxfed.engine.distributed import liveness
+import time
+exit_now = liveness.exit_now
+liveness.exit_now = lambda status: (time.sleep(3), exit_now(status))
+{MAIN}"""
+    first, second = commands(second=('--num_processes=3',))
+    with pair([first, ['-c', slow, *second[2:]]]) as processes:
+        errors = [error for _, error in ends(processes)]
+    assert [process.returncode for process in processes] == [2, 2], errors
+    assert errors[1].startswith('error: --num_processes=3 in process 1, but 2 in process 0')
+
+
 def test_an_error_in_one_process_ends_the_other(pair, tmp_path):
     held = tmp_path / 'held'
     held.mkdir()

@@ -1,6 +1,7 @@
 """Joins processes, on one host or on many, before any other use of JAX."""
 
 import contextlib
+import functools
 import os
 import socket
 import sys
@@ -61,8 +62,8 @@ def start(
     if process_id == 0:
         _check_port(coordinator)
     _initialize(coordinator, num_processes, process_id, devices)
-    _check_process_count(process_id, num_processes)
     liveness.watch(distributed.key_value_store(), process_id, num_processes)
+    _check_process_count(process_id, num_processes)
     if process_id:
         console.silence()
 
@@ -152,12 +153,11 @@ def _check_process_count(process: int, processes: int) -> None:
             f'--num_processes={processes} in process {process}, but {counts[differing[0]]} in '
             f'process {differing[0]}; set the same number in all processes.'
         )
-    if process:
-        if differing:
-            console.show_error(message)
-        store.key_value_set(f'{key}/{process}/checked', '.')
-        if differing:
-            liveness.exit_now(2)  # JAX aborts this process when the first one ends
+    checked = functools.partial(store.key_value_set, f'{key}/{process}/checked', '.')
+    if process and differing:
+        liveness.stop(message, 2, checked)  # JAX aborts this process when the first one ends
+    elif process:
+        checked()
     elif differing:
         # The store ends with the first process, so the others have to read it first.
         for waiting in range(1, processes):
