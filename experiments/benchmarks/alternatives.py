@@ -1,9 +1,16 @@
-"""Seconds a round of the same federated work: jaxfed, a plain PyTorch simulator and Flower.
+"""Seconds a round of the same federated work: jaxfed, a plain PyTorch simulator, BlazeFL, Flower.
 
-Every system trains the FedNTD CNN by federated averaging on the same images: 10 equal clients a
-round, one local epoch, batches of 50, SGD with momentum, no augmentation, and an evaluation on the
-same test images after each round. The systems run one after another in separate processes, so that
-they share neither cores nor memory. The first round is not counted.
+Every system trains the same network by federated averaging on the same images of equal clients: SGD
+without momentum, no augmentation, and evaluations on the same test images. The systems run one
+after another in separate processes, so that they share neither cores nor memory. The first round is
+not counted.
+
+Tasks: `cifar10`, the FedNTD CNN, 10 clients, one local epoch, batches of 50. `blazefl`, the CNN
+benchmark of BlazeFL: LeNet, 100 clients that all train in each of 5 rounds, each with shards of
+two classes, 5 local epochs. `flute`, as the FEMNIST row of FLUTE: a CNN of two convolutions and two
+dense layers, 3400 clients of whom 10 train in a round, batches of 20, 62 classes, an evaluation
+every 50 rounds; FLUTE trains 1500. Only `cifar10` and `blazefl` read a dataset; images of `flute`
+are synthetic, as many for each client as FEMNIST has on average.
 
 python -m experiments.benchmarks.alternatives --output=experiments/results/alternatives_cpu.json
 """
@@ -15,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,10 +31,54 @@ import numpy as np
 from absl import app, flags
 
 from experiments.benchmarks import reporting
-from experiments.benchmarks.systems import BATCH_SIZE, CLIENTS, MIB, SYSTEMS, Rounds, Work
+from experiments.benchmarks.systems import MIB, SYSTEMS, Rounds, Task, Work
 from jaxfed.data import channel_statistics, load_dataset
 
-SHAPE, CLASSES = (32, 32, 3), 10
+TASKS = {
+    'cifar10': Task(
+        model='cnn',
+        shape=(32, 32, 3),
+        classes=10,
+        clients=10,
+        clients_per_round=10,
+        examples_per_client=500,
+        batch_size=50,
+        local_epochs=1,
+        learning_rate=0.01,
+        rounds=3,
+        eval_every=1,
+        test_examples=2000,
+    ),
+    'blazefl': Task(
+        model='lenet',
+        shape=(32, 32, 3),
+        classes=10,
+        clients=100,
+        clients_per_round=100,
+        examples_per_client=500,
+        batch_size=50,
+        local_epochs=5,
+        learning_rate=0.1,
+        rounds=5,
+        eval_every=1,
+        test_examples=10000,
+        shards=2,
+    ),
+    'flute': Task(
+        model='cnn',
+        shape=(28, 28, 1),
+        classes=62,
+        clients=3400,
+        clients_per_round=10,
+        examples_per_client=198,
+        batch_size=20,
+        local_epochs=1,
+        learning_rate=0.1,
+        rounds=51,
+        eval_every=50,
+        test_examples=10000,
+    ),
+}
 SAMPLING_SECONDS = 1.0  # a sample takes 20 ms
 
 
@@ -34,35 +86,44 @@ class Data(NamedTuple):
     """The images of all clients and of the evaluation."""
 
     name: str
-    x_train: np.ndarray  # [CLIENTS n, H, W, channels] uint8, n examples of each client in a row
-    y_train: np.ndarray  # [CLIENTS n] int32
+    x_train: np.ndarray  # [K n, H, W, channels] uint8, n examples of each client in a row
+    y_train: np.ndarray  # [K n] int32
     x_test: np.ndarray  # [m, H, W, channels] uint8
     y_test: np.ndarray  # [m] int32
 
 
-def synthetic(*, train: int, test: int) -> Data:
-    """Images of CIFAR-10's shape: each class a coarse pattern under much noise."""
+def synthetic(task: Task) -> Data:
+    """Images of the task's shape: each class a coarse pattern under much noise."""
     rng = np.random.default_rng(0)
-    patterns = rng.integers(0, 256, (CLASSES, 4, 4, 3), np.uint16)
-    patterns = patterns.repeat(8, axis=1).repeat(8, axis=2)
-    y = np.concatenate([rng.permutation(n) % CLASSES for n in (train, test)]).astype(np.int32)
-    noise = rng.integers(0, 256, (train + test, *SHAPE), np.uint8)
+    height, width, channels = task.shape
+    train, test = task.clients * task.examples_per_client, task.test_examples
+    patterns = rng.integers(0, 256, (task.classes, 4, 4, channels), np.uint16)
+    patterns = patterns.repeat(-(-height // 4), axis=1).repeat(-(-width // 4), axis=2)
+    patterns = patterns[:, :height, :width]
+    y = np.concatenate([rng.permutation(n) % task.classes for n in (train, test)]).astype(np.int32)
+    noise = rng.integers(0, 256, (train + test, *task.shape), np.uint8)
     x = ((patterns[y] + np.uint16(3) * noise) // 4).astype(np.uint8)
     return Data('synthetic images', x[:train], y[:train], x[train:], y[train:])
 
 
-def sample(name: str, data_dir: str, *, train: int, test: int) -> Data:
+def sample(name: str, data_dir: str, task: Task) -> Data:
     """Random images of the dataset `name` in `data_dir`.
 
     Raises:
-      ValueError: if there is no such dataset, or it is too small.
+      ValueError: if there is no such dataset, or it does not fit the task.
     """
     dataset = load_dataset(name, data_dir=data_dir)
+    train, test = task.clients * task.examples_per_client, task.test_examples
     sizes = len(dataset.y_train), len(dataset.y_test)
     if train > sizes[0] or test > sizes[1]:
         raise ValueError(
             f'--dataset={name} has {sizes[0]} training and {sizes[1]} test images, but --examples_'
-            f'per_client of {CLIENTS} clients and --test_examples ask for {train} and {test}.'
+            f'per_client of {task.clients} clients and --test_examples ask for {train} and {test}.'
+        )
+    if dataset.x_train.shape[1:] != tuple(task.shape):
+        raise ValueError(
+            f'--dataset={name} has images of shape {dataset.x_train.shape[1:]}, but the task has '
+            f'{tuple(task.shape)}.'
         )
     rng = np.random.default_rng(0)
     rows, tested = rng.permutation(sizes[0])[:train], rng.permutation(sizes[1])[:test]
@@ -70,38 +131,53 @@ def sample(name: str, data_dir: str, *, train: int, test: int) -> Data:
     return Data(dataset.name, x[rows], y[rows], x_test[tested], y_test[tested])
 
 
-def load(args: flags.FlagValues) -> Data:
-    """Loads or makes the images that the flags select; raises UsageError if there are none."""
-    sizes = {'train': CLIENTS * args.examples_per_client, 'test': args.test_examples}
+def deal(data: Data, task: Task) -> Data:
+    """The same images, dealt to the clients in shards of one class, if the task has shards."""
+    if not task.shards:
+        return data
+    shards = np.argsort(data.y_train, kind='stable').reshape(task.clients * task.shards, -1)
+    rows = np.random.default_rng(0).permutation(shards).ravel()
+    return data._replace(x_train=data.x_train[rows], y_train=data.y_train[rows])
+
+
+def load(args: flags.FlagValues) -> tuple[Data, Task]:
+    """The images and the task that the flags select; raises UsageError if there are none."""
+    task = TASKS[args.task]
+    changes = {name: args[name].value for name in ('rounds', 'examples_per_client')}
+    changes['test_examples'] = args.test_examples
+    task = task._replace(**{name: n for name, n in changes.items() if n is not None})
+    if task.shards and task.examples_per_client % task.shards:
+        raise app.UsageError(
+            f'--examples_per_client={task.examples_per_client} must be a multiple of the '
+            f'{task.shards} shards of a client.'
+        )
     if args.data_dir is None:
         if args['dataset'].present:
             raise app.UsageError(f'--dataset={args.dataset} needs --data_dir, its folder.')
-        return synthetic(**sizes)
+        return deal(synthetic(task), task), task
     try:
-        return sample(args.dataset, args.data_dir, **sizes)
+        return deal(sample(args.dataset, args.data_dir, task), task), task
     except ValueError as error:
         raise app.UsageError(str(error)) from error
 
 
-def prepare(data: Data, folder: str, *, rounds: int, machine: dict[str, Any]) -> Work:
+def prepare(data: Data, task: Task, folder: str, machine: dict[str, Any]) -> Work:
     """Writes the work to an empty folder, for all systems."""
     arrays = {name: array for name, array in data._asdict().items() if name != 'name'}
-    np.savez(Path(folder, 'data.npz'), **arrays)
+    owners = np.arange(task.clients).repeat(task.examples_per_client)
+    np.savez(Path(folder, 'data.npz'), users=owners, **arrays)
     for name, array in arrays.items():
         np.save(Path(folder, f'{name}.npy'), array)
     mean, std = channel_statistics(data.x_train)
     work = Work(
         folder=folder,
-        shape=list(data.x_train.shape[1:]),
-        classes=int(data.y_train.max()) + 1,
+        task=task,
         mean=mean.tolist(),
         std=std.tolist(),
-        examples_per_client=len(data.y_train) // CLIENTS,
-        rounds=rounds,
         cores=int(machine['cores']),
         gpu=machine['device'] != 'cpu',
     )
-    Path(folder, 'work.json').write_text(json.dumps(work._asdict()))
+    Path(folder, 'work.json').write_text(json.dumps({**work._asdict(), 'task': task._asdict()}))
     return work
 
 
@@ -152,6 +228,8 @@ def run(key: str, folder: str, steps: int) -> dict[str, Any]:
     seconds = statistics.median(rounds.seconds[1:]) if rounds else None
     return {
         'system': system.name,
+        # Of all rounds, with what comes before the first one.
+        'total_seconds': rounds and sum(rounds.seconds) + (rounds.compile_seconds or 0.0),
         'seconds_per_round': seconds,
         'rounds_seconds': rounds and rounds.seconds,
         'client_steps_per_second': seconds and steps / seconds,
@@ -176,35 +254,42 @@ def describe_machine() -> dict[str, Any]:
     )
     result = subprocess.run([sys.executable, '-c', code], stdout=subprocess.PIPE, check=True)
     machine = json.loads(result.stdout.splitlines()[-1])
-    return {**machine, 'flwr': version('flwr') if reporting.has('flwr') else 'not installed'}
+    peers = {name: version(name) for name in ('blazefl', 'flwr') if reporting.has(name)}
+    return {**machine, **peers}
 
 
-def find_systems() -> list[str]:
-    """Keys of the installed systems; prints how to install the others."""
+def find_systems(names: Sequence[str]) -> list[str]:
+    """The installed ones of some keys of `SYSTEMS`; prints how to install the others."""
+    unknown = [name for name in names if name not in SYSTEMS]
+    if unknown or 'jaxfed' not in names:
+        raise app.UsageError(
+            f'--systems={",".join(names)} must be jaxfed and others of {", ".join(SYSTEMS)}.'
+        )
     keys = []
-    for key, system in SYSTEMS.items():
-        if all(map(reporting.has, system.needs)):
+    for key in SYSTEMS:
+        system = SYSTEMS[key]
+        if key in names and all(map(reporting.has, system.needs)):
             keys.append(key)
-            continue
-        name = system.name.partition(',')[0]
-        hint = f"{name} is not installed and is left out: pip install '{system.install}'."
-        reporting.console.print(hint, markup=False, soft_wrap=True)
+        elif key in names:
+            name = system.name.partition(',')[0]
+            hint = f"{name} is not installed and is left out: pip install '{system.install}'."
+            reporting.console.print(hint, markup=False, soft_wrap=True)
     return keys
 
 
-def notes(report: dict[str, Any], work: Work) -> list[str]:
+def notes(report: dict[str, Any], task: Task) -> list[str]:
     """The lines below the table."""
     memory = 'peak memory is the resident memory of the process'
     names = [entry['system'] for entry in report['systems']]
     if any(system.processes and system.name in names for system in SYSTEMS.values()):
         summed = "all processes' sum, each second, shared pages once (psutil)"
-        memory += (
-            f'; Flower: {summed if reporting.has("psutil") else "not measured, pip install psutil"}'
-        )
+        known = summed if reporting.has('psutil') else 'not measured, pip install psutil'
+        memory += f'; of BlazeFL and Flower: {known}'
+    shape = ' x '.join(map(str, task.shape))
     lines = [
-        f'{report["data"]}, {" x ".join(map(str, work.shape))}, {work.classes} classes, '
-        f'{work.examples_per_client} examples a client, {report["settings"]["test_examples"]} '
-        f'tested; {work.rounds - 1} rounds counted, median',
+        f'{report["data"]}, {shape}, {task.classes} classes, {task.examples_per_client} examples a '
+        f'client, {reporting.plural(task.local_epochs, "local epoch")}, {task.test_examples} '
+        f'tested; {task.rounds - 1} rounds counted, median',
         reporting.caption(report['machine']),
         memory,
     ]
@@ -218,9 +303,10 @@ def notes(report: dict[str, Any], work: Work) -> list[str]:
     return lines
 
 
-def show(report: dict[str, Any], work: Work) -> None:
+def show(report: dict[str, Any], task: Task) -> None:
     """Prints the table."""
     formats = {
+        'total_seconds': '.1f',
         'seconds_per_round': '.2f',
         'client_steps_per_second': '.1f',
         'peak_mib': '.0f',
@@ -236,22 +322,24 @@ def show(report: dict[str, Any], work: Work) -> None:
         for entry in report['systems']
     ]
     table = reporting.make_table(
-        f'FedNTD CNN, federated averaging, {CLIENTS} clients, batches of {BATCH_SIZE}',
-        ('system', 's a\nround', 'client-\nsteps/s', 'peak\nMiB', 'accuracy', 'to\njaxfed'),
+        f'{task.model}, federated averaging, {task.clients_per_round} of {task.clients} clients a '
+        f'round, batches of {task.batch_size}',
+        ('system', 'all,\ns', 's a\nround', 'steps/s', 'peak\nMiB', 'accuracy', 'to\njaxfed'),
         rows,
-        caption='\n'.join(notes(report, work)),
+        caption='\n'.join(notes(report, task)),
     )
     reporting.console.print(table)
 
 
 def main(args: flags.FlagValues) -> None:
     """Measures, prints the table and writes the file."""
-    data = load(args)
+    keys, entries = find_systems(args.systems), {}
+    data, task = load(args)
     machine = describe_machine()
-    keys, entries = find_systems(), {}
-    steps = CLIENTS * -(-args.examples_per_client // BATCH_SIZE)
+    steps = task.local_epochs * -(-task.examples_per_client // task.batch_size)
+    steps *= task.clients_per_round
     with tempfile.TemporaryDirectory(prefix='jaxfed-', ignore_cleanup_errors=True) as folder:
-        work = prepare(data, folder, rounds=args.rounds, machine=machine)
+        prepare(data, task, folder, machine)
         for key in keys:
             with reporting.console.status(f'running {SYSTEMS[key].name}'):
                 entries[key] = run(key, folder, steps)
@@ -262,29 +350,28 @@ def main(args: flags.FlagValues) -> None:
     report = {
         'machine': machine,
         'data': data.name,
-        'settings': {
-            'clients': CLIENTS,
-            'batch_size': BATCH_SIZE,
-            'examples_per_client': work.examples_per_client,
-            'test_examples': len(data.y_test),
-            'rounds': work.rounds,
-        },
+        'task': args.task,
+        'settings': task._asdict(),
         'systems': list(entries.values()),
     }
-    show(report, work)
+    show(report, task)
     reporting.write(report, args.output)
     if reference is None:
         sys.exit(1)
 
 
 if __name__ == '__main__':
+    flags.DEFINE_enum('task', 'cifar10', list(TASKS), 'The work, see above.')
     flags.DEFINE_integer(
-        'rounds', 3, 'Rounds of each system, of which the first is not counted.', lower_bound=2
-    )
-    flags.DEFINE_integer(
-        'examples_per_client', 500, 'Training examples of each client.', lower_bound=BATCH_SIZE
-    )
-    reporting.define_positive('test_examples', 2000, 'Test images evaluated after each round.')
+        'rounds', None, "Rounds of each system, of which the first is not counted [the task's].",
+        lower_bound=2,
+    )  # fmt: skip
+    for name, text in {
+        'examples_per_client': "Training examples of each client [the task's].",
+        'test_examples': "Test images of an evaluation [the task's].",
+    }.items():
+        flags.DEFINE_integer(name, None, text, lower_bound=1)
+    flags.DEFINE_list('systems', list(SYSTEMS), f'Of {", ".join(SYSTEMS)}; jaxfed is among them.')
     flags.DEFINE_string('dataset', 'cifar10', 'TFDS image classification set.')
     flags.DEFINE_string('data_dir', None, 'Directory of TFDS datasets [synthetic images].')
     flags.DEFINE_string('output', None, reporting.JSON_FILE)

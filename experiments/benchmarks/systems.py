@@ -1,4 +1,4 @@
-"""The systems of `alternatives`, each run in its own process: jaxfed, PyTorch and Flower.
+"""The systems of `alternatives`, each run in its own process: jaxfed, PyTorch, BlazeFL and Flower.
 
 jaxfed and torch are imported by the functions that need them: every module that a system's process
 imports counts as its memory.
@@ -10,11 +10,12 @@ import copy
 import itertools
 import json
 import os
+import random
 import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,24 +24,39 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-CLIENTS = 10
-BATCH_SIZE = 50
 TEST_BATCH_SIZE = 500  # as jaxfed evaluates
-LEARNING_RATE = 0.01
-MOMENTUM = 0.9
 MIB = 2**20
+
+
+class Task(NamedTuple):
+    """What every system does: federated averaging with SGD without momentum."""
+
+    model: str
+    shape: Sequence[int]  # height, width, channels of an image
+    classes: int
+    clients: int
+    clients_per_round: int
+    examples_per_client: int
+    batch_size: int
+    local_epochs: int
+    learning_rate: float
+    rounds: int
+    eval_every: int  # rounds; the last one is always evaluated
+    test_examples: int
+    shards: int = 0  # of one class, for each client; 0: examples of all classes
+
+    def evaluates(self, number: int) -> bool:
+        """Whether an evaluation follows the round of this number, from 1."""
+        return number % self.eval_every == 0 or number == self.rounds
 
 
 class Work(NamedTuple):
     """The work of every system; its arrays are files in the folder."""
 
     folder: str
-    shape: list[int]  # height, width, channels of an image
-    classes: int
+    task: Task
     mean: list[float]  # of each channel, in the units of the files
     std: list[float]
-    examples_per_client: int
-    rounds: int
     cores: int
     gpu: bool  # JAX computes on one, so PyTorch must too
 
@@ -48,7 +64,7 @@ class Work(NamedTuple):
 class Rounds(NamedTuple):
     """The rounds of a system."""
 
-    seconds: list[float]  # of every round, training, aggregation and evaluation
+    seconds: list[float]  # of every round: training, aggregation and evaluation
     accuracy: float  # on the test images, after the last round
     compile_seconds: float | None = None  # before the first round
 
@@ -68,20 +84,22 @@ def run_jaxfed(work: Work) -> Rounds:
     import jaxfed
 
     jaxfed.use_every_core()
+    task = work.task
     result = jaxfed.simulate(
         jaxfed.Config(
             method='fedavg',
             dataset='npz',
             npz=f'{work.folder}/data.npz',
-            partition='iid',
-            num_clients=CLIENTS,
-            clients_per_round=CLIENTS,
-            model='cnn',
-            rounds=work.rounds,
-            local_epochs=1,
-            batch_size=BATCH_SIZE,
-            learning_rate=LEARNING_RATE,
-            momentum=MOMENTUM,
+            partition='natural',
+            num_clients=task.clients,
+            clients_per_round=task.clients_per_round,
+            model=task.model,
+            rounds=task.rounds,
+            eval_every=task.eval_every,
+            local_epochs=task.local_epochs,
+            batch_size=task.batch_size,
+            learning_rate=task.learning_rate,
+            momentum=0.0,
             weight_decay=0.0,
             aggregation='size',
             workdir=f'{work.folder}/jaxfed',
@@ -95,10 +113,11 @@ def run_jaxfed(work: Work) -> Rounds:
 
 
 def network(work: Work) -> 'torch.nn.Module':
-    """The FedNTD CNN in PyTorch, initialised by its defaults, on the device that trains."""
+    """The network in PyTorch, initialised by its defaults, on the device that trains."""
     from experiments.benchmarks.torch_networks import torch_network
 
-    model = torch_network('cnn', work.classes, shape=(work.shape[0], work.shape[1], work.shape[2]))
+    height, width, channels = work.task.shape
+    model = torch_network(work.task.model, work.task.classes, shape=(height, width, channels))
     return model.to('cuda' if work.gpu else 'cpu')
 
 
@@ -114,19 +133,22 @@ def read_examples(work: Work, split: str, rows: slice) -> 'torch.utils.data.Tens
 
 def train_examples(work: Work, client: int) -> 'torch.utils.data.TensorDataset':
     """The examples of a client."""
-    n = work.examples_per_client
+    n = work.task.examples_per_client
     return read_examples(work, 'train', slice(client * n, (client + 1) * n))
 
 
-def train_locally(model: 'torch.nn.Module', examples: 'torch.utils.data.Dataset') -> None:
-    """Trains a client's network for one epoch, in place."""
+def train_locally(
+    task: Task, model: 'torch.nn.Module', examples: 'torch.utils.data.Dataset'
+) -> None:
+    """Trains a client's network for its local epochs, in place."""
     import torch
     from torch.utils.data import DataLoader
 
     device = next(model.parameters()).device
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+    optimizer = torch.optim.SGD(model.parameters(), lr=task.learning_rate)
+    batches = DataLoader(examples, batch_size=task.batch_size, shuffle=True)
     model.train()
-    for x, y in DataLoader(examples, batch_size=BATCH_SIZE, shuffle=True):
+    for x, y in itertools.chain.from_iterable(itertools.repeat(batches, task.local_epochs)):
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(x.to(device)), y.to(device))
         loss.backward()
@@ -152,30 +174,30 @@ def run_torch(work: Work) -> Rounds:
     import torch
 
     torch.set_num_threads(work.cores)
-    clients = [train_examples(work, client) for client in range(CLIENTS)]
+    task = work.task
     tested = read_examples(work, 'test', slice(None))
-    weights = [len(examples) / sum(map(len, clients)) for examples in clients]
     model = network(work)
     seconds, accuracy = [], 0.0
-    for _ in range(work.rounds):
+    for number in range(1, task.rounds + 1):
         start = time.perf_counter()
         states = []
-        for examples in clients:
+        for client in random.sample(range(task.clients), task.clients_per_round):
             local = copy.deepcopy(model)
-            train_locally(local, examples)
+            train_locally(task, local, train_examples(work, client))
             states.append(local.state_dict())
+        # All clients have as many examples.
         average = {
-            name: sum(weight * state[name] for weight, state in zip(weights, states, strict=True))
-            for name in model.state_dict()
+            name: sum(state[name] for state in states) / len(states) for name in model.state_dict()
         }
         model.load_state_dict(average)
-        accuracy = measure_accuracy(model, tested)
+        if task.evaluates(number):
+            accuracy = measure_accuracy(model, tested)
         seconds.append(time.perf_counter() - start)
     return Rounds(seconds, accuracy)
 
 
 def flower_client(work: Work) -> Any:
-    """Flower's client app: one local epoch on one core."""
+    """Flower's client app, on one core."""
     import torch
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
@@ -189,7 +211,7 @@ def flower_client(work: Work) -> Any:
         model = network(work)
         arrays: Any = message.content['arrays']
         model.load_state_dict(arrays.to_torch_state_dict())
-        train_locally(model, examples)
+        train_locally(work.task, model, examples)
         content = RecordDict()
         content['arrays'] = ArrayRecord(model.state_dict())
         content['metrics'] = MetricRecord({'num-examples': len(examples)})
@@ -217,17 +239,19 @@ def run_flower(work: Work) -> Rounds:
     from flwr.simulation import run_simulation
 
     torch.set_num_threads(work.cores)
+    task = work.task
     tested = read_examples(work, 'test', slice(None))
-    evaluated: list[tuple[float, float]] = []  # when, and the accuracy; also before round 1
+    ended: list[tuple[float, float]] = []  # when, and the accuracy; also before round 1
     replies: list[int] = []  # clients that answered, a round
     server_app = ServerApp()
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        del server_round
-        model = network(work)
-        model.load_state_dict(arrays.to_torch_state_dict())
-        accuracy = measure_accuracy(model, tested)
-        evaluated.append((time.perf_counter(), accuracy))
+        accuracy = 0.0
+        if task.evaluates(server_round):
+            model = network(work)
+            model.load_state_dict(arrays.to_torch_state_dict())
+            accuracy = measure_accuracy(model, tested)
+        ended.append((time.perf_counter(), accuracy))
         return MetricRecord({'accuracy': accuracy})
 
     def count(contents: list[RecordDict], weighted_by: str) -> MetricRecord:
@@ -239,34 +263,51 @@ def run_flower(work: Work) -> Rounds:
     def serve(grid: Grid, context: Context) -> None:
         del context
         strategy = FedAvg(
+            fraction_train=task.clients_per_round / task.clients,
             fraction_evaluate=0.0,
-            min_train_nodes=CLIENTS,
-            min_available_nodes=CLIENTS,
+            min_train_nodes=task.clients_per_round,
+            min_available_nodes=task.clients,
             train_metrics_aggr_fn=count,
         )
         initial = ArrayRecord(network(work).state_dict())
-        strategy.start(grid, initial, num_rounds=work.rounds, evaluate_fn=evaluate)
+        strategy.start(grid, initial, num_rounds=task.rounds, evaluate_fn=evaluate)
 
-    workers = min(work.cores, CLIENTS)
+    workers = min(work.cores, task.clients_per_round)
     gpus = 1 / workers if work.gpu else 0.0
     run_simulation(
         server_app=server_app,
         client_app=flower_client(work),
-        num_supernodes=CLIENTS,
+        num_supernodes=task.clients,
         backend_config={
             'init_args': {'num_cpus': workers},
             'client_resources': {'num_cpus': 1, 'num_gpus': gpus},
         },
     )
-    if replies != [CLIENTS] * work.rounds:
-        raise RuntimeError(f'not all of {CLIENTS} clients answered in every round: {replies}')
-    seconds = [after - before for (before, _), (after, _) in itertools.pairwise(evaluated)]
-    return Rounds(seconds, evaluated[-1][1])
+    if replies != [task.clients_per_round] * task.rounds:
+        raise RuntimeError(
+            f'not all of {task.clients_per_round} clients answered in every round: {replies}'
+        )
+    seconds = [after - before for (before, _), (after, _) in itertools.pairwise(ended)]
+    return Rounds(seconds, ended[-1][1])
+
+
+def run_blazefl(work: Work) -> Rounds:
+    """Runs the work with BlazeFL's pool of processes: one client per core at a time."""
+    from experiments.benchmarks.blazefl_system import run
+
+    return run(work)
 
 
 SYSTEMS = {
     'jaxfed': System('jaxfed', run_jaxfed),
     'torch': System('PyTorch, client after client', run_torch, ('torch',), 'jaxfed[bench]'),
+    'blazefl': System(
+        'BlazeFL, processes',
+        run_blazefl,
+        ('blazefl', 'torch'),
+        "jaxfed[bench]' 'blazefl[contrib,reproducibility]",
+        processes=True,
+    ),
     'flower': System(
         'Flower simulation, PyTorch',
         run_flower,
@@ -291,7 +332,8 @@ def peak_memory() -> float:
 
 def main(key: str, folder: str) -> None:
     """Runs a system on the work in a folder and prints its rounds as one line of JSON."""
-    work = Work(**json.loads(Path(folder, 'work.json').read_text()))
+    read = json.loads(Path(folder, 'work.json').read_text())
+    work = Work(**{**read, 'task': Task(**read['task'])})
     try:
         rounds = SYSTEMS[key].run(work)
     except Exception as error:

@@ -1,0 +1,115 @@
+"""The work of `alternatives` with BlazeFL's pool of processes, which loads these classes by name.
+
+As in BlazeFL's own benchmark, processes are spawned and share memory. Threads, which it also
+offers, need a Python without the global interpreter lock.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from experiments.benchmarks.systems import (
+    TEST_BATCH_SIZE,
+    Rounds,
+    Work,
+    measure_accuracy,
+    network,
+    read_examples,
+    train_examples,
+)
+
+if TYPE_CHECKING:
+    from torch.utils.data import TensorDataset
+
+SEED = 0
+
+
+class Models:
+    """Selects the network, which has one name."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+
+    def select_model(self, model_name: str) -> torch.nn.Module:
+        """The network; a process for clients computes on one core."""
+        if os.getpid() != int(os.environ['JAXFED_SERVER']):
+            torch.set_num_threads(1)
+        return network(self.work)
+
+
+class Examples:
+    """The examples of the clients, and of the evaluation."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+
+    def get_dataset(self, type_: str, cid: int | None) -> 'TensorDataset':
+        """The examples of a client, or the test images."""
+        if cid is None:
+            return read_examples(self.work, 'test', slice(None))
+        return train_examples(self.work, cid)
+
+    def set_dataset(self, type_: str, cid: int | None, dataset: Any) -> None:
+        """Nothing is stored: examples do not change."""
+
+    def get_dataloader(
+        self,
+        type_: str,
+        cid: int | None,
+        batch_size: int | None,
+        generator: torch.Generator | None,
+    ) -> DataLoader:
+        """Shuffled batches."""
+        examples = self.get_dataset(type_, cid)
+        size = batch_size or TEST_BATCH_SIZE
+        return DataLoader(examples, batch_size=size, shuffle=True, generator=generator)
+
+
+def run(work: Work) -> Rounds:
+    """Runs the work: one client per core at a time, evaluation on all cores."""
+    import torch.multiprocessing
+    from blazefl.contrib import FedAvgBaseServerHandler, FedAvgProcessPoolClientTrainer
+    from blazefl.core import IPCMode
+
+    torch.multiprocessing.set_start_method('spawn')
+    os.environ['JAXFED_SERVER'] = str(os.getpid())
+    torch.set_num_threads(work.cores)
+    task = work.task
+    tested = read_examples(work, 'test', slice(None))
+    common: dict[str, Any] = {
+        'model_selector': Models(work),
+        'model_name': task.model,
+        'dataset': Examples(work),
+        'num_clients': task.clients,
+        'device': 'cuda' if work.gpu else 'cpu',
+        'batch_size': task.batch_size,
+        'seed': SEED,
+    }
+    server = FedAvgBaseServerHandler(
+        global_round=task.rounds,
+        sample_ratio=task.clients_per_round / task.clients,
+        **common,
+    )
+    clients = FedAvgProcessPoolClientTrainer(
+        share_dir=Path(work.folder, 'blazefl', 'share'),
+        state_dir=Path(work.folder, 'blazefl', 'state'),
+        epochs=task.local_epochs,
+        lr=task.learning_rate,
+        num_parallels=min(work.cores, task.clients_per_round),
+        ipc_mode=IPCMode.SHARED_MEMORY,
+        **common,
+    )
+    seconds, accuracy = [], 0.0
+    for number in range(1, task.rounds + 1):
+        start = time.perf_counter()
+        clients.local_process(server.downlink_package(), server.sample_clients())
+        for upload in clients.uplink_package():
+            server.load(upload)
+        if task.evaluates(number):
+            accuracy = measure_accuracy(server.model, tested)
+        seconds.append(time.perf_counter() - start)
+    return Rounds(seconds, accuracy)

@@ -1,0 +1,55 @@
+"""The work that jaxfed and its alternatives share."""
+
+import json
+
+import numpy as np
+import pytest
+from absl import app
+
+from experiments.benchmarks import alternatives, systems
+
+TASK = alternatives.TASKS['blazefl']._replace(clients=10, examples_per_client=20, test_examples=30)
+
+
+def test_synthetic_images_have_the_shape_and_all_classes():
+    for task in alternatives.TASKS.values():
+        small = task._replace(clients=3, examples_per_client=70, test_examples=62)
+        data = alternatives.synthetic(small)
+        assert data.x_train.shape == (210, *task.shape)
+        assert data.x_test.dtype == np.uint8
+        assert set(data.y_train) == set(data.y_test) == set(range(task.classes))
+
+
+def test_clients_get_shards_of_one_class():
+    data = alternatives.synthetic(TASK)
+    dealt = alternatives.deal(data, TASK)
+    for labels in dealt.y_train.reshape(10, 2, 10):
+        assert all(len(set(shard)) == 1 for shard in labels)
+    pairs = [sorted(zip(d.y_train, d.x_train.reshape(200, -1).sum(1))) for d in (data, dealt)]
+    assert pairs[0] == pairs[1]
+    assert alternatives.deal(data, TASK._replace(shards=0)) is data
+
+
+def test_every_system_reads_the_same_clients(tmp_path):
+    data = alternatives.deal(alternatives.synthetic(TASK), TASK)
+    machine = {'cores': 2, 'device': 'cpu'}
+    work = alternatives.prepare(data, TASK, str(tmp_path), machine)
+    read = json.loads((tmp_path / 'work.json').read_text())
+    assert systems.Task(**read['task'])._replace(shape=TASK.shape) == TASK
+    assert work.cores == 2
+    with np.load(tmp_path / 'data.npz') as arrays:
+        for client in range(10):
+            mine = arrays['users'] == client
+            rows = slice(20 * client, 20 * (client + 1))
+            np.testing.assert_array_equal(arrays['x_train'][mine], data.x_train[rows])
+
+
+def test_evaluations_follow_every_few_rounds_and_the_last():
+    task = TASK._replace(rounds=5, eval_every=2)
+    assert [number for number in range(1, 6) if task.evaluates(number)] == [2, 4, 5]
+
+
+@pytest.mark.parametrize('names', [['jaxfed', 'flow'], ['torch']])
+def test_unknown_systems_are_refused(names):
+    with pytest.raises(app.UsageError, match=r'must be jaxfed and others of jaxfed, torch'):
+        alternatives.find_systems(names)
