@@ -15,7 +15,7 @@ from jaxfed.metrics.teacher import Teacher, as_teacher
 from jaxfed.types import Array, Outputs, PyTree
 
 Apply = Callable[[PyTree, Array], Outputs]  # (params, x [B, H, W, channels]) -> Outputs
-Prepare = Callable[[Array], Array]  # raw images -> input of the network
+Prepare = Callable[[Array], Array]  # stored images -> input of the network
 
 # Examples evaluated at once. The activations of few examples fit into a core's cache: on the CPU
 # cnn and resnet8 take 0.6-0.7 of the time with 100 instead of 500. Other devices: not measured.
@@ -42,7 +42,7 @@ def predict(
     Args:
       apply: the network.
       params: its parameters.
-      x: [m, H, W, channels].
+      x: [m, ...] images, as `prepare` takes them.
       prepare: applied to each chunk of x.
       mesh: devices that share the examples; None for the current device.
       take: selects the outputs to return.

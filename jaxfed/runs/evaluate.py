@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxfed.data import Dataset
 from jaxfed.engine.devices import AXIS, fetch, replicate, shapes, split
 from jaxfed.engine.evaluation import evaluate, evaluate_teacher
 from jaxfed.engine.execution import peak_memory
@@ -68,11 +69,16 @@ def compile_evaluators(
     """Compile the evaluations of X experiments that share their programs; server [X, ...]."""
     # Without validation data, experiments share one test set.
     sets = {id(e.dealt.dataset.x_test): e.dealt.dataset for e in experiments}
-    placed = {key: replicate((d.x_test, d.y_test), mesh) for key, d in sets.items()}
+    placed = {key: place_test_set(dataset, mesh) for key, dataset in sets.items()}
     test_sets = [placed[id(e.dealt.dataset.x_test)] for e in experiments]
     programs = compile_programs(experiments, mesh, server, test_sets[0], to_input, lanes)
     bound = zip(experiments, test_sets, programs.gradients, strict=True)
     return programs, [make_evaluator(e, mesh, programs, *arguments) for e, *arguments in bound]
+
+
+def place_test_set(dataset: Dataset, mesh: Mesh) -> tuple[Array, Array]:
+    """Images in rows [m, H W channels], like those of training, and labels [m], on all devices."""
+    return replicate((dataset.x_test.reshape(len(dataset.x_test), -1), dataset.y_test), mesh)
 
 
 def compile_programs(
@@ -95,8 +101,11 @@ def compile_programs(
         params, stats = weights
         return model.evaluate(params, x, stats)
 
+    def from_rows(x: Array) -> Array:
+        return to_input(x.reshape(len(x), *first.input_shape))
+
     def compiled(function: Callable[..., Any], *arguments: PyTree, **options: Any) -> Any:
-        program = partial(function, apply, prepare=to_input, mesh=mesh)
+        program = partial(function, apply, prepare=from_rows, mesh=mesh)
         return compile_program(program, *arguments, **options)
 
     one = jax.eval_shape(lambda server: row((server.params, server.stats), 0), server)
