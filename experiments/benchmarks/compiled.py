@@ -3,6 +3,7 @@
 import math
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 _BITS = {'pred': 8, 'bf16': 16, 'f16': 16, 'f32': 32, 'f64': 64}
@@ -75,6 +76,15 @@ def instructions(text: str) -> list[Instruction]:
         for line in lines
         if line.operation not in _FREE and not line.operation.endswith('-done')
     ]
+
+
+def contents(text: str) -> Iterator[tuple[str, str, set[str]]]:
+    """Each instruction of a program: name, operation, and the operations that it consists of."""
+    parsed = _parse(text)
+    for lines in parsed.values():
+        for line in lines:
+            body = parsed.get(line.called[0], []) if line.operation == 'fusion' else [line]
+            yield line.name, line.operation, {inner.operation for inner in body}
 
 
 class _Line(NamedTuple):

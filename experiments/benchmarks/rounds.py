@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -81,7 +81,12 @@ class CohortRound(NamedTuple):
 
     run: Callable[[], PyTree]  # trains it; returns the parameters after it, [1, ...]
     params: PyTree  # before it, [...]
-    memory: int  # bytes of the program on each device
+    train: Any  # the compiled program of the local training
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the program on each device."""
+        return peak_memory(self.train)
 
 
 def compile_cohort(
@@ -127,7 +132,7 @@ def compile_cohort(
         )
         return jax.block_until_ready(after).params
 
-    return CohortRound(run, params, peak_memory(programs.train))
+    return CohortRound(run, params, programs.train)
 
 
 def random_data(sizes: np.ndarray) -> TrainingData:

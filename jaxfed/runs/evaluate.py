@@ -73,7 +73,7 @@ def compile_evaluators(
     test_sets = [placed[id(e.dealt.dataset.x_test)] for e in experiments]
     programs = compile_programs(experiments, mesh, server, test_sets[0], to_input, lanes)
     bound = zip(experiments, test_sets, programs.gradients, strict=True)
-    return programs, [make_evaluator(e, mesh, programs, *arguments) for e, *arguments in bound]
+    return programs, [make_evaluator(e, mesh, programs, test, of) for e, test, of in bound]
 
 
 def place_test_set(dataset: Dataset, mesh: Mesh) -> tuple[Array, Array]:

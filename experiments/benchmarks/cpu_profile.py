@@ -1,0 +1,164 @@
+"""Where the time of a local step goes on a CPU: products, copies and the rest, beside PyTorch.
+
+Core-milliseconds of a client-step, summed over the cores. An operation of a program belongs to
+`products` if it or its fusion computes matrix products or convolutions, to `copies` if it only
+moves numbers (as the shifted images of a convolution), and to `the rest` otherwise: normalisation,
+activations, sums, the optimiser. Waiting for other devices does not count. PyTorch's convolutions
+contain their copies. Both profilers slow down what they measure.
+
+python -m experiments.benchmarks.cpu_profile --models=resnet8,resnet18
+"""
+
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from absl import flags
+
+from experiments.benchmarks import compiled, programs, reporting
+from experiments.benchmarks.programs import Size
+from jaxfed.engine.devices import cores
+
+PRODUCTS, COPIES, REST = KINDS = ('products', 'copies', 'the rest')
+_PRODUCT = re.compile(r'^(dot|convolution|fft|custom-call)')
+_COPY = {
+    'bitcast', 'broadcast', 'concatenate', 'constant', 'copy', 'dynamic-slice',
+    'dynamic-update-slice', 'gather', 'get-tuple-element', 'iota', 'pad', 'parameter', 'reshape',
+    'reverse', 'slice', 'transpose', 'tuple',
+}  # fmt: skip
+_WAIT = re.compile(r'^(all-reduce|all-gather|collective|reduce-scatter)')
+_TORCH_PRODUCT = re.compile(r'conv|addmm|::mm|bmm|linear')
+_TORCH_COPY = re.compile(r'copy_|cat|clone|contiguous|fill_|zero_')
+
+
+class Event(NamedTuple):
+    """An operation that a thread has run, in nanoseconds."""
+
+    name: str
+    start: float
+    duration: float
+
+
+def self_times(events: Iterable[Event]) -> dict[str, float]:
+    """Nanoseconds of each operation of one thread, without those of operations inside it."""
+    times: dict[str, float] = defaultdict(float)
+    stack: list[tuple[str, float]] = []  # operations that have not ended, and their ends
+    for name, start, duration in sorted(events, key=lambda e: (e.start, -e.duration)):
+        while stack and start >= stack[-1][1]:
+            stack.pop()
+        if stack:
+            times[stack[-1][0]] -= duration
+        times[name] += duration
+        stack.append((name, start + duration))
+    return times
+
+
+def kinds(text: str) -> dict[str, str]:
+    """The kind of each instruction of a compiled program, '' for waiting; see above."""
+
+    def kind(operations: set[str]) -> str:
+        if any(map(_PRODUCT.match, operations)):
+            return PRODUCTS
+        return COPIES if operations <= _COPY else REST
+
+    return {
+        name: '' if _WAIT.match(operation) else kind(parts)
+        for name, operation, parts in compiled.contents(text)
+    }
+
+
+def trace(run: Callable[[], Any]) -> dict[str, float]:
+    """Nanoseconds of each instruction of the compiled programs that a function runs."""
+    times: dict[str, float] = defaultdict(float)
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            run()
+        (file,) = Path(folder).rglob('*.xplane.pb')
+        for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+            for line in plane.lines:
+                events = [
+                    Event(event.name, event.start_ns, event.duration_ns)
+                    for event in line.events
+                    if any(name == 'hlo_op' for name, _ in event.stats)
+                ]
+                for name, nanoseconds in self_times(events).items():
+                    times[name] += nanoseconds
+    return times
+
+
+def profile_round(size: Size, devices: str) -> dict[str, float]:
+    """Core-milliseconds of a client-step of jaxfed's engine by kind."""
+    mesh = programs.use_devices(devices, most=size.clients)
+    compiled_round = programs.round_program(size, programs.network(size.model), mesh=mesh, lanes=1)
+    of_instruction = kinds(compiled_round.train.as_text())
+    compiled_round.run()
+    spent = dict.fromkeys(KINDS, 0.0)
+    for name, nanoseconds in trace(compiled_round.run).items():
+        kind = of_instruction.get(name, REST)  # of the program that merges the updates
+        if kind:
+            spent[kind] += nanoseconds / 1e6 / size.client_steps
+    return spent
+
+
+def profile_torch(size: Size) -> dict[str, float]:
+    """Core-milliseconds of a client-step of PyTorch's loop by kind."""
+    import torch.profiler
+
+    run = programs.torch_program(size)
+    run()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        run()
+    spent = dict.fromkeys(KINDS, 0.0)
+    for operation in profiler.key_averages():
+        product, copy = (r.search(operation.key) for r in (_TORCH_PRODUCT, _TORCH_COPY))
+        kind = PRODUCTS if product else COPIES if copy else REST
+        milliseconds = operation.self_cpu_time_total / 1e3 / size.client_steps
+        spent[kind] += milliseconds * cores()  # its operations occupy all cores
+    return spent
+
+
+def rows(model: str, profiles: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
+    """The rows of a network in the table."""
+    cells = []
+    for name, spent in profiles.items():
+        numbers = [f'{spent[kind]:.1f}' for kind in KINDS]
+        cells.append([model, name, *numbers, f'{sum(spent.values()):.1f}'])
+        model = ''
+    return cells
+
+
+def main(args: flags.FlagValues) -> None:
+    """Measures, prints the table and writes the file."""
+    jax.config.update('jax_default_matmul_precision', 'float32')
+    profiles: dict[str, dict[str, dict[str, float]]] = {}
+    for model in args.models:
+        reporting.console.print(f'{model} ...')
+        size = Size(model, args.clients, args.batch_size, args.steps)
+        profiles[model] = {'jaxfed': profile_round(size, args.devices)}
+        if reporting.has('torch'):
+            profiles[model][programs.TORCH] = profile_torch(size)
+    machine = reporting.machine()
+    table = reporting.make_table(
+        'core-milliseconds of a client-step',
+        ('network', 'program', *KINDS, 'sum'),
+        [row for model, measured in profiles.items() for row in rows(model, measured)],
+        caption=reporting.caption(machine),
+        left=2,
+    )
+    reporting.console.print(table)
+    settings = reporting.settings(args, 'clients', 'batch_size', 'steps', 'devices')
+    reporting.write({'machine': machine, 'settings': settings, 'networks': profiles}, args.output)
+
+
+if __name__ == '__main__':
+    flags.DEFINE_list('models', ['resnet8', 'resnet18'], 'Networks.')
+    reporting.define_positive('clients', 2, 'Clients in training.')
+    reporting.define_positive('batch_size', 50, 'Examples in a batch.')
+    reporting.define_positive('steps', 2, 'Local steps of each client.')
+    flags.DEFINE_string('devices', 'all', "Number of devices, or 'all'.")
+    flags.DEFINE_string('output', None, reporting.JSON_FILE)
+    reporting.run(main)

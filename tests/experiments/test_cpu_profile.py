@@ -1,0 +1,42 @@
+"""The shares of a local step's time."""
+
+from experiments.benchmarks.cpu_profile import COPIES, PRODUCTS, REST, Event, kinds, self_times
+from tests.experiments.test_ahead_of_time import PROGRAM
+
+FUSED = """HloModule jit_g
+
+%shifted (p: f32[8]) -> f32[2,8] {
+  %p = f32[8]{0} parameter(0)
+  %pad.1 = f32[8]{0} pad(%p), padding=1
+  ROOT %concatenate.1 = f32[2,8]{1,0} concatenate(%p, %pad.1), dimensions={0}
+}
+
+%scaled (q: f32[2,8]) -> f32[2,2] {
+  %q = f32[2,8]{1,0} parameter(0)
+  ROOT %dot.1 = f32[2,2]{1,0} dot(%q, %q)
+}
+
+ENTRY %main (x: f32[8]) -> f32[2,2] {
+  %x = f32[8]{0} parameter(0)
+  %copies = f32[2,8]{1,0} fusion(%x), kind=kLoop, calls=%shifted
+  ROOT %product = f32[2,2]{1,0} fusion(%copies), kind=kCustom, calls=%scaled
+}
+"""
+
+
+def test_instructions_have_kinds():
+    of = kinds(FUSED)
+    assert (of['copies'], of['product'], of['pad.1']) == (COPIES, PRODUCTS, COPIES)
+    of = kinds(PROGRAM)
+    assert (of['all-reduce.1'], of['exponential'], of['fusion.1']) == ('', REST, REST)
+
+
+def test_time_of_inner_operations_counts_once():
+    events = [
+        Event('inner', 20.0, 10.0),
+        Event('loop', 10.0, 50.0),
+        Event('inner', 35.0, 5.0),
+        Event('within', 36.0, 2.0),
+        Event('after', 60.0, 7.0),
+    ]
+    assert self_times(events) == {'loop': 35.0, 'inner': 13.0, 'within': 2.0, 'after': 7.0}
