@@ -25,7 +25,7 @@ from rich.table import Table
 
 from experiments.grid import command, runner
 from experiments.grid.runner import Cell, GridRow
-from experiments.grid.scores import Score, score_of
+from experiments.grid.scores import SCORES, Score, score_of
 from jaxfed import methods
 from jaxfed.config import SETTINGS, Config
 from jaxfed.internal import files
@@ -174,7 +174,7 @@ def make_search(
       column: 'PAPER/NAME' of a flag file, or
       flagfile: its path, or neither.
       seeds: how many, from 0.
-      score: 'best' or 'final'.
+      score: one of `SCORES`.
       validation: the share of the training data that is held out for evaluation.
       halving: rounds after which the worse half stops, as '10,20'; None for none.
       output: folder of all runs.
@@ -335,7 +335,7 @@ def given_up(ranking: Sequence[Ranked]) -> str:
 
 def about(search: Search) -> str:
     """Describe how the accuracies were measured."""
-    when = 'Best over the rounds' if search.score == 'best' else 'After the last round'
+    when = SCORES[search.score].capitalize()
     seeds = f'{search.seeds} seed{"s"[: search.seeds != 1]}'
     text = (
         f'Accuracy on held-out training examples; the search never uses test data. {when}, '
@@ -489,7 +489,7 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_multi_string(
         'grid', [], 'NAME:VALUE,VALUE of a hyper-parameter or of training', flag_values=values
     )
-    flags.DEFINE_enum('score', 'best', ['best', 'final'], 'accuracy by round', flag_values=values)
+    flags.DEFINE_enum('score', 'best', list(SCORES), 'accuracy by round', flag_values=values)
     flags.DEFINE_float(
         'validation', 0.1, 'share of the training data to evaluate on', flag_values=values
     )

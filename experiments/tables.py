@@ -223,12 +223,15 @@ def title_of(plan: TableCells) -> str:
 def _legend(plan: TableCells) -> str:
     """How to read the table."""
     table = plan.table
-    when = 'the best over the rounds' if table.score == 'best' else 'after the last round'
-    words = f'Test accuracy in percent, {when}'
+    words = f'Test accuracy in percent, {scores.SCORES[table.score]}'
     if plan.seeds > 1:
         words += f', mean ± sd of {plan.seeds} seeds'
     if table.speed:
-        goal = 'the target' if table.target == 'flag' else f"{BASELINE}'s {table.score} accuracy"
+        goal = (
+            'the target'
+            if table.target == 'flag'
+            else f"{BASELINE}'s {scores.goal_of(table.score)} accuracy"
+        )
         words += f'; in brackets the {table.speed} to {goal}'
     missing = not all(runner.is_done(cell) for cell in plan.every)
     of = 'the finished runs of the column' if missing else 'the column'
@@ -282,6 +285,9 @@ def define(values: flags.FlagValues) -> None:
         default_seeds=None,
     )
     command.define_paper(values)
+    flags.DEFINE_enum(
+        'score', None, list(scores.SCORES), "accuracy by round [the paper's]", flag_values=values
+    )
 
 
 def command_of(arguments: Sequence[str]) -> str:
@@ -310,8 +316,9 @@ def main(arguments: Sequence[str]) -> int:
         raise ValueError(f'the command makes one of {", ".join(TABLES)}, got {names}.')
     command.refuse(parsed.extra, {'rounds': command.ROUNDS, 'validation': command.VALIDATION})
     output = command.check_output(values['output'])
+    table = find(parsed.names[0])
     plan = make_plan(
-        find(parsed.names[0]),
+        table._replace(score=values['score'] or table.score),
         columns=values['columns'],
         methods=values['methods'],
         seeds=values['seeds'],

@@ -92,6 +92,10 @@ def test_a_run_writes_its_records(command, tmp_path, capsys):
     assert summary['final_accuracy'] == accuracies[-1]
     assert summary['best_accuracy'] == max(accuracies)
     assert summary['best_round'] == 1 + accuracies.index(max(accuracies))
+    first, second, third = accuracies
+    moving = [first, second := 0.6 * first + 0.4 * second, 0.6 * second + 0.4 * third]
+    assert np.isclose(summary['moving_accuracy'], moving[-1])
+    assert np.isclose(summary['best_moving_accuracy'], max(moving))
     assert summary['rounds_to_target'] == 1
     assert summary['method'] == 'fedlmd+fedprox'
     for key in ('dataset', 'rounds', 'seconds_total', 'seconds_per_round', 'compile_seconds'):

@@ -1,5 +1,6 @@
-"""Statistics of whole runs: rounds to a target accuracy, speed-up, mean over seeds."""
+"""Statistics of whole runs: rounds to a target, moving average, speed-up, mean over seeds."""
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,6 +26,27 @@ def rounds_to_target(curve: Curve, target: float) -> int | None:
     """
     reached = (t for t, a in zip(*curve, strict=True) if a is not None and a >= target)
     return next(reached, None)
+
+
+def moving_average(values: Sequence[float | None], past: float = 0.6) -> list[float]:
+    """Computes the exponential moving average of a curve.
+
+    m_1 = v_1,  m_t = past m_{t-1} + (1 - past) v_t
+
+    Args:
+      values: by evaluated round; None is left out.
+      past: the weight of the past, in 0..1.
+
+    Returns:
+      m_t, one number for each value that is not None.
+
+    Reference:
+      Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated
+      Learning, NeurIPS 2022: its first author names the last m_t as the reported accuracy
+      (github.com/Lee-Gihun/FedNTD, issue 4).
+    """
+    known = (value for value in values if value is not None)
+    return list(itertools.accumulate(known, lambda m, value: past * m + (1 - past) * value))
 
 
 def speed_up(reference: Curve, curve: Curve, target: float | None = None) -> float | None:

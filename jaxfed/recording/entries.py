@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxfed.config import Config, partition_values
-from jaxfed.metrics import Evaluation, rounds_to_target
+from jaxfed.metrics import Evaluation, moving_average, rounds_to_target
 from jaxfed.metrics.measures import MEASURES, fields
 from jaxfed.partition import partition_settings
 
@@ -102,6 +102,7 @@ def summarise(
     accuracy = [entry['test_accuracy'] for entry in tested]
     times = [entry['seconds'] for entry in metrics]
     best = int(np.argmax(accuracy)) if tested else None
+    moving = moving_average(accuracy)
     target = config.target_accuracy
     curve = [e['round'] for e in tested], accuracy
     scalars = [s for name in measures for s in MEASURES[name].scalars]
@@ -121,6 +122,8 @@ def summarise(
         'final_accuracy': accuracy[-1] if tested else None,
         'best_accuracy': None if best is None else accuracy[best],
         'best_round': None if best is None else tested[best]['round'],
+        'moving_accuracy': moving[-1] if tested else None,
+        'best_moving_accuracy': max(moving, default=None),
         **{name: last(name) for name in _LOCAL},
         'target_accuracy': target,
         'rounds_to_target': None if target is None else rounds_to_target(curve, target),

@@ -86,14 +86,16 @@ def table_of_runs(groups: Sequence[RunGroup], target: float | None) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator='\n')
     columns = 'label,workdir,method,dataset,seed,state,rounds,last_accuracy,best_accuracy'
-    columns += ',best_round,rounds_to_target,forgetting,seconds,client_steps_per_second'
+    columns += (
+        ',best_round,moving_accuracy,rounds_to_target,forgetting,seconds,client_steps_per_second'
+    )
     writer.writerow(columns.split(','))
     for label, runs in groups:
         for run in runs:
             row = [label, run.path, run.config['method'], run.config['dataset'], run.seed]
             row += [run.state, run.rounds, run.final_accuracy(), run.best_accuracy()]
-            row += [run.best_round(), run.rounds_to(target), run.final_forgetting()]
-            row += [run.seconds(), run.total('client_steps_per_second')]
+            row += [run.best_round(), run.moving_accuracy(), run.rounds_to(target)]
+            row += [run.final_forgetting(), run.seconds(), run.total('client_steps_per_second')]
             writer.writerow(row)
     return file.getvalue()
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxfed.config import SEEDS, Config
-from jaxfed.metrics import rounds_to_target
+from jaxfed.metrics import moving_average, rounds_to_target
 from jaxfed.recording import run_files
 
 # Settings that the report needs in config.json.
@@ -122,6 +122,10 @@ class RecordedRun(NamedTuple):
     def best_accuracy(self) -> float | None:
         """Return the highest test accuracy, in 0..1."""
         return max(self.values('test_accuracy').values(), default=None)
+
+    def moving_accuracy(self) -> float | None:
+        """Return the last moving average of the test accuracy, in 0..1."""
+        return next(reversed(moving_average(list(self.values('test_accuracy').values()))), None)
 
     def final_forgetting(self) -> float | None:
         """Return the last forgetting."""

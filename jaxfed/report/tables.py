@@ -13,6 +13,7 @@ from jaxfed.report.reading import RecordedRun, is_number
 _BETTER: dict[str, Callable[[list[float]], float]] = {
     'last accuracy (%)': max,
     'best accuracy (%)': max,
+    'moving average (%)': max,
     'rounds to target': min,
     'forgetting (%)': min,
 }
@@ -92,7 +93,7 @@ def results(groups: Sequence[RunGroup], target: float | None) -> GroupTable:
     has_target = target is not None or any(
         run.config.get('target_accuracy') is not None for group in groups for run in group.runs
     )
-    columns = ['last accuracy (%)', 'best accuracy (%)', 'in round']
+    columns = ['last accuracy (%)', 'best accuracy (%)', 'in round', 'moving average (%)']
     columns += ['rounds to target'] * has_target
     columns += ['forgetting (%)', 'time', 'client-steps/s', 'seeds', 'state']
     rows = []
@@ -103,6 +104,7 @@ def results(groups: Sequence[RunGroup], target: float | None) -> GroupTable:
             _group_cell(group, RecordedRun.final_accuracy, _percent, mark),
             _group_cell(group, RecordedRun.best_accuracy, _percent, mark),
             _group_cell(group, RecordedRun.best_round, _round, mark),
+            _group_cell(group, RecordedRun.moving_accuracy, _percent, mark),
             *([_rounds_to_target(group, target, mark)] if has_target else []),
             _group_cell(group, RecordedRun.final_forgetting, _percent, mark),
             _time_cell(group, RecordedRun.seconds, _duration, mark),

@@ -132,6 +132,12 @@ def test_scores_of_runs():
         other, fedavg, asked=2, score='final', speed='rounds', target='baseline'
     )
     assert final.speeds == (1, None)
+    # 0.6 * (0.6 * 30 + 0.4 * 50) + 0.4 * 50; the goal is still FedAvg's best round.
+    moving = scores.score_of(
+        other, fedavg, asked=2, score='moving', speed='rounds', target='baseline'
+    )
+    np.testing.assert_allclose(moving.accuracies, (42.8, 28.4))
+    assert moving.speeds == (1, None)
     # The run's target, a round without evaluation, and a run that diverged.
     runs = {0: a_run(10, None, 65, target=0.65), 1: a_run(90, failed=True, target=0.65)}
     flag_target = scores.score_of(runs, {}, asked=2, score='final', speed='rounds', target='flag')

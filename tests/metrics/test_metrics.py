@@ -216,6 +216,13 @@ def test_mean_and_deviation_leave_out_none(values, expected):
     assert metrics.mean_and_deviation(values) == pytest.approx(expected)
 
 
+def test_moving_average():
+    # 0.6 * 10 + 0.4 * 20 = 14, 0.6 * 14 + 0.4 * 40 = 24.4; rounds without evaluation do not count.
+    np.testing.assert_allclose(metrics.moving_average([10, None, 20, 40]), [10, 14, 24.4])
+    assert metrics.moving_average([3, 5], past=0) == [3, 5]
+    assert metrics.moving_average([None]) == []
+
+
 def test_rounds_to_target_and_speed_up():
     slow, fast = ([2, 4, 6, 8], [0.1, None, 0.5, 0.4]), ([1, 2, 3], [0.3, 0.5, 0.4])
     assert metrics.rounds_to_target(slow, 0.5) == 6

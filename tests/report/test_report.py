@@ -431,7 +431,7 @@ def test_best_means_are_marked(tmp_path):
     groups = grouping.group([read_run(path) for path in sorted(tmp_path.iterdir())])
     expected = [
         ('fedavg', 'forgetting (%)'), ('fedavg', 'last accuracy (%)'),
-        ('fedlmd', 'best accuracy (%)'),
+        ('fedlmd', 'best accuracy (%)'), ('fedlmd', 'moving average (%)'),
     ]  # fmt: skip
     assert best_cells(groups) == expected
     # FedAvg reaches 0.7 with one of two seeds, so its rounds do not compare.
@@ -466,6 +466,7 @@ def test_results_as_csv(runs, tmp_path):
     rows = list(csv.DictReader(table.open()))
     assert [row['label'] for row in rows] == ['fedavg'] * 2 + ['fedlmd'] * 2
     assert [float(row['last_accuracy']) for row in rows] == [0.5, 0.7] * 2
+    assert all(float(row['moving_accuracy']) <= float(row['best_accuracy']) for row in rows)
     assert {row['best_round'] for row in rows} == {'3'}
     assert {row['rounds_to_target'] for row in rows} == {''}
 
