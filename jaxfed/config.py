@@ -144,13 +144,13 @@ class Config:
         0.5, "quantity: concentration of the clients' sizes; small values are skewed", POSITIVE
     )
     min_size: int = _partition(
-        10, 'dirichlet, extended_dirichlet, quantity: fewest examples of a client', AT_LEAST_1
+        10, 'fewest examples of a client, for Dirichlet partitions and quantity', AT_LEAST_1
     )
     balanced: bool = _partition(
         False, 'dirichlet: cap clients at n/N examples; no further class for a full client'
     )
     shards_per_client: int = _partition(
-        2, 'sharding: shards per client; about one class each', AT_LEAST_1
+        2, 'sharding, fedntd_sharding: shards per client; about one class each', AT_LEAST_1
     )
     labels_per_client: int = _partition(
         2, 'label_quantity, extended_dirichlet: classes per client', AT_LEAST_1
@@ -177,7 +177,7 @@ class Config:
     clients_per_round: int = _clients(5, 'clients sampled per round', AT_LEAST_1, searched=True)
     sampling: str = _clients(
         'uniform',
-        'choice of clients; uniform, by size, or in turn',
+        'choice of clients; uniform, by size, in turn, or by the round alone',
         registry='jaxfed.engine.cohorts:SAMPLINGS',
         in_program='absent',
     )

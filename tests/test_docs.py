@@ -17,7 +17,6 @@ import pytest
 
 import jaxfed
 from experiments import figures, search, tables
-from experiments.released import released_partition, released_schedule
 from jaxfed import methods
 from jaxfed.data.prepare import RECIPES
 from jaxfed.data.prepare import __main__ as prepare_command
@@ -145,8 +144,6 @@ def of_sweep(arguments):
 @pytest.mark.parametrize('text', list(blocks('sh')))
 def test_every_command_has_valid_flags(text, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)  # flag files are named from here
-    monkeypatch.setitem(PARTITIONS, 'released', released_partition)
-    monkeypatch.setitem(SAMPLINGS, 'released', released_schedule)
     lines = text.replace('\\\n', ' ').replace('$seed', '0').splitlines()
     for part in [part for line in lines for part in re.split(r'&&|;(?= )', line)]:
         _, python, command = part.partition('python -m ')
@@ -174,7 +171,7 @@ def test_every_command_has_valid_flags(text, tmp_path, monkeypatch):
         if module == 'jaxfed.partition':
             arguments = [a for a in arguments if not a.startswith('--output=')]
         else:
-            assert module in ('jaxfed', 'jaxfed.main', 'experiments.released')
+            assert module in ('jaxfed', 'jaxfed.main')
             of_process = {f'--{name}' for name in config_flags.COMMAND_FLAGS}
             arguments = [a for a in arguments if a.partition('=')[0] not in of_process]
         if arguments == ['--version']:

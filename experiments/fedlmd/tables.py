@@ -24,9 +24,10 @@ NOTES = (
     "FedCurv's Fisher information is that of all of a client's examples, one by one; the released "
     'code squares the mean gradients of batches, about 500 examples in all, so that its lambda has '
     'less weight than the same one here.',
-    'Crop and flip on all sets, as in the text; the released code also cuts out 16 pixels.',
-    'LDA as the paper defines it; the released code gives no more of a class to a client that '
-    'already holds its share of all examples (--balanced).',
+    'Partition, clients of each round and augmentation are those of the released code: one '
+    'partition and one schedule for all seeds, no more of a class for a client that already holds '
+    'its share of all examples, and a cutout of 16 pixels except on CINIC-10. The text names none '
+    'of these.',
     'The paper does not say which accuracy it reports. These tables show the last exponential '
     'moving average with weight 0.6 on the past, which the first author of FedNTD, whose code '
     'FedLMD continues, names for its tables; --score=best or --score=final shows others.',

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxfed.types import Array
 
-AUGMENTATIONS = ('crop', 'flip', 'cutout')
+AUGMENTATIONS = ('crop', 'reflect_crop', 'flip', 'cutout')
 Augment = Callable[[Array, Array], Array]  # (key, raw [B, H, W, ch]) -> x [B, H, W, ch] float32
 
 _PADDING = 4
@@ -24,6 +24,8 @@ def parse_augment(text: str) -> tuple[str, ...]:
                 f'--augment={text} must be none, or distinct names of {", ".join(AUGMENTATIONS)} '
                 f'joined by commas, got {name!r}.'
             )
+    if {'crop', 'reflect_crop'} <= set(names):
+        raise ValueError(f'--augment={text} crops twice; remove crop or reflect_crop.')
     return names
 
 
@@ -33,6 +35,11 @@ def check_augment(names: tuple[str, ...], image_shape: tuple[int, ...]) -> None:
     if names and height == width == 1:
         raise ValueError(
             f'--augment must be none for feature vectors, got {",".join(names)}: it moves pixels.'
+        )
+    if 'reflect_crop' in names and min(height, width) <= _PADDING:
+        raise ValueError(
+            f'--augment={",".join(names)}: reflect_crop mirrors {_PADDING} pixels, but the images '
+            f'have {height} x {width}; use crop, or larger images.'
         )
     if 'cutout' in names and min(height, width) <= _HOLE:
         raise ValueError(
@@ -56,6 +63,7 @@ def make_augment(names: tuple[str, ...], *, mean: np.ndarray, std: np.ndarray) -
     The order is always crop, flip, normalise, cutout. Each example draws independently:
 
     - crop: pads the image by 4 raw zeros on each side and cuts the image size at a random place.
+    - reflect_crop: pads with the mirrored image instead, as for CINIC-10 in that code.
     - flip: mirrors the image left to right with probability 1/2.
     - cutout: sets a square of 16 x 16 pixels to 0 after normalisation, the mean colour. The centre
       is uniform over the image; the border clips the square.
@@ -83,9 +91,9 @@ def make_augment(names: tuple[str, ...], *, mean: np.ndarray, std: np.ndarray) -
         # One draw for all choices, because every call is a separate loop on the CPU. The remainder
         # favours some places, by less than height / 2^32.
         bits = jax.random.bits(key, (5, batch))
-        if 'crop' in names:
+        if 'crop' in names or 'reflect_crop' in names:
             row, column = (bits[:2] % (2 * _PADDING + 1)).astype(jnp.int32)
-            raw = crop(raw, row, column)
+            raw = crop(raw, row, column, 'constant' if 'crop' in names else 'reflect')
         if 'flip' in names:
             raw = flip(raw, bits[2] % 2 == 1)
         x = normalise(raw, mean, std)
@@ -97,15 +105,16 @@ def make_augment(names: tuple[str, ...], *, mean: np.ndarray, std: np.ndarray) -
     return augment
 
 
-def crop(raw: Array, row: Array, column: Array) -> Array:
-    """Pads images [B, H, W, ch] by 4 zeros on each side and cuts them out at (row, column).
+def crop(raw: Array, row: Array, column: Array, mode: str = 'constant') -> Array:
+    """Pads images [B, H, W, ch] by 4 pixels on each side and cuts them out at (row, column).
 
-    The cut begins at `row` and `column`, [B] int32 in 0..8; 4 is the unshifted image.
+    The cut begins at `row` and `column`, [B] int32 in 0..8; 4 is the unshifted image. The pixels
+    are zeros, or with the mode 'reflect' those inside of the border, mirrored.
     """
     pad = ((_PADDING, _PADDING), (_PADDING, _PADDING), (0, 0))
 
     def one(x: Array, r: Array, c: Array) -> Array:
-        return jax.lax.dynamic_slice(jnp.pad(x, pad), (r, c, 0), x.shape)
+        return jax.lax.dynamic_slice(jnp.pad(x, pad, mode), (r, c, 0), x.shape)
 
     return jax.vmap(one)(raw, row, column)
 

@@ -34,12 +34,18 @@ def round_robin(round_: int, size: np.ndarray, *, number: int, seed: int) -> np.
     return order[((round_ - 1) * number + np.arange(number)) % len(size)]
 
 
+def fedntd(round_: int, size: np.ndarray, *, number: int, seed: int) -> np.ndarray:
+    """Samples as the released code of FedNTD, by the round's number alone; [number] ids."""
+    return np.random.RandomState(round_ - 1).choice(len(size), number, replace=False)
+
+
 # name -> function of (number of the round from 1, size [N] examples of each client,
 # *, number of clients to sample, seed), which returns distinct client ids [number] in any order
 SAMPLINGS: dict[str, Callable[..., np.ndarray]] = {
     'uniform': uniform,
     'size': by_size,
     'round_robin': round_robin,
+    'fedntd': fedntd,
 }
 
 

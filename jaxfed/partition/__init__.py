@@ -16,6 +16,7 @@ from jaxfed.partition.client_dirichlet import client_dirichlet
 from jaxfed.partition.counts import label_counts
 from jaxfed.partition.dirichlet import dirichlet
 from jaxfed.partition.extended_dirichlet import extended_dirichlet
+from jaxfed.partition.fedntd import fedntd_dirichlet, fedntd_sharding
 from jaxfed.partition.hold_out import hold_out
 from jaxfed.partition.iid import iid
 from jaxfed.partition.label_noise import NoiseForm, label_noise
@@ -28,7 +29,7 @@ PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
     function.__name__: function
     for function in (
         iid, dirichlet, client_dirichlet, extended_dirichlet, sharding, label_quantity, quantity,
-        natural,
+        natural, fedntd_dirichlet, fedntd_sharding,
     )
 }  # fmt: skip
 
@@ -104,6 +105,8 @@ __all__ = [
     'client_dirichlet',
     'dirichlet',
     'extended_dirichlet',
+    'fedntd_dirichlet',
+    'fedntd_sharding',
     'hold_out',
     'iid',
     'label_counts',

@@ -66,7 +66,17 @@ def test_black_is_padded_before_normalisation():
     assert values.tolist() == [-5.0, 5.0]  # (0 - 100) / 20 and (200 - 100) / 20
 
 
-@pytest.mark.parametrize('name', ['crop', 'flip', 'cutout'])
+def test_reflect_crop_mirrors_the_image():
+    raw = np.arange(2 * 6 * 7).reshape(2, 6, 7, 1)
+    row, column = np.array([0, 8]), np.array([3, 4])
+    got = crop(jnp.asarray(raw), jnp.asarray(row), jnp.asarray(column), 'reflect')
+    # Four rows above row 0 are rows 4, 3, 2, 1; below row 5 come rows 4, 3, 2, 1.
+    rows, columns = [[4, 3, 2, 1, 0, 1], [4, 5, 4, 3, 2, 1]], [[1, 0, 1, 2, 3, 4, 5], range(7)]
+    expected = [raw[i][np.ix_(rows[i], columns[i])] for i in (0, 1)]
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize('name', ['crop', 'reflect_crop', 'flip', 'cutout'])
 def test_examples_are_drawn_independently_and_by_key(name):
     raw = jnp.asarray(np.repeat(images(1), 64, axis=0))
     augment = jax.jit(make_augment((name,), mean=MEAN, std=STD))
@@ -88,7 +98,7 @@ def test_mapped_over_clients_equals_each_client():
 def test_parse():
     assert parse_augment('none') == ()
     assert parse_augment('crop, flip') == ('crop', 'flip')
-    for text in ('', 'spin', 'crop,', 'crop,crop', 'none,crop'):
+    for text in ('', 'spin', 'crop,', 'crop,crop', 'none,crop', 'crop,reflect_crop'):
         with pytest.raises(ValueError, match='augment='):
             parse_augment(text)
 
@@ -96,6 +106,10 @@ def test_parse():
 def test_a_hole_as_large_as_the_image_is_refused():
     check_augment(('crop', 'cutout'), (17, 28, 1))
     check_augment(('crop',), (8, 8, 1))
+    with pytest.raises(
+        ValueError, match='reflect_crop mirrors 4 pixels, but the images have 4 x 8'
+    ):
+        check_augment(('reflect_crop',), (4, 8, 1))
     for shape in ((8, 8, 1), (28, 16, 3)):
         with pytest.raises(ValueError, match=f'cutout: .* 16 x 16 .* {shape[0]} x {shape[1]};'):
             check_augment(('cutout',), shape)

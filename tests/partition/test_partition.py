@@ -392,11 +392,12 @@ def test_the_seed_determines_the_partition(name):
 
     def make(seed):
         users = np.arange(1000) % 70
-        return make_partition(name, ten_classes(), num_clients=8, seed=seed, users=users, **chosen)
+        return make_partition(name, ten_classes(), num_clients=10, seed=seed, users=users, **chosen)
 
     first, again, other = make(0), make(0), make(1)
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
-    assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+    same = all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+    assert same == name.startswith('fedntd_')  # one partition, as in the released code
 
 
 @pytest.mark.parametrize(
