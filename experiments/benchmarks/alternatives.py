@@ -3,7 +3,8 @@
 Every system trains the same network by federated averaging on the same images of equal clients: SGD
 without momentum, no augmentation, and evaluations on the same test images. The systems run one
 after another in separate processes, so that they share neither cores nor memory. The first round is
-not counted.
+not counted. The PyTorch loop trains client after client on all cores; BlazeFL and Flower train one
+client per core at a time in processes.
 
 Tasks: `cifar10`, the FedNTD CNN, 10 clients, one local epoch, batches of 50. `blazefl`, the CNN
 benchmark of BlazeFL: LeNet, 100 clients that all train in each of 5 rounds, each with shards of
@@ -271,8 +272,9 @@ def find_systems(names: Sequence[str]) -> list[str]:
         if key in names and all(map(reporting.has, system.needs)):
             keys.append(key)
         elif key in names:
-            name = system.name.partition(',')[0]
-            hint = f"{name} is not installed and is left out: pip install '{system.install}'."
+            hint = (
+                f"{system.name} is not installed and is left out: pip install '{system.install}'."
+            )
             reporting.console.print(hint, markup=False, soft_wrap=True)
     return keys
 

@@ -300,16 +300,16 @@ def run_blazefl(work: Work) -> Rounds:
 
 SYSTEMS = {
     'jaxfed': System('jaxfed', run_jaxfed),
-    'torch': System('PyTorch, client after client', run_torch, ('torch',), 'jaxfed[bench]'),
+    'torch': System('PyTorch loop', run_torch, ('torch',), 'jaxfed[bench]'),
     'blazefl': System(
-        'BlazeFL, processes',
+        'BlazeFL',
         run_blazefl,
         ('blazefl', 'torch'),
         "jaxfed[bench]' 'blazefl[contrib,reproducibility]",
         processes=True,
     ),
     'flower': System(
-        'Flower simulation, PyTorch',
+        'Flower',
         run_flower,
         ('flwr', 'ray', 'torch'),
         "jaxfed[bench]' 'flwr[simulation]",
