@@ -32,7 +32,8 @@ import numpy as np
 from absl import app, flags
 
 from experiments.benchmarks import reporting
-from experiments.benchmarks.systems import MIB, SYSTEMS, Rounds, Task, Work
+from experiments.benchmarks.systems import MIB, SYSTEMS
+from experiments.benchmarks.torch_work import Rounds, Task, Work
 from jaxfed.data import channel_statistics, load_dataset
 
 TASKS = {

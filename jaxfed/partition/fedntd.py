@@ -7,6 +7,7 @@ gets differs, because libraries order a dataset differently.
 
 import functools
 import random
+from typing import Any
 
 import numpy as np
 
@@ -61,12 +62,12 @@ def fedntd_dirichlet(
 @functools.lru_cache(maxsize=8)
 def _accepted_state(
     class_sizes: tuple[int, ...], num_clients: int, alpha: float, min_size: int
-) -> tuple[str, np.ndarray, int, int, float]:
+) -> Any:
     """State of the random numbers before the first draw that gives each client `min_size`."""
     rng = np.random.RandomState(SEED)
     by_class = [np.arange(size) for size in class_sizes]
     for _ in range(DRAWS):
-        state: tuple[str, np.ndarray, int, int, float] = rng.get_state(legacy=True)
+        state = rng.get_state()
         drawn = _draw(rng, by_class, num_clients, alpha)
         sizes = sum(np.diff(edges, prepend=0, append=x.size) for x, edges in drawn)
         if np.min(sizes) >= min_size:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from absl import app
 
-from experiments.benchmarks import alternatives, systems
+from experiments.benchmarks import alternatives, torch_work
 
 TASK = alternatives.TASKS['blazefl']._replace(clients=10, examples_per_client=20, test_examples=30)
 
@@ -35,7 +35,7 @@ def test_every_system_reads_the_same_clients(tmp_path):
     machine = {'cores': 2, 'device': 'cpu'}
     work = alternatives.prepare(data, TASK, str(tmp_path), machine)
     read = json.loads((tmp_path / 'work.json').read_text())
-    assert systems.Task(**read['task'])._replace(shape=TASK.shape) == TASK
+    assert torch_work.Task(**read['task'])._replace(shape=TASK.shape) == TASK
     assert work.cores == 2
     with np.load(tmp_path / 'data.npz') as arrays:
         for client in range(10):
