@@ -85,11 +85,11 @@ def table_of_runs(groups: Sequence[RunGroup], target: float | None) -> str:
     """Format results as CSV, a row for each run; `target` None means the target of each run."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator='\n')
-    columns = 'label,workdir,method,dataset,seed,state,rounds,last_accuracy,best_accuracy'
-    columns += (
-        ',best_round,moving_accuracy,rounds_to_target,forgetting,seconds,client_steps_per_second'
+    columns = (
+        'label workdir method dataset seed state rounds last_accuracy best_accuracy best_round'
     )
-    writer.writerow(columns.split(','))
+    columns += ' moving_accuracy rounds_to_target forgetting seconds client_steps_per_second'
+    writer.writerow(columns.split())
     for label, runs in groups:
         for run in runs:
             row = [label, run.path, run.config['method'], run.config['dataset'], run.seed]
