@@ -155,6 +155,7 @@ class Method(NamedTuple):
     # upload -> the part that a client sends; the server can compute the rest
     sent: Callable[[PyTree], PyTree] = lambda upload: upload
     auxiliary: int = 0  # examples of each class on the server by default
+    equal_weights: bool = False  # whether `weigh` drops the weights of earlier parts
 
 
 # hook -> its parameters, as in error messages
@@ -256,6 +257,7 @@ def combine_states(*parts: Method) -> Method:
         adapt=adapt,
         sent=lambda upload: tuple(part.sent(upload[i]) for i, part in indexed),
         auxiliary=max(part.auxiliary for part in parts),
+        equal_weights=any(part.equal_weights for part in parts),
     )
 
 
@@ -272,8 +274,8 @@ def chain(*parts: Method) -> Method:
       The combined method.
 
     Raises:
-      ValueError: if there is no part, a part is not a valid method, or two parts replace the
-        supervised loss.
+      ValueError: if there is no part, a part is not a valid method, two parts replace the
+        supervised loss, or a part drops the weights of an earlier one.
     """
     if not parts:
         raise ValueError('chain() needs at least one method.')
@@ -285,6 +287,13 @@ def chain(*parts: Method) -> Method:
             f'{len(replacing)} of the combined methods replace the cross-entropy, so they do not '
             'add up; keep one of them.'
         )
+    weighing = [i for i, part in enumerate(parts) if part.weigh is not Method().weigh]
+    for i in weighing[1:]:
+        if parts[i].equal_weights:
+            raise ValueError(
+                f'method {i + 1} of the combination weighs all clients equally, so the weights of '
+                f'method {weighing[0] + 1} would have no effect; remove one of the two.'
+            )
     parts = tuple(map(check_hooks, parts))
 
     def weigh(cohort: CohortView) -> Array:
@@ -309,7 +318,7 @@ def chain(*parts: Method) -> Method:
         return view.update, tuple(states)
 
     return combine_states(*parts)._replace(
-        weigh=weigh,
+        weigh=weigh if weighing else Method().weigh,
         supervised=supervised if replacing else _supervised,
         penalty=penalty,
         merge=merge,
