@@ -4,7 +4,7 @@ As in BlazeFL's own benchmark, processes are spawned and share memory. Threads, 
 offers, need a Python without the global interpreter lock.
 """
 
-import os
+import multiprocessing
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ class Models:
 
     def select_model(self, model_name: str) -> torch.nn.Module:
         """The network; a process for clients computes on one core."""
-        if os.getpid() != int(os.environ['JAXFED_SERVER']):
+        if multiprocessing.parent_process():
             torch.set_num_threads(1)
         return network(self.work)
 
@@ -76,7 +76,6 @@ def run(work: Work) -> Rounds:
     from blazefl.core import IPCMode
 
     torch.multiprocessing.set_start_method('spawn')
-    os.environ['JAXFED_SERVER'] = str(os.getpid())
     torch.set_num_threads(work.cores)
     task = work.task
     tested = read_examples(work, 'test', slice(None))

@@ -82,15 +82,16 @@ def run_torch(work: Work) -> Rounds:
 
     torch.set_num_threads(work.cores)
     task = work.task
+    clients = [train_examples(work, client) for client in range(task.clients)]
     tested = read_examples(work, 'test', slice(None))
     model = network(work)
     seconds, accuracy = [], 0.0
     for number in range(1, task.rounds + 1):
         start = time.perf_counter()
         states = []
-        for client in random.sample(range(task.clients), task.clients_per_round):
+        for examples in random.sample(clients, task.clients_per_round):
             local = copy.deepcopy(model)
-            train_locally(task, local, train_examples(work, client))
+            train_locally(task, local, examples)
             states.append(local.state_dict())
         # All clients have as many examples.
         average = {
