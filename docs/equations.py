@@ -91,9 +91,10 @@ _TEXT_TO_LATEX = {
         r'a_c = \frac{\gamma - \beta}{2}\, \operatorname{E}[2 p^g_c - 1 \mid y = c] + '
         r'\frac{\gamma + \beta}{2}'
     ),
-    """CE + ||M (zg - z)||^2, M[k] = M_max max(0, M_class[k] M_sample - 0.1),
+    """CE + M_max ||m (zg - z)||^2, m[k] = max(0, M_class[k] M_sample - 0.1),
     M_class[k] = A[k, k] (1 - max_{j != k} A[j, k]), M_sample = 1 - sqrt(1 - pg_y)""": (
-        r'\text{CE} + \lVert M \odot (z^g - z) \rVert^2 \qquad ' + _CREDIBLE + r' \\'
+        r'\text{CE} + M_{\max} \lVert m \odot (z^g - z) \rVert^2 \qquad '
+        r'm_k = \max(0,\; M^{\text{class}}_k M^{\text{sample}} - 0.1) \\'
         r'M^{\text{class}}_k = A_{kk} \left(1 - \max_{j \ne k} A_{jk}\right) \qquad '
         r'M^{\text{sample}} = 1 - \sqrt{1 - p^g_y}'
     ),

@@ -21,8 +21,9 @@ NOTES = (
     "0.001, the best values of FedSSD's paper), the weight of FedLSD 0.3, and beta 0.25 and gamma "
     '0.5 as in the student abstract. experiments.search searches them without test data.',
     'Every method sets the same 32 examples a class aside, so that all have the same partition.',
-    'The paper reports no augmentation and no weight decay. Crop and flip on CIFAR and decay 1e-5 '
-    'follow the code of MOON; FedSSD, by the same authors, follows its experiments.',
+    'The paper reports no augmentation, no weight decay and no limit to the size of a client. Crop '
+    'and flip on CIFAR, decay 1e-5 and no more of a class for a client that holds its share of all '
+    'examples follow the code of MOON; FedSSD, by the same authors, follows its experiments.',
     'The paper does not report the number of runs.',
 )
 

@@ -58,6 +58,8 @@ def method_cost(
     ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
         """Returns the server state, client state, download and upload."""
         server_state, client_state = method.init(params, stats)
+        # A state that is the initial parameters must not pass for the global ones.
+        client_state = jax.tree.map(lambda leaf: leaf, client_state)
         round_info = RoundInfo(number, jnp.float32(1), 0.9, num_clients=2, cohort_size=number)
 
         def evaluate(w: PyTree, x: Array, stats: PyTree = stats) -> Any:

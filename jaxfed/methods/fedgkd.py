@@ -9,16 +9,18 @@ from jaxfed.methods.method import LocalView, MergeView, Method, ServerView
 from jaxfed.types import Array, PyTree
 
 
-def fedgkd(*, beta: float = 1.0, tau: float = 1.0, models: int = 5) -> Method:
+def fedgkd(*, beta: float = 0.1, tau: float = 1.0, models: int = 5) -> Method:
     """Distillation from an ensemble of past global models.
 
     CE + beta tau^2 KL(softmax(zt / tau) || softmax(z / tau)), zt the logits under the mean of the
     last M global models, including the current one
 
+    The initial model is not among them, so that round 1 has no distillation.
+
     Args:
       beta: weight of the distillation, >= 0.
       tau: temperature, > 0.
-      models: M, >= 1; 1 is `kd`.
+      models: M, >= 1; 1 is `kd` after round 1.
 
     Returns:
       The method.
@@ -28,7 +30,7 @@ def fedgkd(*, beta: float = 1.0, tau: float = 1.0, models: int = 5) -> Method:
 
     Reference:
       Yao et al., Local-Global Knowledge Distillation in Heterogeneous Federated Learning with
-      Non-IID Data, 2021, eq. 4-6.
+      Non-IID Data, 2021, eq. 4-6, with the default beta and the first round of the released code.
     """
     check(beta >= 0, 'beta', beta, 'at least 0')
     check_temperature(tau)
@@ -40,7 +42,7 @@ def fedgkd(*, beta: float = 1.0, tau: float = 1.0, models: int = 5) -> Method:
         return jax.tree.map(lambda w: jnp.zeros((models - 1, *w.shape), w.dtype), model), ()
 
     def share(server: ServerView) -> PyTree:
-        known = jnp.minimum(server.round.number, models)
+        known = jnp.clip(server.round.number - 1, 1, models)
         model = server.params, server.stats
         return jax.tree.map(lambda w, old: (w + old.sum(0)) / known, model, server.state)
 
@@ -48,12 +50,13 @@ def fedgkd(*, beta: float = 1.0, tau: float = 1.0, models: int = 5) -> Method:
         params, stats = view.shared
         teacher = jax.lax.stop_gradient(view.apply(params, view.batch.x, stats).logits)
         distillation = losses.kl_distillation(view.outputs.logits, teacher, temperature=tau)
-        return beta * view.mean(distillation)
+        return jnp.where(view.round.number > 1, beta * view.mean(distillation), 0.0)
 
     def merge(view: MergeView) -> tuple[PyTree, PyTree]:
-        model = view.params, view.stats
-        return view.update, jax.tree.map(
-            lambda old, w: jnp.concatenate([w[None], old])[: models - 1], view.state, model
-        )
+        def insert(old: Array, w: Array) -> Array:
+            newest = jnp.where(view.round.number > 1, w, jnp.zeros_like(w))
+            return jnp.concatenate([newest[None], old])[: models - 1]
+
+        return view.update, jax.tree.map(insert, view.state, (view.params, view.stats))
 
     return Method(init=init, share=share, penalty=penalty, merge=merge)

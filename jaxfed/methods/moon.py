@@ -1,8 +1,6 @@
 """MOON: contrasts representations with those of the global and the last local model."""
 
 import jax
-import jax.numpy as jnp
-import optax
 
 from jaxfed import losses
 from jaxfed.methods._check import check, check_temperature
@@ -17,7 +15,7 @@ def moon(*, mu: float = 1.0, tau: float = 0.5, projection: bool = False) -> Meth
     CE + mu mean -log(exp(cos(f, f_g) / tau) / (exp(cos(f, f_g) / tau) + exp(cos(f, f_p) / tau)))
 
     f, f_g and f_p are the representations under the local model, the global one and the client's
-    previous local one. The term is 0 in a client's first round.
+    previous local one, at first the initial one, as in the released code.
 
     Args:
       mu: weight of the term, >= 0; FedSSD's tables use 5 on CIFAR-10 and 1 elsewhere, with the
@@ -39,19 +37,18 @@ def moon(*, mu: float = 1.0, tau: float = 0.5, projection: bool = False) -> Meth
     check_temperature(tau)
 
     def init(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
-        previous = optax.tree.zeros_like((params, stats))
-        return (), {'model': previous, 'trained': jnp.zeros((), bool)}
+        return (), (params, stats)
 
     def penalty(view: LocalView) -> Array:
-        params, stats = view.state['model']
+        params, stats = view.state
         previous = jax.lax.stop_gradient(view.apply(params, view.batch.x, stats))
         contrast = losses.model_contrastive(
             view.outputs.features, view.teacher.features, previous.features, temperature=tau
         )
-        return jnp.where(view.state['trained'], mu * view.mean(contrast), 0.0)
+        return mu * view.mean(contrast)
 
     def finish(client: ClientView) -> tuple[PyTree, PyTree]:
-        return {'model': (client.params, client.stats), 'trained': jnp.ones((), bool)}, ()
+        return (client.params, client.stats), ()
 
     adapt = with_projection if projection else Method().adapt
     return Method(init=init, penalty=penalty, finish=finish, adapt=adapt)

@@ -340,6 +340,7 @@ def test_one_trace_for_all_cohorts():
         ('fedcad beta=0 gamma=0', 'fedavg'),
         ('fedcad beta=0 gamma=0 source=client', 'fedavg'),
         ('fedssd max_weight=0', 'fedavg'),
+        ('fedssd max_weight=4 form=linear', 'fedssd max_weight=2 form=squared'),
         ('fedlmd beta=0', 'fedavg'),
         ('fedlmd_tf beta=0', 'fedavg'),
         ('fedntd beta=0', 'fedavg'),

@@ -20,7 +20,7 @@ from jaxfed.recording import run_files, style
 from jaxfed.runs import config_flags
 
 RUNS = {
-    'fedcad/1': 3, 'fedcad/3': 0, 'fedcad/4': 4,
+    'fedcad/1': 3, 'fedcad/3': 0, 'fedcad/4': 4, 'fedcad/abstract1': 4,
     'fedssd/2': 5, 'fedssd/3': 2, 'fedssd/4': 2, 'fedssd/6': 0, 'fedssd/7': 21, 'fedssd/8': 28,
     'fedssd/9': 28,
     'fedlmd/2': 2, 'fedlmd/4': 4, 'fedlmd/5': 40, 'fedlmd/6': 27, 'fedlmd/7': 42, 'fedlmd/8': 6,
@@ -159,7 +159,7 @@ def test_the_iid_column_differs_only_in_the_partition():
         for name in ('cifar10_iid', 'cifar10_dirichlet0.5')
     )
     assert (even.partition, skewed.partition, skewed.alpha) == ('iid', 'dirichlet', 0.5)
-    same = vars(skewed) | {'partition': 'iid', 'alpha': even.alpha}
+    same = vars(skewed) | {'partition': 'iid', 'alpha': even.alpha, 'balanced': False}
     assert vars(even) == same
 
 

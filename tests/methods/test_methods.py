@@ -4,6 +4,7 @@ import functools
 import re
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxfed import Config, methods, simulate
@@ -19,7 +20,7 @@ from jaxfed.methods import (
     switch,
 )
 from jaxfed.methods.method import LocalView, MergeView
-from jaxfed.types import Batch
+from jaxfed.types import Batch, Outputs
 
 
 def test_resolve_fills_in_defaults():
@@ -77,6 +78,7 @@ def test_resolve_refuses(specification, hyperparameters, message):
         ('fedcad', {'auxiliary': 0}),
         ('fedssd', {'max_weight': -1.0}),
         ('fedssd', {'auxiliary': 0}),
+        ('fedssd', {'form': 'literal'}),
         ('fedlmd', {'beta': -1.0}),
         ('fedlmd_tf', {'tau': 0.0}),
         ('kd', {'beta': float('inf')}),
@@ -171,6 +173,20 @@ def test_chain_adds_penalties_and_keeps_the_one_supervised_loss():
     )
     assert float(both.penalty(view)) == 1 + 20
     assert float(both.supervised(view)) == 2
+
+
+@pytest.mark.parametrize('form, factor', [('linear', 0.01), ('squared', 0.01**2)])
+def test_fedssd_squares_the_weights_of_classes_and_max_weight_by_its_form(form, factor):
+    # p^g = (1/4, 3/4): M_sample = 1 - sqrt(1/4); M_class = 1, as the global model makes no mistake.
+    teacher = jnp.array([[0.0, jnp.log(3.0)]])
+    view = LocalView(*[None] * len(LocalView._fields))._replace(
+        outputs=Outputs(teacher + jnp.array([1.0, 2.0]), jnp.zeros((1, 1))),
+        apply=lambda params, x, *stats: Outputs(teacher, jnp.zeros((1, 1))),
+        batch=Batch(jnp.zeros((1, 1)), jnp.array([1]), jnp.array([True])),
+        shared=jnp.eye(2),
+    )
+    penalty = methods.METHODS['fedssd'](max_weight=0.01, form=form).penalty(view)
+    np.testing.assert_allclose(penalty, factor * 0.4**2 * (1 + 4), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,266 @@
+"""Record what released code computes on a small problem; needs PyTorch and a checkout of the code.
+
+python -m tests.methods.released.record --reference=fedntd --checkout=DIR
+
+Writes tests/methods/released/REFERENCE.json: for each algorithm the parameters of every client
+after its local training, and the global ones after every round. The code of the training is run
+as it is. What surrounds it (Weights & Biases, measuring accuracy, reading data, processes) is
+replaced.
+"""
+
+import copy
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from absl import app, flags
+
+from tests.methods.released import problem
+from tests.methods.released.problem import JOBS, Job
+
+
+class Network(torch.nn.Module):
+    """Softmax regression on linear features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = torch.nn.Linear(problem.INPUTS, problem.FEATURES, bias=False)
+        self.classifier = torch.nn.Linear(problem.FEATURES, problem.CLASSES)
+        start = {name: torch.from_numpy(value) for name, value in problem.initial().items()}
+        with torch.no_grad():
+            self.hidden.weight.copy_(start['hidden'].T)
+            self.classifier.weight.copy_(start['kernel'].T)
+            self.classifier.bias.copy_(start['bias'])
+
+    def forward(self, x, get_features=False):
+        features = self.hidden(x)
+        logits = self.classifier(features)
+        return (logits, features) if get_features else logits
+
+
+class FeaturesFirst(Network):
+    """The same network in the form of FedRS's and FedGKD's code."""
+
+    def forward(self, x):
+        return tuple(reversed(super().forward(x, get_features=True)))
+
+
+class Batches(list):
+    """A data loader that FedRS's code can read: it calls next() of its iterator."""
+
+    def __iter__(self):
+        iterator = super().__iter__()
+        return mock.MagicMock(next=lambda: next(iterator))
+
+
+def flat(state) -> list[float]:
+    """A state dict as one list."""
+    arrays = {
+        'hidden': state['hidden.weight'].T,
+        'kernel': state['classifier.weight'].T,
+        'bias': state['classifier.bias'],
+    }
+    return problem.flat({name: value.numpy() for name, value in arrays.items()})
+
+
+def batches(job: Job) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """The batches of an epoch of each client."""
+    return [
+        [
+            (torch.from_numpy(x[i : i + job.batch]), torch.from_numpy(y[i : i + job.batch]).long())
+            for i in range(0, len(y), job.batch)
+        ]
+        for x, y in problem.examples(job.sizes)
+    ]
+
+
+def label_counts(loader: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """Examples of each class of a client."""
+    labels = torch.cat([y for _, y in loader])
+    return torch.bincount(labels, minlength=problem.CLASSES)
+
+
+def make_optimizer(model: Network, rate: float) -> torch.optim.Optimizer:
+    """SGD with the problem's momentum and weight decay."""
+    settings = {'momentum': problem.MOMENTUM, 'weight_decay': problem.WEIGHT_DECAY}
+    return torch.optim.SGD(model.parameters(), lr=rate, **settings)
+
+
+def run_server(job: Job) -> list[dict[str, Any]]:
+    """Runs a Server of the code of FedNTD or FedLMD."""
+    sys.modules['wandb'] = mock.MagicMock()
+    import algorithms
+
+    model, loaders = Network(), batches(job)
+    optimizer = make_optimizer(model, problem.RATE)
+    local = {
+        client: {'datasize': job.sizes[client], 'train': loader, 'test': loader}
+        for client, loader in enumerate(loaders)
+    }
+    data = {
+        'local': local,
+        'global': {'test': loaders[0]},
+        'data_map': [label_counts(loader).numpy() for loader in loaders],
+        'num_classes': problem.CLASSES,
+    }
+    server = getattr(algorithms, job.algorithm).Server(
+        types.SimpleNamespace(**job.parameters),
+        model,
+        data,
+        optimizer,
+        torch.optim.lr_scheduler.StepLR(optimizer, gamma=problem.DECAY, step_size=1),
+        n_rounds=len(job.cohorts),
+        sample_ratio=len(job.cohorts[0]) / len(job.sizes),
+        local_epochs=problem.EPOCHS,
+        device='cpu',
+    )
+    rounds, trained, client = [], [], server.client
+    # Every client is measured after its training; that is where its parameters are read.
+    client._get_local_stats = lambda: trained.append(flat(client.model.state_dict())) or {}
+    server._client_sampling = lambda number: list(job.cohorts[number])
+
+    def finish_round(weights, *_):
+        server.model.load_state_dict(weights)
+        server.scheduler.step()
+        rounds.append({'local': list(trained), 'global': flat(weights)})
+        trained.clear()
+
+    server._update_and_evaluate = finish_round
+    server.run()
+    return rounds
+
+
+def run_clients(job: Job, train: Callable, merge: Callable) -> list[dict[str, Any]]:
+    """Rounds of `train(model, client, rate, number)` and `merge(model, models, weights)`."""
+    model, rounds = FeaturesFirst(), []
+    for number, cohort in enumerate(job.cohorts):
+        rate = problem.RATE * problem.DECAY**number
+        models = [train(copy.deepcopy(model), client, rate, number + 1) for client in cohort]
+        total = sum(job.sizes[client] for client in cohort)
+        merge(model, models, [job.sizes[client] / total for client in cohort])
+        local = [flat(trained.state_dict()) for trained in models]
+        rounds.append({'local': local, 'global': flat(model.state_dict())})
+    return rounds
+
+
+def run_fedrs(job: Job) -> list[dict[str, Any]]:
+    """Runs the local training and the merging of FedRS's code."""
+    with mock.patch.dict(
+        sys.modules, {'pandas': mock.MagicMock(), 'sklearn.metrics': mock.MagicMock()}
+    ):
+        from algorithms.fedrs import FedRS
+    loaders = batches(job)
+    settings = {
+        'momentum': problem.MOMENTUM,
+        'weight_decay': problem.WEIGHT_DECAY,
+        'optimizer': 'SGD',
+        'local_steps': None,
+        'local_epochs': problem.EPOCHS,
+        'max_grad_norm': 1e9,
+        'cuda': False,
+    }
+
+    def train(model, client, rate, number):
+        args = types.SimpleNamespace(lr=rate, **settings, **job.parameters)
+        owner = mock.MagicMock(args=args, test=lambda model, loader: (0, 0))
+        counts = label_counts(loaders[client]).float()
+        loader = Batches(loaders[client])
+        return FedRS.update_local(owner, number, model, loader, loader, counts / counts.sum())[0]
+
+    def merge(model, models, weights):
+        FedRS.update_global(None, 0, model, dict(enumerate(models)), weights)
+
+    return run_clients(job, train, merge)
+
+
+def run_fedgkd(job: Job) -> list[dict[str, Any]]:
+    """Runs the loss and the ensemble of FedGKD's code; steps and means are plain."""
+    worker, master = (
+        types.ModuleType('pcode.workers.worker'),
+        types.ModuleType('pcode.masters.master'),
+    )
+    for module, base in ((worker, 'Worker'), (master, 'Master')):
+        setattr(module, base, type(base, (), {}))
+        vars(module).update(copy=copy, torch=torch, F=torch.nn.functional)
+        sys.modules[module.__name__] = module
+        sys.modules[module.__name__.rpartition('.')[0]] = types.ModuleType('package')
+
+    def load(name):
+        spec = importlib.util.spec_from_file_location(name, name.replace('.', '/') + '.py')
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    teacher_of = load('pcode.masters.master_fedgkd').MasterFedGKD.ensemble_historical_models
+    client_type = load('pcode.workers.worker_fedgkd').WorkerFedGKD
+    loaders = batches(job)
+    start = FeaturesFirst()
+    conf = {**job.parameters, 'loss_type': 'kl', 'avg_param': True}
+    keeper = types.SimpleNamespace(
+        conf=types.SimpleNamespace(**conf),
+        models_buffer=[],
+        ensembled_teacher=copy.deepcopy(start),
+        master_model=start,
+    )
+
+    def train(model, client, rate, number):
+        owner = client_type.__new__(client_type)
+        graph = types.SimpleNamespace(comm_round=number)
+        owner.conf = types.SimpleNamespace(graph=graph, **conf)
+        owner.avg_teacher, owner.tracker = keeper.ensembled_teacher, None
+        optimizer = make_optimizer(model, rate)
+        for x, y in loaders[client] * problem.EPOCHS:
+            features, logits = model(x)
+            loss = torch.nn.functional.cross_entropy(logits, y)
+            loss = owner.local_training_with_extra_calculate(loss, logits, {'input': x}, features)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return model
+
+    def merge(model, models, weights):
+        states = [other.state_dict() for other in models]
+        mean = {k: sum(w * s[k] for w, s in zip(weights, states)) for k in states[0]}
+        model.load_state_dict(mean)
+        teacher_of(keeper, model)
+
+    return run_clients(job, train, merge)
+
+
+# reference -> (address, folder of its program, runner)
+REFERENCES = {
+    'fedntd': ('https://github.com/Lee-Gihun/FedNTD', '.', run_server),
+    'fedlmd': ('https://github.com/wnma3mz/FedLMD', 'src', run_server),
+    'fedrs': ('https://github.com/lxcnju/FedRepo', '.', run_fedrs),
+    'fedgkd': ('https://github.com/CGCL-codes/FedGKD', '.', run_fedgkd),
+}
+
+
+def main(_: list[str]) -> None:
+    """Records all algorithms of the reference."""
+    reference = flags.FLAGS.reference
+    url, folder, run = REFERENCES[reference]
+    os.chdir(Path(flags.FLAGS.checkout) / folder)
+    sys.path.insert(0, os.getcwd())
+    commit = subprocess.check_output(['git', 'rev-parse', 'HEAD'], text=True).strip()
+    jobs = {name: job for name, job in JOBS.items() if job.reference == reference}
+    rounds = {name: run(job) for name, job in jobs.items()}
+    recorded = {'reference': url, 'commit': commit, 'torch': torch.__version__, 'rounds': rounds}
+    text = json.dumps(recorded, indent=0)
+    text = re.sub(r'(?<=\d),\n(?=[-\d])', ', ', text)  # a line for each vector of parameters
+    (Path(__file__).parent / f'{reference}.json').write_text(text + '\n')
+
+
+if __name__ == '__main__':
+    flags.DEFINE_string('checkout', None, "The reference's working tree.", required=True)
+    flags.DEFINE_enum('reference', None, list(REFERENCES), 'The code.', required=True)
+    app.run(main)
