@@ -23,6 +23,57 @@ _MOMENTS = r'w \leftarrow w - \eta \frac{m}{\sqrt v + \varepsilon}'
 
 _TEXT_TO_LATEX = {
     # Methods
+    'w = (body, head_i); only the body is sent and averaged': (
+        r'w = (w_{\text{body}},\; h_i) \qquad \text{sent and averaged: } w_{\text{body}}'
+    ),
+    """E - body_epochs epochs of the classifier with fixed features, then body_epochs epochs of the
+    features with a fixed classifier; only the features are sent and averaged""": (
+        r'w = (w_{\text{body}},\; h_i) \qquad '
+        r'\min_{h_i} \text{CE} \text{ for } E - E_b \text{ epochs, then } '
+        r'\min_{w_{\text{body}}} \text{CE} \text{ for } E_b'
+    ),
+    'w = (body, norm_i); only the body is sent and averaged': (
+        r'w = (w_{\text{body}},\; \nu_i) \qquad \text{sent and averaged: } w_{\text{body}}'
+    ),
+    'v_i: CE + lambda / 2 ||v_i - w_g||^2; w: CE, sent and averaged': (
+        r'v_i\text{: } \text{CE}(v_i) + \frac{\lambda}{2} \lVert v_i - w_g \rVert^2 \qquad '
+        r'w\text{: } \text{CE}(w)\text{, sent and averaged}'
+    ),
+    'w: CE(w), sent and averaged; v_i: CE(alpha v_i + (1 - alpha) w) with respect to v_i alone': (
+        r'w\text{: } \text{CE}(w)\text{, sent and averaged} \qquad '
+        r'v_i\text{: } \text{CE}(\alpha v_i + (1 - \alpha) w)'
+    ),
+    'update[j] = median_i (w_i - w_g)[j]; of an even number the mean of the middle two': (
+        r'\Delta_j = \operatorname{median}_i\, (w_i - w_g)_j'
+    ),
+    'update[j] = mean of (w_i - w_g)[j] without the floor(trim n) smallest and largest of n': (
+        r'\Delta_j = \operatorname{mean}_i\, (w_i - w_g)_j \text{ without the } '
+        r'\lfloor t n \rfloor \text{ smallest and largest}'
+    ),
+    """score_i = sum of ||u_i - u_j||^2 over the n - f - 2 nearest u_j, f = floor(byzantine n);
+    update = mean of the `keep` updates with the smallest scores""": (
+        r's_i = \sum_{j \text{ nearest to } i} \lVert u_i - u_j \rVert^2 '
+        r'\text{ over } n - f - 2 \qquad f = \lfloor \text{byzantine} \cdot n \rfloor \qquad '
+        r'\Delta = \operatorname{mean} \text{ of the best } u_i'
+    ),
+    'update = mean of the n - f updates with the smallest scores of Krum, f = floor(byzantine n)': (
+        r'\Delta = \operatorname{mean} \text{ of the } n - f \text{ updates with the smallest } s_i'
+    ),
+    """q(u)[j] = ||u|| sign(u[j]) xi / s, s = 2^(bits - 1) - 1,
+    xi = floor(s |u[j]| / ||u||), plus 1 with the probability of the remainder""": (
+        r'q(u)_j = \lVert u \rVert\, \operatorname{sign}(u_j)\, \frac{\xi_j}{s} \qquad '
+        r's = 2^{b - 1} - 1 \qquad \operatorname{E}[\xi_j] = \frac{s\,|u_j|}{\lVert u \rVert}'
+    ),
+    'u = update + e_i; send the ceil(fraction d) entries of u with the largest |u[j]|; '
+    'e_i = the rest': (
+        r'u = \Delta_i + e_i \qquad \text{sent: the } \lceil \varphi d \rceil '
+        r'\text{ entries with the largest } |u_j| \qquad e_i \leftarrow \text{ the rest}'
+    ),
+    'update = 1 / S (sum_i u_i min(1, clip / ||u_i||) + noise clip N(0, I)), S clients in a '
+    'round': (
+        r'\Delta = \frac{1}{S} \left(\sum_i u_i \min\left(1, '
+        r'\frac{C}{\lVert u_i \rVert}\right) + \sigma C\, \mathcal{N}(0, I)\right)'
+    ),
     'w = w_g + sum_i p_i (w_i - w_g), p_i = n_i / sum n by default (--aggregation)': (
         r'w = w_g + \sum_i p_i\,(w_i - w_g) \qquad p_i = \frac{n_i}{\sum_j n_j}'
         r'\text{ by default}'

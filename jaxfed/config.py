@@ -11,6 +11,7 @@ from jaxfed.models.blocks import Norm, Stem
 from jaxfed.partition import NoiseForm, partition_settings
 
 Aggregation = Literal['size', 'uniform']
+Schedule = Literal['exponential', 'step', 'cosine']
 Divergence = Literal['stop', 'record']
 Stream = Literal['auto', 'on', 'off']
 Conv = Literal['auto', 'grouped', 'unrolled', 'patches', 'fourier', 'blocks']
@@ -203,20 +204,42 @@ class Config:
     local_epochs: int = _training(5, "passes over a client's examples per round", AT_LEAST_1)
     batch_size: int = _training(50, 'examples in a batch of local training', AT_LEAST_1)
     # Every program takes the learning rate of a round as an argument.
+    optimizer: str = _training(
+        'sgd', 'of the clients; starts anew every round',
+        registry='jaxfed.engine.optimizers:OPTIMIZERS',
+    )  # fmt: skip
     learning_rate: float = _training(
-        0.01, "learning rate of the clients' SGD", POSITIVE, in_program='absent'
+        0.01, 'learning rate of the clients', POSITIVE, in_program='absent'
+    )
+    schedule: Schedule = _training(
+        'exponential', 'how the learning rate falls over the rounds', in_program='absent'
     )
     lr_decay: float = _training(
-        1.0, 'factor of the learning rate after each round', SHARE, in_program='absent'
+        1.0,
+        'factor of the learning rate after each round; for --schedule=step after --lr_step rounds',
+        SHARE,
+        in_program='absent',
     )
+    lr_step: int | None = _training(
+        None, 'for --schedule=step; rounds with the same learning rate', AT_LEAST_1,
+        in_program='absent',
+    )  # fmt: skip
+    warmup_rounds: int = _training(
+        0, 'for --schedule=cosine; rounds in which the learning rate rises', AT_LEAST_0,
+        in_program='absent',
+    )  # fmt: skip
     momentum: float = _training(
-        0.9, "momentum of the clients' SGD, reset every round", BELOW_1, in_program='argument'
+        0.9, 'of sgd and nesterov, reset every round', BELOW_1, in_program='argument'
     )
     weight_decay: float = _training(
-        1e-5,
-        "weight decay of the clients' SGD; coupled as in PyTorch",
-        AT_LEAST_0,
+        1e-5, 'of the clients; coupled as in PyTorch, except adamw', AT_LEAST_0,
         in_program='argument',
+    )  # fmt: skip
+    clip_norm: float = _training(
+        0.0, "largest norm of a batch's gradient; 0 for no limit", AT_LEAST_0
+    )
+    accumulate_steps: int = _training(
+        1, 'batches whose mean gradient makes a local step', AT_LEAST_1
     )
 
     model: str = _network('cnn', 'name of the network', registry='jaxfed.models:MODELS')

@@ -12,6 +12,7 @@ from jaxfed.engine.local import epoch_order
 from jaxfed.methods.method import (
     ClientView,
     CohortView,
+    CombineView,
     LocalView,
     MergeView,
     RoundInfo,
@@ -44,8 +45,9 @@ def run_round(
     x, y, global_stats = normalise(data.x), data.y, server.stats
     order, start, size = (np.asarray(a) for a in (data.order, data.start, data.size))
     info_of_round = RoundInfo(
-        jnp.int32(number), learning_rate, settings.momentum, len(size), jnp.int32(len(cohort))
-    )
+        jnp.int32(number), learning_rate, settings.momentum, len(size), len(cohort),
+        settings.local_epochs, jnp.int32(len(cohort)),
+    )  # fmt: skip
 
     def evaluate(w, inputs, stats=global_stats):
         return model.evaluate(w, inputs, stats)
@@ -78,7 +80,7 @@ def run_round(
     )
     update = jax.tree.map(jnp.zeros_like, params)
     mean_stats = jax.tree.map(jnp.zeros_like, global_stats)
-    uploads, new_states, loss_sum = None, [], 0.0
+    updates, uploads, new_states, loss_sum = [], None, [], 0.0
     for slot, client in enumerate(cohort):
         examples = order[start[client] : start[client] + size[client]]
         info = ClientInfo(data.label_counts[client], data.size[client])
@@ -89,25 +91,34 @@ def run_round(
                 carry = f(carry, batch)
             return carry
 
-        def view(w, stats, begun, fold=fold, info=info, static=static, state=state, slot=slot):
+        client_key = jax.random.fold_in(jax.random.fold_in(key, server.round), client)
+
+        def view(
+            w, stats, begun, update=(), fold=fold, info=info, static=static, state=state,
+            slot=slot, client_key=client_key,
+        ):  # fmt: skip
             return ClientView(
-                w, stats, params, evaluate, fold, info, static, state, shared, begun,
-                jnp.asarray(steps[slot]), info_of_round,
-            )  # fmt: skip
-
-        begun = method.begin(view(params, global_stats, ()))
-
-        def objective(w, stats, batch, info=info, static=static, state=state, begun=begun):
-            outputs = model.train(w, batch.x, stats, batch.mask)
-            local = LocalView(
-                w, outputs, batch, params, evaluate, info, static, state, shared, begun,
+                w, stats, params, update, evaluate, fold, info, static, state, shared, begun,
+                jnp.asarray(steps[slot]), jax.random.fold_in(client_key, 0x73656E64),
                 info_of_round,
             )  # fmt: skip
-            return jnp.mean(method.supervised(local)) + method.penalty(local), outputs.stats
 
-        client_key = jax.random.fold_in(jax.random.fold_in(key, server.round), client)
+        w, stats = method.receive(view(params, global_stats, ()))
+        begun = method.begin(view(w, stats, ()))
+
+        def local_view(w, stats, batch, epoch, info=info, static=static, state=state, begun=begun):
+            outputs = model.train(w, batch.x, stats, batch.mask)
+            return LocalView(
+                w, outputs, batch, params, evaluate, info, static, state, shared, begun,
+                jnp.int32(epoch), info_of_round,
+            )  # fmt: skip
+
+        def objective(w, stats, batch, epoch, local_view=local_view):
+            local = local_view(w, stats, batch, epoch)
+            return jnp.mean(method.supervised(local)) + method.penalty(local), local.outputs.stats
+
         order_key, _ = jax.random.split(client_key)
-        w, stats, momentum = params, global_stats, jax.tree.map(jnp.zeros_like, params)
+        momentum = jax.tree.map(jnp.zeros_like, params)
         for epoch in range(epochs[slot]):
             shuffled = epoch_order(
                 jax.random.fold_in(order_key, epoch), jnp.asarray(size[client]), settings.longest
@@ -116,18 +127,31 @@ def run_round(
             assert sorted(shuffled) == sorted(examples)
             for batch in batches(x, y, shuffled, settings.batch_size):
                 differentiate = jax.value_and_grad(objective, has_aux=True)
-                (loss, stats), gradient = differentiate(w, stats, batch)
+                mask = jax.tree.map(lambda _: True, w)
+                if method.trainable:
+                    mask = method.trainable(local_view(w, stats, batch, epoch))
+                (loss, stats), gradient = differentiate(w, stats, batch, epoch)
                 loss_sum += float(loss) * len(batch.y)
                 gradient = jax.tree.map(lambda g, p: g + settings.weight_decay * p, gradient, w)
+                gradient = jax.tree.map(lambda g, keep: keep * g, gradient, mask)
                 momentum = jax.tree.map(lambda m, g: settings.momentum * m + g, momentum, gradient)
-                w = jax.tree.map(lambda p, m: p - learning_rate * m, w, momentum)
-        state, upload = method.finish(view(w, stats, begun))
+                step = jax.tree.map(lambda m: learning_rate * m, momentum)
+                w = jax.tree.map(lambda p, s, keep: p - s if keep else p, w, step, mask)
+        after = view(w, stats, begun, jax.tree.map(jnp.subtract, w, params))
+        sent = method.send(after)
+        updates.append(sent)
+        state, upload = method.finish(after)
         mean_stats = jax.tree.map(lambda m, s, a=shares[slot]: m + a * s, mean_stats, stats)
         new_states.append(state)
         uploads = upload if uploads is None else jax.tree.map(jnp.add, uploads, upload)
-        update = jax.tree.map(lambda u, p, g, a=weights[slot]: u + a * (p - g), update, w, params)
+        update = jax.tree.map(lambda u, s, a=weights[slot]: u + a * s, update, sent)
+    if method.combine:
+        updates = jax.tree.map(lambda *rows: jnp.stack(rows), *updates)
+        arrived = jnp.ones(len(cohort), bool)
+        update = method.combine(CombineView(updates, weights, arrived, info_of_round))
+    server_key = jax.random.fold_in(jax.random.fold_in(key, server.round), 0x73657276)
     update, server_state = method.merge(
-        MergeView(update, params, global_stats, server_state, uploads, info_of_round)
+        MergeView(update, params, global_stats, server_state, uploads, server_key, info_of_round)
     )
     params = jax.tree.map(jnp.add, params, update)
     states = jax.tree.map(lambda *rows: jnp.stack(rows), *new_states)

@@ -301,7 +301,8 @@ def docs_modules(monkeypatch):
 def test_every_method_and_loss_has_a_typeset_equation(docs_modules):
     pytest.importorskip('latex2mathml')
     equations, mathml = docs_modules('equations'), docs_modules('mathml')
-    page = (ROOT / 'docs' / 'label_skew.md').read_text()
+    pages = ('label_skew.md', 'beyond_averaging.md')
+    page = ''.join((ROOT / 'docs' / name).read_text() for name in pages)
     for function in [*METHODS.values(), *(vars(jaxfed.losses)[n] for n in jaxfed.losses.__all__)]:
         paragraphs = map(equations.normalised, inspect.getdoc(function).split('\n\n'))
         latex = [equations.EQUATIONS[p] for p in paragraphs if p in equations.EQUATIONS]

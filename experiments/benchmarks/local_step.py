@@ -25,7 +25,7 @@ from experiments.benchmarks.timing import seconds
 from jaxfed import losses
 from jaxfed.engine.devices import AXIS, make_mesh, replicate, split
 from jaxfed.engine.lanes import schedule
-from jaxfed.engine.local import local_optimizer
+from jaxfed.engine.optimizers import local_optimizer
 from jaxfed.engine.stacking import STACKED, Stacking, row, stacking
 from jaxfed.internal.backend import compile_program
 from jaxfed.models.ops import convolution
@@ -61,7 +61,7 @@ def step_program(
     # Two batches in turn, so that the compiler cannot move work out of the loop.
     images = programs.random_images(lanes, 2 * size.batch_size)
     x, y = (a.reshape(lanes, 2, size.batch_size, *a.shape[2:]) for a in map(jnp.asarray, images))
-    optimizer = local_optimizer(LEARNING_RATE, momentum=MOMENTUM, weight_decay=0.0)
+    optimizer = local_optimizer('sgd', LEARNING_RATE, momentum=MOMENTUM, weight_decay=0.0)
     majority = jnp.arange(CLASSES) < 3
 
     def loss(params: PyTree, teacher: PyTree, x: Array, y: Array) -> Array:

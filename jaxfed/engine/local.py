@@ -15,6 +15,7 @@ import optax
 from jax import lax
 
 from jaxfed.engine.lanes import Schedule
+from jaxfed.engine.optimizers import local_optimizer
 from jaxfed.engine.stacking import Stacking, row
 from jaxfed.engine.types import RoundInputs, ServerState, Tuned
 from jaxfed.methods.hooks import check_hooks
@@ -33,6 +34,9 @@ class LocalSettings(NamedTuple):
     longest: int  # examples of the largest client
     image_shape: tuple[int, ...]  # height, width, channels
     keep_models: bool = False  # whether a round returns the local models
+    optimizer: str = 'sgd'  # and as `local_optimizer`:
+    clip_norm: float = 0.0
+    accumulate_steps: int = 1
 
 
 class Context(NamedTuple):
@@ -63,7 +67,14 @@ class Context(NamedTuple):
         """The local optimizer of an experiment."""
         decay = self.settings.weight_decay if tuned.weight_decay is None else tuned.weight_decay
         momentum = self.momentum_of(tuned)
-        return local_optimizer(tuned.learning_rate, momentum=momentum, weight_decay=decay)
+        return local_optimizer(
+            self.settings.optimizer,
+            tuned.learning_rate,
+            momentum=momentum,
+            weight_decay=decay,
+            clip_norm=self.settings.clip_norm,
+            accumulate_steps=self.settings.accumulate_steps,
+        )
 
 
 class SampledClients(NamedTuple):
@@ -114,20 +125,6 @@ class Lane(NamedTuple):
     loss: Array  # [] float32, sum of the objective over examples
 
 
-def local_optimizer(
-    learning_rate: float | Array, *, momentum: float | Array, weight_decay: float | Array
-) -> optax.GradientTransformation:
-    """SGD as PyTorch defines it, with coupled weight decay and heavy-ball momentum.
-
-    g = grad + weight_decay w; m = momentum m + g; w = w - learning_rate m
-    """
-    # A traced number may have any value; a number that is 0 for all experiments is not traced.
-    no_momentum = isinstance(momentum, float | int) and momentum == 0
-    sgd = optax.sgd(learning_rate, momentum=None if no_momentum else momentum)
-    no_decay = isinstance(weight_decay, float | int) and weight_decay == 0
-    return sgd if no_decay else optax.chain(optax.add_decayed_weights(weight_decay), sgd)
-
-
 def steps_per_epoch(size: Any, batch_size: int) -> Any:
     """Batches in one epoch of `size` examples, ceil(n / B); a number or an array."""
     return -(-size // batch_size)
@@ -147,6 +144,8 @@ def round_info(context: Context, inputs: RoundInputs, x: Array | int) -> RoundIn
         learning_rate=tuned.learning_rate,
         momentum=context.momentum_of(tuned),
         num_clients=inputs.data.size.shape[1],
+        clients_per_round=inputs.cohort.clients.shape[1],
+        local_epochs=context.settings.local_epochs,
         cohort_size=jnp.sum(inputs.cohort.epochs[x] > 0),
     )
 
@@ -169,16 +168,18 @@ def start_client(context: Context, device: DeviceInputs, position: Array) -> Lan
     epoch_keys = jax.vmap(jax.random.fold_in, (None, 0))(order_key, epochs)
     size = device.clients.info.size[slot]
     order = jax.vmap(epoch_order, (0, None, None))(epoch_keys, size, settings.longest)
+    method = context.method_of(tuned)
     view = _view_client(context, device, position, server.params, server.stats, ())
+    params, stats = method.receive(view)
     return Lane(
-        params=server.params,
-        stats=server.stats,
-        optimizer=context.optimizer_of(tuned).init(server.params),
+        params=params,
+        stats=stats,
+        optimizer=context.optimizer_of(tuned).init(params),
         slot=slot,
         info=view.info,
         static=view.static,
         state=view.state,
-        begun=context.method_of(tuned).begin(view),
+        begun=method.begin(view._replace(params=params, stats=stats)),
         order=_examples(context, device, slot)[order],
         key=augment_key,
         step=jnp.zeros((), jnp.int32),
@@ -188,11 +189,13 @@ def start_client(context: Context, device: DeviceInputs, position: Array) -> Lan
 
 def finish_client(
     context: Context, device: DeviceInputs, position: Array, lane: Lane
-) -> tuple[PyTree, PyTree]:
-    """The new state and the upload of a client whose local steps are done."""
-    _, tuned, _ = device.origin(lane.slot)
+) -> tuple[PyTree, PyTree, PyTree]:
+    """The update, the new state and the upload of a client whose local steps are done."""
+    server, tuned, _ = device.origin(lane.slot)
     view = _view_client(context, device, position, lane.params, lane.stats, lane.begun)
-    return context.method_of(tuned).finish(view)
+    view = view._replace(update=jax.tree.map(jnp.subtract, lane.params, server.params))
+    method = context.method_of(tuned)
+    return method.send(view), *method.finish(view)
 
 
 def local_step(
@@ -203,9 +206,9 @@ def local_step(
     method, batch = context.method_of(tuned), _draw_batch(context, device, lane)
     key = _network_key(lane) if context.model.random else None
 
-    def objective(params: PyTree) -> tuple[Array, PyTree]:
+    def view_of(params: PyTree) -> LocalView:
         outputs = context.model.train(params, batch.x, lane.stats, batch.mask, key)
-        view = LocalView(
+        return LocalView(
             params=params,
             outputs=outputs,
             batch=batch,
@@ -216,12 +219,20 @@ def local_step(
             state=lane.state,
             shared=shared,
             begun=lane.begun,
+            epoch=_epoch(context, lane),
             round=round_info(context, device.round, device.experiment(lane.slot)),
         )
-        return view.mean(method.supervised(view)) + method.penalty(view), outputs.stats
+
+    def objective(params: PyTree) -> tuple[Array, PyTree]:
+        view = view_of(params)
+        return view.mean(method.supervised(view)) + method.penalty(view), view.outputs.stats
 
     (loss, stats), gradient = jax.value_and_grad(objective, has_aux=True)(lane.params)
-    updates, optimizer = context.optimizer_of(tuned).update(gradient, lane.optimizer, lane.params)
+    mask = method.trainable(view_of(lane.params)) if method.trainable else None
+    # What does not train has no weight decay either.
+    gradient, params = _keep(mask, gradient), _keep(mask, lane.params)
+    updates, optimizer = context.optimizer_of(tuned).update(gradient, lane.optimizer, params)
+    updates = _keep(mask, updates)
     return lane._replace(
         params=optax.apply_updates(lane.params, updates),
         stats=stats,
@@ -229,6 +240,13 @@ def local_step(
         step=lane.step + 1,
         loss=lane.loss + loss * jnp.sum(batch.mask),
     )
+
+
+def _keep(mask: PyTree | None, tree: PyTree) -> PyTree:
+    """A tree with zeros where the mask is False."""
+    if mask is None:
+        return tree
+    return jax.tree.map(lambda keep, leaf: jnp.where(keep, leaf, 0), mask, tree)
 
 
 def _view_client(
@@ -257,9 +275,11 @@ def _view_client(
         info=client.info,
         static=client.static,
         state=row(device.states, position),
+        update=(),
         shared=shared,
         begun=begun,
         steps=client.steps,
+        key=jax.random.fold_in(client.key, 0x73656E64),
         round=round_info(context, device.round, x),
     )
 
@@ -273,13 +293,21 @@ def _examples(context: Context, device: DeviceInputs, slot: Array) -> Array:
 
 def _draw_batch(context: Context, device: DeviceInputs, lane: Lane) -> Batch:
     """The training batch of a lane's next step."""
-    size, batch_size = lane.info.size, context.batch_size
-    per_epoch = jnp.maximum(steps_per_epoch(size, batch_size), 1)
-    epoch = jnp.minimum(lane.step // per_epoch, context.settings.local_epochs - 1)
-    places = lane.step % per_epoch * batch_size + jnp.arange(batch_size)
+    size, batch_size, epoch = lane.info.size, context.batch_size, _epoch(context, lane)
+    places = lane.step % _per_epoch(context, lane) * batch_size + jnp.arange(batch_size)
     augment = partial(context.augment, jax.random.fold_in(lane.key, lane.step))
     x = device.experiment(lane.slot)
     return _batch(context, augment, device, x, lane.order[epoch], places, size)
+
+
+def _per_epoch(context: Context, lane: Lane) -> Array:
+    """Local steps of an epoch of the lane's client, at least 1."""
+    return jnp.maximum(steps_per_epoch(lane.info.size, context.batch_size), 1)
+
+
+def _epoch(context: Context, lane: Lane) -> Array:
+    """The epoch of a lane's next step, from 0."""
+    return jnp.minimum(lane.step // _per_epoch(context, lane), context.settings.local_epochs - 1)
 
 
 def _network_key(lane: Lane) -> Array:

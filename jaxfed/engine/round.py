@@ -40,7 +40,7 @@ from jaxfed.engine.stacking import Lanes, Stacking, map_range, row, set_row, sta
 from jaxfed.engine.types import RoundInputs, RoundMetrics, ServerState, Sums, Trained
 from jaxfed.engine.types import TrainingData as TrainingData
 from jaxfed.engine.types import Tuned as Tuned
-from jaxfed.methods.method import CohortView, MergeView, Method, ServerView
+from jaxfed.methods.method import CohortView, CombineView, MergeView, Method, ServerView
 from jaxfed.types import Array, ClientInfo, Model, PyTree
 
 
@@ -119,6 +119,7 @@ def _open_round(
     method, info = context.method_of(tuned), round_info(context, inputs, x)
     size, label_counts = data.size[clients], data.label_counts[clients]
     steps = epochs * steps_per_epoch(size, context.batch_size)
+    share, weight = _weights(context, inputs, x)
     # A client's random stream depends on the seed, the round and its id, not on its lane.
     round_key = jax.random.fold_in(key, server.round)
     apply = bind_stats(context.model, server.stats)
@@ -132,13 +133,21 @@ def _open_round(
             round=info,
         )
     )
-    share = (epochs > 0) * (size if context.settings.aggregation == 'size' else 1)
-    share = share / jnp.maximum(jnp.sum(share), 1)
-    weight = method.weigh(CohortView(share, size, label_counts, steps, info))
     infos = ClientInfo(label_counts, size)
     static = jax.vmap(method.prepare)(infos)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(round_key, clients)
     return shared, SampledClients(clients, infos, static, steps, keys, share, weight)
+
+
+def _weights(context: Context, inputs: RoundInputs, x: Array | int) -> tuple[Array, Array]:
+    """Shares [S] of experiment x's clients by --aggregation, and the weights of their updates."""
+    clients, epochs = row(inputs.cohort, x)
+    size, label_counts = inputs.data.size[x, clients], inputs.data.label_counts[x, clients]
+    share = (epochs > 0) * (size if context.settings.aggregation == 'size' else 1)
+    share = share / jnp.maximum(jnp.sum(share), 1)
+    steps = epochs * steps_per_epoch(size, context.batch_size)
+    method, info = context.method_of(row(inputs.tuned, x)), round_info(context, inputs, x)
+    return share, method.weigh(CohortView(share, size, label_counts, steps, info))
 
 
 def _initial_results(context: Context, device: DeviceInputs, lanes: Lane) -> Trained:
@@ -149,8 +158,11 @@ def _initial_results(context: Context, device: DeviceInputs, lanes: Lane) -> Tra
         return jax.tree.map(lambda leaf: jnp.zeros((*axes, *leaf.shape), leaf.dtype), tree)
 
     finish = partial(finish_client, context, device, jnp.int32(0))
-    _, upload = jax.eval_shape(finish, row(lanes, 0))
+    _, _, upload = jax.eval_shape(finish, row(lanes, 0))
     update, stats = zeros(server.params), zeros(server.stats)
+    if context.method.combine:  # each client's update at its place
+        places = device.round.cohort.clients.shape
+        update = zeros(row(server.params, 0), *places)
     sums = Sums(update, stats, zeros(upload, experiments), jnp.zeros(experiments))
     model = row((server.params, server.stats), 0) if context.settings.keep_models else ()
     return Trained(sums, device.states, zeros(model, len(device.schedule.slot)))
@@ -165,21 +177,29 @@ def _finish_next(
     slot, following = schedule.slot[position], schedule.next[position]
     x = device.experiment(slot)
     done = stack.get(lanes, schedule.lane[position])
-    state, upload = finish_client(context, device, position, done)
+    update, state, upload = finish_client(context, device, position, done)
     start = partial(start_client, context, device)
     lane = lax.cond(following >= 0, start, lambda _: done, following)
     server, total = row((device.round.server, sums), x)
 
-    def add(total: PyTree, weight: Array, after: PyTree, before: PyTree) -> PyTree:
-        return jax.tree.map(lambda t, a, b: t + weight * (a - b), total, after, before)
+    def add(total: PyTree, weight: Array, change: PyTree) -> PyTree:
+        return jax.tree.map(lambda t, c: t + weight * c, total, change)
 
+    if context.method.combine:
+        place = slot % device.round.cohort.clients.shape[1]
+        updates = set_row(total.update, place, update)
+    else:
+        updates = add(total.update, device.clients.weight[slot], update)
+    change = jax.tree.map(jnp.subtract, done.stats, server.stats)
     total = Sums(
-        update=add(total.update, device.clients.weight[slot], done.params, server.params),
-        stats=add(total.stats, device.clients.share[slot], done.stats, server.stats),
+        update=updates,
+        stats=add(total.stats, device.clients.share[slot], change),
         uploads=jax.tree.map(jnp.add, total.uploads, upload),
         loss=total.loss + done.loss,
     )
-    model = (done.params, done.stats) if context.settings.keep_models else ()
+    model: PyTree = ()
+    if context.settings.keep_models:
+        model = context.method.personal(done.params), done.stats
     return stack.put(lanes, schedule.lane[position], lane), Trained(
         sums=set_row(sums, x, total),
         states=set_row(states, position, state),
@@ -213,14 +233,20 @@ def _merge_experiment(
     before, tuned, (clients, epochs), total = row(
         (inputs.server, inputs.tuned, inputs.cohort, totals), x
     )
-    update, method_state = context.method_of(tuned).merge(
+    method, info, update = context.method_of(tuned), round_info(context, inputs, x), total.update
+    if method.combine:
+        _, weights = _weights(context, inputs, x)
+        update = method.combine(CombineView(update, weights, epochs > 0, info))
+    round_key = jax.random.fold_in(inputs.keys[x], before.round)
+    update, method_state = method.merge(
         MergeView(
-            update=total.update,
+            update=update,
             params=before.params,
             stats=before.stats,
             state=before.method,
             uploads=total.uploads,
-            round=round_info(context, inputs, x),
+            key=jax.random.fold_in(round_key, 0x73657276),
+            round=info,
         )
     )
     after = ServerState(

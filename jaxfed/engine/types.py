@@ -62,7 +62,9 @@ class RoundMetrics(NamedTuple):
 class Sums(NamedTuple):
     """Sums over the finished clients of a device [X, ...], or of all devices [D, X, ...]."""
 
-    update: PyTree  # weighted sum of their updates
+    # Weighted sum of their updates [X, ...]; if the method combines them, they themselves
+    # [X, S, ...], 0 for clients of other devices.
+    update: PyTree
     stats: PyTree  # weighted sum of the changes of their batch statistics
     uploads: PyTree  # sum of their uploads
     loss: Array  # [X] sum of the local objective over all examples trained on

@@ -12,10 +12,14 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxfed.internal.type_checks import check_value, printable
+from jaxfed.methods.apfl import apfl
+from jaxfed.methods.ditto import ditto
+from jaxfed.methods.dp import dp
 from jaxfed.methods.fedadagrad import fedadagrad
 from jaxfed.methods.fedadam import fedadam
 from jaxfed.methods.fedavg import fedavg
 from jaxfed.methods.fedavgm import fedavgm
+from jaxfed.methods.fedbn import fedbn
 from jaxfed.methods.fedcad import fedcad
 from jaxfed.methods.fedcurv import fedcurv
 from jaxfed.methods.feddyn import feddyn
@@ -26,17 +30,25 @@ from jaxfed.methods.fedlsd import fedlsd
 from jaxfed.methods.fednova import fednova
 from jaxfed.methods.fedntd import fedntd
 from jaxfed.methods.fedntd_tf import fedntd_tf
+from jaxfed.methods.fedper import fedper
 from jaxfed.methods.fedprox import fedprox
+from jaxfed.methods.fedrep import fedrep
 from jaxfed.methods.fedrs import fedrs
 from jaxfed.methods.fedssd import fedssd
 from jaxfed.methods.fedyogi import fedyogi
 from jaxfed.methods.kd import kd
+from jaxfed.methods.krum import krum
 from jaxfed.methods.label_smoothing import label_smoothing
+from jaxfed.methods.median import median
 from jaxfed.methods.method import Method, chain, check_method
 from jaxfed.methods.moon import moon
 from jaxfed.methods.mse import mse
+from jaxfed.methods.multikrum import multikrum
+from jaxfed.methods.quantize import quantize
 from jaxfed.methods.scaffold import scaffold
 from jaxfed.methods.switch import switch
+from jaxfed.methods.topk import topk
+from jaxfed.methods.trimmed_mean import trimmed_mean
 
 __all__ = [
     'METHODS',
@@ -57,6 +69,8 @@ METHODS: dict[str, Callable[..., Method]] = {
         fedavg, fedprox, fedcurv, scaffold, fednova, feddyn, moon, fedrs, kd, fedgkd, mse,
         label_smoothing, fedlsd, fedntd, fedntd_tf, fedcad, fedssd, fedlmd, fedlmd_tf,
         fedavgm, fedadam, fedyogi, fedadagrad,
+        fedper, fedrep, fedbn, ditto, apfl,
+        median, trimmed_mean, krum, multikrum, quantize, topk, dp,
     )
 }  # fmt: skip
 

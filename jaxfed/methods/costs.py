@@ -60,7 +60,7 @@ def method_cost(
         server_state, client_state = method.init(params, stats)
         # A state that is the initial parameters must not pass for the global ones.
         client_state = jax.tree.map(lambda leaf: leaf, client_state)
-        round_info = RoundInfo(number, jnp.float32(1), 0.9, num_clients=2, cohort_size=number)
+        round_info = RoundInfo(number, jnp.float32(1), 0.9, 2, 2, 2, cohort_size=number)
 
         def evaluate(w: PyTree, x: Array, stats: PyTree = stats) -> Any:
             return model.evaluate(w, x, stats)
@@ -87,11 +87,14 @@ def method_cost(
             'round': round_info,
         }
         client = ClientView(
-            **common, stats=stats, apply=evaluate, fold=fold, begun=(), steps=number
-        )
+            **common, stats=stats, apply=evaluate, fold=fold, update=params, begun=(),
+            steps=number, key=jax.random.key(0),
+        )  # fmt: skip
         client = client._replace(begun=method.begin(client))
         outputs = model.train(params, batch.x, stats, batch.mask, jax.random.key(0))
-        view = LocalView(**common, outputs=outputs, batch=batch, apply=apply, begun=client.begun)
+        view = LocalView(
+            **common, outputs=outputs, batch=batch, apply=apply, begun=client.begun, epoch=number
+        )
         method.supervised(view)
         method.penalty(view)
         _, upload = method.finish(client)
@@ -108,11 +111,12 @@ def method_cost(
         size_of, jax.eval_shape(exchange, params, model.stats, batch, info, shape())
     )
     base = size_of((params, model.stats))
+    sent = int(method.update_bytes(params, size_of(params))) + size_of(model.stats) + upload
     return MethodCost(
         parameter_bytes=base,
-        upload_bytes=base + upload,
+        upload_bytes=sent,
         download_bytes=base + download,
-        upload=(base + upload) / base,
+        upload=sent / base,
         download=(base + download) / base,
         client_state_bytes=client_state,
         server_state_bytes=server_state,

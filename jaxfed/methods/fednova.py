@@ -27,4 +27,4 @@ def fednova() -> Method:
         steps = effective_steps(cohort.steps, cohort.round.momentum)
         return cohort.weights / steps * jnp.sum(cohort.weights * steps)
 
-    return Method(weigh=weigh)
+    return Method(weigh=weigh, counts_steps=True)

@@ -26,6 +26,12 @@ def check_hooks(method: Any) -> Any:
         shape = jnp.shape(cohort.weights)
         return _array('weigh', 'one weight for each client', shape, method.weigh(cohort))
 
+    def receive(client: Any) -> tuple[PyTree, PyTree]:
+        params, stats = _pair('receive', 'parameters', 'statistics', method.receive(client))
+        _check_form('receive', 'the parameters', 'the global ones', params, client.params)
+        _check_form('receive', 'the statistics', 'the global ones', stats, client.stats)
+        return params, stats
+
     def supervised(view: Any) -> Array:
         shape = jnp.shape(view.batch.y)
         return _array('supervised', 'one loss for each example', shape, method.supervised(view))
@@ -33,6 +39,22 @@ def check_hooks(method: Any) -> Any:
     def penalty(view: Any) -> Array:
         role = 'one number, for instance view.mean(values)'
         return _array('penalty', role, (), method.penalty(view))
+
+    def trainable(view: Any) -> PyTree:
+        mask, flag = method.trainable(view), jnp.bool_(True)
+        like = jax.tree.map(lambda _: flag, view.params)
+        _check_form('trainable', 'a bool for each array', 'the parameters', mask, like)
+        return mask
+
+    def send(client: Any) -> PyTree:
+        update = method.send(client)
+        _check_form('send', 'the update', 'the parameters', update, client.params, cast=True)
+        return update
+
+    def combine(view: Any) -> PyTree:
+        update, like = method.combine(view), jax.tree.map(lambda leaf: leaf[0], view.updates)
+        _check_form('combine', 'the update', 'the parameters', update, like, cast=True)
+        return update
 
     def finish(client: Any) -> tuple[PyTree, PyTree]:
         state, upload = _pair('finish', 'client state', 'upload', method.finish(client))
@@ -56,10 +78,14 @@ def check_hooks(method: Any) -> Any:
         prepare=lambda info: _tree('prepare', method.prepare(info)),
         share=lambda server: _tree('share', method.share(server)),
         weigh=weigh,
+        receive=receive,
         begin=lambda client: _tree('begin', method.begin(client)),
         supervised=supervised,
         penalty=penalty,
+        trainable=trainable if method.trainable else None,
+        send=send,
         finish=finish,
+        combine=combine if method.combine else None,
         sent=lambda upload: _tree('sent', method.sent(upload)),
         merge=merge,
         adapt=adapt,

@@ -7,13 +7,19 @@ One round, in the order in which the hooks run:
 
     shared            = share(server)          once, on the server
     weights           = weigh(cohort)          once, for all clients of the round
+    params, stats     = receive(client)        each client, where its local training starts
     begun             = begin(client)          each client, before its local training
     mean(supervised(view)) + penalty(view)     every local step; the engine differentiates it
+    mask              = trainable(view)        every local step, if set
+    update            = send(client)           each client, after its local training
     state, upload     = finish(client)         each client, after its local training
+    update            = combine(updates)       once, on the server; if not set, the weighted sum
     update, state     = merge(aggregate)       once, on the server
 """
 
+import functools
 import inspect
+import operator
 import reprlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -34,6 +40,8 @@ class RoundInfo(NamedTuple):
     learning_rate: Array  # [] float32, of the clients' optimizer in this round
     momentum: Any  # of the clients' optimizer; traced if experiments differ in it
     num_clients: int  # N
+    clients_per_round: int  # S
+    local_epochs: int  # E
     cohort_size: Array  # [] int32, clients of the round whose update is not lost, at most S
 
 
@@ -62,6 +70,7 @@ class LocalView(NamedTuple):
     state: PyTree  # this method's state of this client, from its previous round
     shared: PyTree  # from `share`
     begun: PyTree  # from `begin`
+    epoch: Array  # [] int32, from 0
     round: RoundInfo
 
     @property
@@ -87,11 +96,13 @@ class LocalView(NamedTuple):
 
 
 class ClientView(NamedTuple):
-    """The input of `begin` (before local training) and `finish` (after it), for one client."""
+    """The input of `receive` and `begin` before local training, `send` and `finish` after it."""
 
-    params: PyTree  # local parameters; in `begin` equal to the global ones
-    stats: PyTree  # local batch statistics; in `begin` the global ones
+    params: PyTree  # local parameters; in `receive` the global ones
+    stats: PyTree  # local batch statistics; in `receive` the global ones
     global_params: PyTree
+    # params - global_params, or what the previous part sends; () before local training
+    update: PyTree
     apply: Callable[..., Outputs]  # as in `LocalView`
     # fold(f, initial) with f(carry, Batch) -> carry: each example of the client once, in a fixed
     # order, normalised, not augmented
@@ -100,8 +111,9 @@ class ClientView(NamedTuple):
     static: PyTree
     state: PyTree
     shared: PyTree
-    begun: PyTree  # in `begin` an empty tuple
+    begun: PyTree  # () before `begin`
     steps: Array  # [] int32, local steps of this client in this round
+    key: Array  # [] random key of this client and round
     round: RoundInfo
 
 
@@ -115,15 +127,30 @@ class CohortView(NamedTuple):
     round: RoundInfo
 
 
+class CombineView(NamedTuple):
+    """The input of `combine`."""
+
+    updates: PyTree  # [S, ...] what each client sends; 0 where lost
+    weights: Array  # [S] float32, from `weigh`; 0 where lost
+    arrived: Array  # [S] bool, False where lost
+    round: RoundInfo
+
+
 class MergeView(NamedTuple):
     """The input of `merge`."""
 
-    update: PyTree  # sum_i weight_i (w_i - w_g), or the update of the previous part
+    update: PyTree  # sum_i weight_i update_i, from `combine`, or from the previous part
     params: PyTree  # global parameters before the update
     stats: PyTree  # global batch statistics; the engine averages them
     state: PyTree  # this method's server state
     uploads: PyTree  # sum over the round's clients of their uploads
+    key: Array  # [] random key of the server and round
     round: RoundInfo
+
+
+def weighted_sum(view: CombineView) -> PyTree:
+    """Sums the updates of a cohort with their weights, as the engine does without `combine`."""
+    return jax.tree.map(lambda rows: jnp.tensordot(view.weights, rows, axes=1), view.updates)
 
 
 def _supervised(view: LocalView) -> Array:
@@ -143,19 +170,31 @@ class Method(NamedTuple):
     prepare: Callable[[ClientInfo], PyTree] = lambda info: ()
     share: Callable[[ServerView], PyTree] = lambda server: ()
     weigh: Callable[[CohortView], Array] = lambda cohort: cohort.weights
+    # -> (params, stats) with which local training starts
+    receive: Callable[[ClientView], tuple[PyTree, PyTree]] = lambda c: (c.params, c.stats)
     begin: Callable[[ClientView], PyTree] = lambda client: ()
     supervised: Callable[[LocalView], Array] = _supervised  # -> [B]
     penalty: Callable[[LocalView], Array] = lambda view: jnp.zeros(())  # -> []
+    # -> a bool for each array of the parameters, whether this step may change it; None for all
+    trainable: Callable[[LocalView], PyTree] | None = None
+    send: Callable[[ClientView], PyTree] = lambda client: client.update  # what the client sends
     # -> (the client's new state, its upload)
     finish: Callable[[ClientView], tuple[PyTree, PyTree]] = lambda client: (client.state, ())
+    # -> update; None for the weighted sum. With it every device keeps the updates of the cohort.
+    combine: Callable[[CombineView], PyTree] | None = None
     # -> (update, server state)
     merge: Callable[[MergeView], tuple[PyTree, PyTree]] = lambda merge: (merge.update, merge.state)
     # network -> the network that this method trains
     adapt: Callable[[Model], Model] = lambda model: model
+    # params -> the parameters with which the client itself predicts
+    personal: Callable[[PyTree], PyTree] = lambda params: params
     # upload -> the part that a client sends; the server can compute the rest
     sent: Callable[[PyTree], PyTree] = lambda upload: upload
+    # (shapes of the update, bytes of its form so far) -> bytes in which a client sends it
+    update_bytes: Callable[[PyTree, float], float] = lambda update, size: size
     auxiliary: int = 0  # examples of each class on the server by default
     equal_weights: bool = False  # whether `weigh` drops the weights of earlier parts
+    counts_steps: bool = False  # whether it reads the local steps as those of SGD with momentum
 
 
 # hook -> its parameters, as in error messages
@@ -164,13 +203,19 @@ _PARAMETERS = {
     'prepare': 'info',
     'share': 'server',
     'weigh': 'cohort',
+    'receive': 'client',
     'begin': 'client',
     'supervised': 'view',
     'penalty': 'view',
+    'trainable': 'view',
+    'send': 'client',
     'finish': 'client',
+    'combine': 'view',
     'merge': 'view',
     'adapt': 'model',
+    'personal': 'params',
     'sent': 'upload',
+    'update_bytes': 'update, size',
 }
 
 
@@ -194,6 +239,8 @@ def check_method(method: Any, rule: str = 'method must be') -> None:
         raise ValueError(f'{rule} a jaxfed.Method, got {_name_of(method)}{hint}.')
     for hook, parameters in _PARAMETERS.items():
         function, form = getattr(method, hook), f'{hook}({parameters})'
+        if function is None and hook in ('trainable', 'combine'):
+            continue
         if not callable(function):
             raise ValueError(f'{hook} must be a function {form}, got {_name_of(function)}.')
         try:
@@ -219,8 +266,9 @@ _BY_PART = ('static', 'state', 'shared', 'begun', 'uploads')
 
 
 def part_view(view: Any, i: int) -> Any:
-    """Selects the values of part `i` in a view of a combination."""
-    return view._replace(**{f: getattr(view, f)[i] for f in _BY_PART if f in view._fields})
+    """Selects the values of part `i` in a view of a combination, with a random key of its own."""
+    view = view._replace(**{f: getattr(view, f)[i] for f in _BY_PART if f in view._fields})
+    return view._replace(key=jax.random.fold_in(view.key, i)) if 'key' in view._fields else view
 
 
 def combine_states(*parts: Method) -> Method:
@@ -237,34 +285,41 @@ def combine_states(*parts: Method) -> Method:
         client = client._replace(begun=((),) * len(parts))
         return tuple(part.begin(part_view(client, i)) for i, part in indexed)
 
-    def finish(client: ClientView) -> tuple[PyTree, PyTree]:
-        states, uploads = zip(
-            *(part.finish(part_view(client, i)) for i, part in indexed), strict=True
-        )
-        return states, uploads
-
     def adapt(model: Model) -> Model:
         for part in parts:
             model = part.adapt(model)
         return model
+
+    def personal(params: PyTree) -> PyTree:
+        for part in parts:
+            params = part.personal(params)
+        return params
+
+    def update_bytes(update: PyTree, size: float) -> float:
+        for part in parts:
+            size = part.update_bytes(update, size)
+        return size
 
     return Method(
         init=init,
         prepare=lambda info: tuple(part.prepare(info) for part in parts),
         share=lambda server: tuple(part.share(part_view(server, i)) for i, part in indexed),
         begin=begin,
-        finish=finish,
         adapt=adapt,
+        personal=personal,
         sent=lambda upload: tuple(part.sent(upload[i]) for i, part in indexed),
+        update_bytes=update_bytes,
         auxiliary=max(part.auxiliary for part in parts),
         equal_weights=any(part.equal_weights for part in parts),
+        counts_steps=any(part.counts_steps for part in parts),
     )
 
 
 def chain(*parts: Method) -> Method:
     """Combines methods into one.
 
-    Penalties add up. Weights, the server's update and the network pass through the parts from left
+    Penalties add up, and a step changes the arrays that every part allows. Weights, received
+    parameters, sent updates, the server's update and the network pass through the parts from left
     to right. Every other hook runs for each part separately, with a tuple of the parts' states.
 
     Args:
@@ -275,7 +330,7 @@ def chain(*parts: Method) -> Method:
 
     Raises:
       ValueError: if there is no part, a part is not a valid method, two parts replace the
-        supervised loss, or a part drops the weights of an earlier one.
+        supervised loss or combine updates, or a part drops the weights of an earlier one.
     """
     if not parts:
         raise ValueError('chain() needs at least one method.')
@@ -286,6 +341,12 @@ def chain(*parts: Method) -> Method:
         raise ValueError(
             f'{len(replacing)} of the combined methods replace the cross-entropy, so they do not '
             'add up; keep one of them.'
+        )
+    combining = [i for i, part in enumerate(parts) if part.combine is not None]
+    if len(combining) > 1:
+        raise ValueError(
+            f'{len(combining)} of the combined methods replace the weighted sum of updates; keep '
+            'one of them.'
         )
     weighing = [i for i, part in enumerate(parts) if part.weigh is not Method().weigh]
     for i in weighing[1:]:
@@ -300,6 +361,34 @@ def chain(*parts: Method) -> Method:
         for part in parts:
             cohort = cohort._replace(weights=part.weigh(cohort))
         return cohort.weights
+
+    def receive(client: ClientView) -> tuple[PyTree, PyTree]:
+        client = client._replace(begun=((),) * len(parts))
+        for i, part in enumerate(parts):
+            params, stats = part.receive(part_view(client, i))
+            client = client._replace(params=params, stats=stats)
+        return client.params, client.stats
+
+    def trainable(view: LocalView) -> PyTree:
+        masks = [
+            part.trainable(part_view(view, i)) for i, part in enumerate(parts) if part.trainable
+        ]
+        return jax.tree.map(lambda *of_parts: functools.reduce(operator.and_, of_parts), *masks)
+
+    def send(client: ClientView) -> PyTree:
+        for i, part in enumerate(parts):
+            client = client._replace(update=part.send(part_view(client, i)))
+        return client.update
+
+    def finish(client: ClientView) -> tuple[PyTree, PyTree]:
+        states, uploads = [], []
+        for i, part in enumerate(parts):
+            view = part_view(client, i)
+            state, upload = part.finish(view)
+            states.append(state)
+            uploads.append(upload)
+            client = client._replace(update=part.send(view))  # as in `send`, which it shares
+        return tuple(states), tuple(uploads)
 
     def penalty(view: LocalView) -> Array:
         penalties = (part.penalty(part_view(view, i)) for i, part in enumerate(parts))
@@ -319,7 +408,12 @@ def chain(*parts: Method) -> Method:
 
     return combine_states(*parts)._replace(
         weigh=weigh if weighing else Method().weigh,
+        receive=receive,
         supervised=supervised if replacing else _supervised,
         penalty=penalty,
+        trainable=trainable if any(part.trainable for part in parts) else None,
+        send=send,
+        finish=finish,
+        combine=parts[combining[0]].combine if combining else None,
         merge=merge,
     )

@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxfed.methods._check import check
 from jaxfed.methods._steps import effective_steps
 from jaxfed.methods.method import ClientView, LocalView, MergeView, Method
 from jaxfed.types import Array, PyTree
 
 
-def scaffold() -> Method:
+def scaffold(*, server_lr: float = 1.0) -> Method:
     """Control variates against client drift.
 
     The local gradient is corrected by c - c_i, the gradient of the term <c - c_i, w - w_g>.
@@ -18,13 +19,21 @@ def scaffold() -> Method:
     a_i is the number of local steps; with local momentum, their effective number. Variates start at
     zero. --aggregation weighs the clients' parameters; algorithm 1 weighs them equally.
 
+    Args:
+      server_lr: factor of the server's step, > 0.
+
     Returns:
       The method.
+
+    Raises:
+      ValueError: if server_lr is out of range.
 
     Reference:
       Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML
       2020, algorithm 1, option II.
     """
+
+    check(server_lr > 0, 'server_lr', server_lr, 'above 0')
 
     def init(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
         zeros = optax.tree.zeros_like(params)
@@ -48,8 +57,13 @@ def scaffold() -> Method:
     def merge(view: MergeView) -> tuple[PyTree, PyTree]:
         clients = view.round.num_clients
         state = jax.tree.map(lambda c, total: c + total / clients, view.state, view.uploads)
-        return view.update, state
+        return optax.tree.scale(server_lr, view.update), state
 
     return Method(
-        init=init, share=lambda server: server.state, penalty=penalty, finish=finish, merge=merge
+        init=init,
+        share=lambda server: server.state,
+        penalty=penalty,
+        finish=finish,
+        merge=merge,
+        counts_steps=True,
     )

@@ -10,6 +10,7 @@ from jaxfed.methods.hooks import check_hooks
 from jaxfed.methods.method import (
     ClientView,
     CohortView,
+    CombineView,
     LocalView,
     MergeView,
     Method,
@@ -17,6 +18,7 @@ from jaxfed.methods.method import (
     check_method,
     combine_states,
     part_view,
+    weighted_sum,
 )
 from jaxfed.types import Array, PyTree
 
@@ -64,6 +66,28 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
         states, uploads = zip(finish_part(0), finish_part(1), strict=True)
         return states, uploads
 
+    def trainable(view: LocalView) -> PyTree:
+        def of_part(i: int) -> PyTree:
+            trains = parts[i].trainable
+            everything = jax.tree.map(lambda _: jnp.bool_(True), view.params)
+            return trains(part_view(view, i)) if trains else everything
+
+        return select(view.round, of_part)
+
+    def combine(view: CombineView) -> PyTree:
+        def of_part(i: int) -> PyTree:
+            function = parts[i].combine or weighted_sum
+            return function(view)
+
+        return select(view.round, of_part)
+
+    def receive(client: ClientView) -> tuple[PyTree, PyTree]:
+        client = client._replace(begun=((), ()))
+        return select(client.round, lambda i: parts[i].receive(part_view(client, i)))
+
+    def send(client: ClientView) -> PyTree:
+        return select(client.round, lambda i: parts[i].send(part_view(client, i)))
+
     def merge(view: MergeView) -> tuple[PyTree, PyTree]:
         def merge_part(i: int) -> tuple[PyTree, PyTree]:
             update, state = parts[i].merge(part_view(view, i))
@@ -81,5 +105,13 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
         return select(view.round, lambda i: parts[i].penalty(part_view(view, i)))
 
     return combine_states(*parts)._replace(
-        weigh=weigh, supervised=supervised, penalty=penalty, finish=finish, merge=merge
+        weigh=weigh,
+        receive=receive,
+        supervised=supervised,
+        penalty=penalty,
+        trainable=trainable if any(part.trainable for part in parts) else None,
+        send=send,
+        finish=finish,
+        combine=combine if any(part.combine for part in parts) else None,
+        merge=merge,
     )

@@ -11,6 +11,7 @@ from jaxfed.engine.cohorts import candidates
 from jaxfed.internal.type_checks import check_value
 from jaxfed.metrics.measures import MEASURES, parse_clients, parse_measures
 from jaxfed.partition import PARTITIONS, partition_settings
+from jaxfed.runs.learning_rate import check_learning_rate
 
 
 def annotations() -> dict[str, Any]:
@@ -43,6 +44,7 @@ def check(config: Config) -> None:
             _require(config, name, setting.range.holds(value), setting.range.text)
     _check_partition_settings(config)
     _check_clients(config)
+    check_learning_rate(config)
     if config.label_noise_form != 'equal' and not config.label_noise:
         raise ValueError(
             f'--label_noise_form={config.label_noise_form} needs --label_noise, as in '

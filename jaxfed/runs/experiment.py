@@ -86,6 +86,7 @@ def make_experiment(
     distributed.check_work(config.clients_per_round, config.lanes)
     parts = [] if method else methods.resolve(config.method, config.hyperparameters)
     method = check_hooks(method or methods.build(parts, switch_round=config.switch_round))
+    _check_optimizer(config, method)
     augmentations = parse_augment(config.augment)
     check_devices(config.devices)
     if distributed.is_leader():  # the process that records
@@ -116,6 +117,17 @@ def make_experiment(
             'lower it, or raise --rounds.'
         )
     return experiment
+
+
+def _check_optimizer(config: Config, method: Method) -> None:
+    """Refuses optimizers whose steps the method does not understand."""
+    plain = config.optimizer == 'sgd' and config.accumulate_steps == 1
+    if method.counts_steps and not plain:
+        raise ValueError(
+            f'--method={config.method} reads the local steps as those of SGD with momentum, got '
+            f'--optimizer={config.optimizer} and --accumulate_steps={config.accumulate_steps}; '
+            'remove them.'
+        )
 
 
 def make_network(

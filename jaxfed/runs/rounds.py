@@ -20,6 +20,7 @@ from jaxfed.recording.progress import run_progress
 from jaxfed.runs.evaluate import select_experiment
 from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.feed import PlannedRound
+from jaxfed.runs.learning_rate import learning_rate
 from jaxfed.runs.memory import memory_errors
 from jaxfed.runs.prepare import Prepared
 from jaxfed.runs.state import State, collect, unstack
@@ -189,7 +190,7 @@ def train_and_evaluate(
         measured = evaluator.measure(arrived, evaluation, past[x], local)
         ticks.append(time.perf_counter())
         loss = None if losses is None or not arrived.size else float(losses[x])
-        rate = config.learning_rate * config.lr_decay ** (number - 1)
+        rate = learning_rate(config, number)
         entries[x] = describe_round(number, loss, evaluation, rate, accuracies, measured) | {
             'clients': len(arrived),
             'seconds': round(seconds + ticks[2] - ticks[0], 4),

@@ -16,6 +16,7 @@ from jaxfed.engine.round import Tuned
 from jaxfed.methods import Part
 from jaxfed.methods.method import Method
 from jaxfed.runs.experiment import Experiment
+from jaxfed.runs.learning_rate import learning_rate
 from jaxfed.types import PyTree
 
 # What JAX raises if Python or NumPy computes with a traced value.
@@ -92,7 +93,7 @@ def round_arguments(experiments: Sequence[Experiment], round_: int) -> Tuned:
         for name in ARGUMENTS
         if len({getattr(config, name) for config in configs}) > 1
     }
-    rates = [config.learning_rate * config.lr_decay ** (round_ - 1) for config in configs]
+    rates = [learning_rate(config, round_) for config in configs]
     return Tuned(
         np.array(rates, np.float32),
         **differing,

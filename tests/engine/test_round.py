@@ -127,13 +127,16 @@ def make(name):
         return drifting()
     if name == 'drifting chained':
         return chain(methods.METHODS['fedcad'](source='client'), drifting(), drifting())
+    if name == 'personal chained':
+        every = ('fedrep', 'topk', 'quantize', 'dp', 'trimmed_mean')
+        return chain(*(methods.METHODS[part]() for part in every), drifting())
     specification, _, setting = name.partition(' ')
     options = dict([setting.split('=')]) if setting else {}
     return methods.build(methods.resolve(specification, options))
 
 
 METHODS = [
-    *methods.METHODS,
+    *(name for name in methods.METHODS if name != 'fedbn'),  # which needs batch statistics
     'scaffold+fedavgm',
     'fedlmd+fedprox+fedavgm',
     'fedrs+moon+fedadam',
@@ -142,9 +145,18 @@ METHODS = [
     'fedntd+label_smoothing',
     'drifting',
     'drifting chained',
+    'personal chained',
+    'fedper+fedlmd',
+    'ditto+fedprox',
+    'scaffold+median',
+    'fedlmd+topk+quantize+dp',
 ]
-# One of each kind: no state, client state, server state, uploads, weights, a pass before training.
-KINDS = ['fedlmd', 'fedavgm', 'scaffold', 'fedcurv', 'moon', 'fednova', 'drifting chained']
+# One of each kind: no state, client state, server state, uploads, weights, a pass before training,
+# own parameters, messages, sums, a pair of parameters.
+KINDS = [
+    'fedlmd', 'fedavgm', 'scaffold', 'fedcurv', 'moon', 'fednova', 'drifting chained',
+    'personal chained', 'ditto',
+]  # fmt: skip
 
 
 def set_up(method, model=None, *, devices=1, stack=None, **changes):
@@ -236,17 +248,20 @@ def test_round_equals_plain_loop(name):
     got = rounds(run, settings, server, states, cohorts, 2, data)
     want = rounds_by_oracle(model, method, settings, server, states, cohorts, data)
     chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-5)
-    moved = jnp.abs(got[0].params['hidden'] - server.params['hidden']).max()
-    assert moved > 1e-2  # training had an effect
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), got[0].params, server.params)
+    assert max(jax.tree.leaves(moved)) > 1e-2  # training had an effect
     chex.assert_trees_all_equal(rounds(run, settings, server, states, cohorts, 2, data), got)
     chex.assert_trees_all_equal_shapes_and_dtypes(got[0], server)
     chex.assert_trees_all_equal_shapes_and_dtypes(got[1], states)
 
 
-WITH_STATISTICS = ['fedavg', 'fedlmd+fednova', 'moon', 'fedgkd', 'fedcurv', 'fedcad source=client']
+WITH_STATISTICS = [
+    'fedavg', 'fedlmd+fednova', 'moon', 'fedgkd', 'fedcurv', 'fedcad source=client', 'fedbn',
+    'fedper+median',
+]  # fmt: skip
 
 
-@pytest.mark.parametrize('name', only_fast(WITH_STATISTICS, 'fedavg'))
+@pytest.mark.parametrize('name', only_fast(WITH_STATISTICS, 'fedavg', 'fedbn'))
 def test_round_with_batch_statistics_equals_plain_loop(name):
     method, data = make(name), training_data()
     model, settings, server, states, run = set_up(
@@ -350,6 +365,7 @@ def test_one_trace_for_all_cohorts():
         ('mse alpha=0', 'fedavg'),
         ('label_smoothing smoothing=0', 'fedavg'),
         ('fedlsd alpha=0', 'fedavg'),
+        ('topk fraction=1', 'fedavg'),
         ('fedcad beta=0.4 gamma=0.4', 'fedlsd alpha=0.4'),
         ('fedcad beta=0.4 gamma=0.4 source=client', 'fedlsd alpha=0.4'),
     ],

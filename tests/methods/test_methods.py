@@ -3,6 +3,7 @@
 import functools
 import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -155,7 +156,8 @@ def test_chain_threads_the_update_and_keeps_states_apart():
     server, client = both.init(jnp.zeros(()), ())
     assert client == ((), ())
     uploads = jnp.float32(10), jnp.float32(20)
-    view = MergeView(jnp.float32(1), jnp.zeros(()), (), server, uploads, ())
+    update, key = jnp.float32(1), jax.random.key(0)
+    view = MergeView(update, jnp.zeros(()), (), server, uploads, key, ())
     update, state = both.merge(view)
     assert float(update) == (1 * 2 + 10) * 3 + 20
     assert [float(s) for s in state] == [3, 4]

@@ -250,7 +250,7 @@ class Scaffold(FedAvg):
             self.memory[client] = old - self.c + (self.w - w) / step
             change += self.memory[client] - old
         self.c = self.c + change / len(SIZES)
-        return weights @ local
+        return self.w + getattr(self, 'server_lr', 1.0) * (weights @ local - self.w)
 
 
 class FedNova(FedAvg):
@@ -394,7 +394,7 @@ ADAM = {'server_lr': 0.05, 'b1': 0.8, 'b2': 0.95, 'eps': 1e-3}
 CASES = [
     ('fedavg', {}, HEAVY),
     ('scaffold', {}, UNIFORM),
-    ('scaffold', {}, HEAVY),
+    ('scaffold', {'server_lr': 0.5}, HEAVY),
     ('fednova', {}, UNIFORM),
     ('fednova', {}, HEAVY),
     ('feddyn', {'alpha': 0.3}, HEAVY),

@@ -131,7 +131,8 @@ def test_every_number_of_every_method_can_be_an_argument(name):
     def server(values):
         method = methods.build([part._replace(hyperparameters={**part.hyperparameters, **values})])
         assert isinstance(method, Method)
-        return method.init({'w': jnp.ones(3)}, ())[0]
+        params = {name: {'scale': jnp.ones(3)} for name in ('classifier', 'own', 'norm')}
+        return method.init(params, {'norm': {'mean': jnp.ones(3)}})[0]
 
     server({key: jnp.float32(value) for key, value in free.items()})
 

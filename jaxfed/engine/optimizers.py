@@ -1,0 +1,97 @@
+"""Optimizers of local training by name; `OPTIMIZERS['mine'] = mine` adds one."""
+
+from collections.abc import Callable
+
+import optax
+
+from jaxfed.types import Array
+
+Number = float | Array
+
+
+def sgd(
+    learning_rate: Number, momentum: Number, weight_decay: Number, *, nesterov: bool = False
+) -> optax.GradientTransformation:
+    """SGD as PyTorch defines it, with coupled weight decay and heavy-ball momentum.
+
+    g = grad + weight_decay w; m = momentum m + g; w = w - learning_rate m
+    """
+    # A traced number may have any value; a number that is 0 for all experiments is not traced.
+    no_momentum = isinstance(momentum, float | int) and momentum == 0
+    step = optax.sgd(learning_rate, None if no_momentum else momentum, nesterov)
+    return _decayed(weight_decay, step)
+
+
+def nesterov(
+    learning_rate: Number, momentum: Number, weight_decay: Number
+) -> optax.GradientTransformation:
+    """SGD with Nesterov's momentum and coupled weight decay."""
+    return sgd(learning_rate, momentum, weight_decay, nesterov=True)
+
+
+def adamw(
+    learning_rate: Number, momentum: Number, weight_decay: Number
+) -> optax.GradientTransformation:
+    """Adam with decoupled weight decay."""
+    return optax.adamw(learning_rate, weight_decay=weight_decay)
+
+
+def _of_gradient(
+    optimizer: Callable[..., optax.GradientTransformation],
+) -> Callable[..., optax.GradientTransformation]:
+    """An optimizer of optax without momentum of its own, with coupled weight decay."""
+
+    def make(
+        learning_rate: Number, momentum: Number, weight_decay: Number
+    ) -> optax.GradientTransformation:
+        return _decayed(weight_decay, optimizer(learning_rate))
+
+    return make
+
+
+def _decayed(
+    weight_decay: Number, optimizer: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    no_decay = isinstance(weight_decay, float | int) and weight_decay == 0
+    return (
+        optimizer if no_decay else optax.chain(optax.add_decayed_weights(weight_decay), optimizer)
+    )
+
+
+# Name -> (learning rate of the round, momentum, weight decay) -> optimizer
+OPTIMIZERS: dict[str, Callable[[Number, Number, Number], optax.GradientTransformation]] = {
+    'sgd': sgd,
+    'nesterov': nesterov,
+    'adam': _of_gradient(optax.adam),
+    'adamw': adamw,
+    'adagrad': _of_gradient(optax.adagrad),
+    'rmsprop': _of_gradient(optax.rmsprop),
+}
+
+
+def local_optimizer(
+    name: str,
+    learning_rate: Number,
+    *,
+    momentum: Number,
+    weight_decay: Number,
+    clip_norm: float = 0.0,
+    accumulate_steps: int = 1,
+) -> optax.GradientTransformation:
+    """The optimizer of a client, which starts anew in every round.
+
+    Args:
+      name: a key of `OPTIMIZERS`.
+      learning_rate: of the round.
+      momentum: of `sgd` and `nesterov`.
+      weight_decay: coupled, as in PyTorch; decoupled with `adamw`.
+      clip_norm: largest norm of a batch's gradient, without weight decay; 0 for no limit.
+      accumulate_steps: batches whose mean gradient makes a step; the last ones of a round that
+        are fewer make none.
+    """
+    optimizer = OPTIMIZERS[name](learning_rate, momentum, weight_decay)
+    if clip_norm:
+        optimizer = optax.chain(optax.clip_by_global_norm(clip_norm), optimizer)
+    if accumulate_steps > 1:
+        optimizer = optax.MultiSteps(optimizer, accumulate_steps).gradient_transformation()
+    return optimizer

@@ -1,0 +1,63 @@
+"""DP-FedAvg: differential privacy of clients in the central model."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfed.methods._check import check
+from jaxfed.methods.method import ClientView, MergeView, Method
+from jaxfed.types import Model, PyTree
+
+
+def dp(*, clip: float = 1.0, noise: float = 1.0) -> Method:
+    """Clipped updates of equal weight, and Gaussian noise on their sum.
+
+    update = 1 / S (sum_i u_i min(1, clip / ||u_i||) + noise clip N(0, I)), S clients in a round
+
+    The noise follows --seed, so runs are reproducible; a deployment needs secret randomness.
+
+    Args:
+      clip: largest norm of a client's update, > 0.
+      noise: standard deviation of the noise in multiples of `clip`, >= 0.
+
+    Returns:
+      The method.
+
+    Raises:
+      ValueError: if a hyper-parameter is out of range, or the network has batch statistics.
+
+    Reference:
+      McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018,
+      algorithm 1, with flat clipping and the fixed denominator of equation 1.
+    """
+    check(clip > 0, 'clip', clip, 'above 0')
+    check(noise >= 0, 'noise', noise, 'at least 0')
+
+    def send(client: ClientView) -> PyTree:
+        norm = optax.tree.norm(client.update)
+        factor = jnp.minimum(1.0, clip / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
+        return optax.tree.scale(factor, client.update)
+
+    def merge(view: MergeView) -> tuple[PyTree, PyTree]:
+        leaves, structure = jax.tree.flatten(view.update)
+        keys = jax.random.split(view.key, len(leaves))
+        scale = noise * clip / view.round.clients_per_round
+        normal = map(jax.random.normal, keys, [leaf.shape for leaf in leaves])
+        noisy = [leaf + scale * draw for leaf, draw in zip(leaves, normal, strict=True)]
+        return jax.tree.unflatten(structure, noisy), view.state
+
+    def adapt(model: Model) -> Model:
+        if model.stats:
+            raise ValueError(
+                'batch statistics are averaged without clipping and noise; choose a network '
+                'without, such as cnn or lenet.'
+            )
+        return model
+
+    return Method(
+        adapt=adapt,
+        weigh=lambda cohort: (cohort.weights > 0) / cohort.round.clients_per_round,
+        send=send,
+        merge=merge,
+        equal_weights=True,
+    )

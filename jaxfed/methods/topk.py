@@ -1,0 +1,53 @@
+"""Top-k sparsification with error feedback."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfed.methods._check import check
+from jaxfed.methods.method import ClientView, Method
+from jaxfed.types import Array, PyTree
+
+
+def topk(*, fraction: float = 0.1) -> Method:
+    """The largest entries of a client's update; what is not sent is added to its next one.
+
+    u = update + e_i; send the ceil(fraction d) entries of u with the largest |u[j]|; e_i = the rest
+
+    Entries are chosen in each array of the parameters, of d entries. Combines with any method.
+
+    Args:
+      fraction: share of the entries that is sent, in (0, 1]; 1 sends all.
+
+    Returns:
+      The method.
+
+    Raises:
+      ValueError: if fraction is out of range.
+
+    Reference:
+      Stich et al., Sparsified SGD with Memory, NeurIPS 2018, algorithm 1.
+    """
+    check((fraction > 0) & (fraction <= 1), 'fraction', fraction, 'above 0 and at most 1')
+
+    def largest(u: Array) -> Array:
+        size = jnp.abs(u)
+        place = jnp.ceil(fraction * u.size - 1e-4).astype(jnp.int32) - 1
+        least = -jnp.sort(-size.ravel())[jnp.maximum(place, 0)]
+        return jnp.where(size >= least, u, 0)
+
+    def send(client: ClientView) -> PyTree:
+        return jax.tree.map(largest, optax.tree.add(client.update, client.state))
+
+    def finish(client: ClientView) -> tuple[PyTree, PyTree]:
+        return optax.tree.sub(optax.tree.add(client.update, client.state), send(client)), ()
+
+    def update_bytes(update: PyTree, size: float) -> float:
+        return size * fraction * 2  # a number and its place
+
+    return Method(
+        init=lambda params, stats: ((), optax.tree.zeros_like(params)),
+        send=send,
+        finish=finish,
+        update_bytes=update_bytes,
+    )

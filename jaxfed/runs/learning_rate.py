@@ -1,0 +1,41 @@
+"""The clients' learning rate by round."""
+
+import math
+
+from jaxfed.config import Config
+
+
+def learning_rate(config: Config, round_: int) -> float:
+    """The learning rate of a round from 1, by --schedule."""
+    past, rate = round_ - 1, config.learning_rate
+    if config.schedule == 'exponential':
+        return rate * config.lr_decay**past
+    if config.schedule == 'step':
+        assert config.lr_step is not None  # because `check_learning_rate` passed
+        return rate * config.lr_decay ** (past // config.lr_step)
+    if past < config.warmup_rounds:
+        return rate * round_ / (config.warmup_rounds + 1)
+    share = (past - config.warmup_rounds) / max(config.rounds - config.warmup_rounds, 1)
+    return rate * (1 + math.cos(math.pi * share)) / 2
+
+
+def check_learning_rate(config: Config) -> None:
+    """Raises a ValueError in one line for a setting that --schedule does not read."""
+    read = {
+        'exponential': ('lr_decay',), 'step': ('lr_decay', 'lr_step'), 'cosine': ('warmup_rounds',),
+    }[config.schedule]  # fmt: skip
+    unused = {'lr_decay': 1.0, 'lr_step': None, 'warmup_rounds': 0}
+    for name, default in unused.items():
+        value = getattr(config, name)
+        if value != default and name not in read:
+            reader = 'cosine' if name == 'warmup_rounds' else 'step'
+            raise ValueError(
+                f'--{name}={value} has no effect with --schedule={config.schedule}; remove it or '
+                f'set --schedule={reader}.'
+            )
+    if config.schedule == 'step' and config.lr_step is None:
+        raise ValueError('--schedule=step needs --lr_step, the rounds after which the rate falls.')
+    if config.warmup_rounds >= config.rounds:
+        raise ValueError(
+            f'--warmup_rounds={config.warmup_rounds} must be below --rounds={config.rounds}.'
+        )

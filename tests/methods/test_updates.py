@@ -1,0 +1,139 @@
+"""What clients send and how the server combines it, against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from jaxfed.methods import METHODS, chain
+from jaxfed.methods.method import ClientView, CombineView, MergeView, Method
+from jaxfed.types import Model
+
+UPDATES = np.random.default_rng(0).normal(size=(9, 4, 3)).astype(np.float32)
+
+
+def combine(name, updates=UPDATES, arrived=None, **hyper):
+    arrived = np.ones(len(updates), bool) if arrived is None else arrived
+    updates = np.where(arrived[:, None, None], updates, 0)
+    weights = arrived / arrived.sum()
+    view = CombineView({'w': jnp.asarray(updates)}, weights, jnp.asarray(arrived), None)
+    return METHODS[name](**hyper).combine(view)['w']
+
+
+def client(update, state=(), seed=0):
+    view = ClientView(*[None] * len(ClientView._fields))
+    return view._replace(update=update, state=state, key=jax.random.key(seed), params=update)
+
+
+LOST = np.arange(9) < 6
+
+
+@pytest.mark.parametrize('arrived', [None, LOST, np.arange(9) < 1], ids=['all', 'six', 'one'])
+def test_median(arrived):
+    kept = UPDATES if arrived is None else UPDATES[arrived]
+    assert_allclose(combine('median', arrived=arrived), np.median(kept, axis=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize('trim, cut', [(0.0, 0), (0.2, 1), (0.34, 3), (1 / 3, 3)])
+def test_trimmed_mean(trim, cut):
+    want = np.sort(UPDATES, axis=0)[cut : 9 - cut].mean(axis=0)
+    assert_allclose(combine('trimmed_mean', trim=trim), want, rtol=1e-5, atol=1e-7)
+    six = np.sort(UPDATES[:6], axis=0)[1:5].mean(axis=0)
+    assert_allclose(combine('trimmed_mean', arrived=LOST, trim=0.2), six, rtol=1e-5, atol=1e-7)
+
+
+def krum_order(updates, byzantine):
+    flat = updates.reshape(len(updates), -1)
+    distance = np.square(flat[:, None] - flat[None]).sum(-1)
+    scores = []
+    for i in range(len(flat)):
+        others = np.sort(np.delete(distance[i], i))
+        scores.append(others[: len(flat) - byzantine - 2].sum())
+    return np.argsort(scores)
+
+
+def test_krum_and_multikrum():
+    order = krum_order(UPDATES, 1)
+    assert_allclose(combine('krum', byzantine=0.2), UPDATES[order[0]], rtol=1e-6)
+    assert_allclose(combine('krum', keep=3), UPDATES[order[:3]].mean(0), rtol=1e-5, atol=1e-7)
+    assert_allclose(combine('multikrum'), UPDATES[order[:8]].mean(0), rtol=1e-5, atol=1e-7)
+    order = krum_order(UPDATES[:6], 1)
+    assert_allclose(combine('krum', arrived=LOST), UPDATES[order[0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize('name', ['median', 'trimmed_mean', 'krum', 'multikrum'])
+def test_outliers_do_not_move_a_robust_sum(name):
+    spoilt = UPDATES.copy()
+    spoilt[4] = 1e6
+    assert np.abs(combine(name, spoilt)).max() < 3
+
+
+def test_quantize_is_unbiased_and_coarse():
+    u = jnp.asarray(UPDATES[0])
+    method = METHODS['quantize'](bits=3)
+    send = jax.jit(lambda u, seed: method.send(client({'w': u}, seed=seed))['w'])
+    draws = jax.vmap(send, (None, 0))(u, jnp.arange(4000))
+    norm = float(jnp.linalg.norm(u))
+    levels = np.asarray(draws) * 3 / norm
+    assert_allclose(levels, np.round(levels), atol=1e-5)
+    assert np.abs(levels).max() <= 3 + 1e-5
+    # The deviation of a rounding is at most half a step.
+    assert_allclose(draws.mean(0), u, atol=5 * norm / 3 / 2 / np.sqrt(4000))
+    assert_array_equal(send(jnp.zeros(4), 0), np.zeros(4))
+
+
+def test_topk_keeps_the_rest_for_the_next_round():
+    method = METHODS['topk'](fraction=0.5)
+    view = client({'w': jnp.array([1.0, -3.0, 2.0, 0.5])}, {'w': jnp.array([0.0, 0.0, 0.0, 4.0])})
+    assert_array_equal(method.send(view)['w'], [0, -3, 0, 4.5])
+    state, _ = method.finish(view)
+    assert_array_equal(state['w'], [1, 0, 2, 0])
+    everything = METHODS['topk'](fraction=1.0)
+    assert_array_equal(everything.send(view)['w'], [1, -3, 2, 4.5])
+
+
+def test_dp_clips_the_norm_of_all_arrays_and_adds_noise():
+    method = METHODS['dp'](clip=2.0, noise=1.5)
+    long, short = {'a': jnp.full(4, 3.0), 'b': jnp.full(4, 4.0)}, {'a': jnp.ones(4)}
+    clipped = method.send(client(long))  # of norm 10
+    assert_allclose(clipped['a'], np.full(4, 0.6), rtol=1e-6)
+    assert_allclose(clipped['b'], np.full(4, 0.8), rtol=1e-6)
+    assert_array_equal(method.send(client(short))['a'], short['a'])  # of norm 2
+    view = MergeView(*[None] * len(MergeView._fields))._replace(
+        update={'a': jnp.ones(40_000), 'b': jnp.ones(40_000)},
+        key=jax.random.key(0),
+        round=type('Round', (), {'clients_per_round': 5}),
+    )
+    noise = np.stack([np.asarray(leaf) - 1 for leaf in method.merge(view)[0].values()])
+    # The standard error of a deviation over 40 000 draws is 0.35 %.
+    assert_allclose(noise.std(axis=1), [1.5 * 2 / 5] * 2, rtol=0.02)
+    assert abs(np.corrcoef(noise)[0, 1]) < 0.03
+    assert_allclose(noise.mean(), 0, atol=0.015)
+
+
+def test_updates_pass_through_the_parts():
+    half = Method(send=lambda c: jax.tree.map(lambda u: u / 2, c.update))
+    both = chain(METHODS['topk'](fraction=0.5), half)
+    state = ({'w': jnp.zeros(2)}, ())
+    update = {'w': jnp.array([4.0, 2.0])}
+    view = client(update, state)._replace(
+        static=((), ()), shared=((), ()), begun=((), ()), params=update
+    )
+    assert_array_equal(both.send(view)['w'], [2, 0])
+    assert_array_equal(both.finish(view)[0][0]['w'], [0, 2])
+    other = chain(half, METHODS['topk'](fraction=0.5))
+    view = view._replace(state=state[::-1])
+    assert_array_equal(other.finish(view)[0][1]['w'], [0, 1])
+
+
+def test_two_parts_cannot_both_combine():
+    with pytest.raises(ValueError, match='2 of the combined methods replace the weighted sum'):
+        chain(METHODS['median'](), METHODS['krum']())
+
+
+@pytest.mark.parametrize('name', ['ditto', 'apfl', 'dp'])
+def test_methods_refuse_batch_statistics(name):
+    model = Model(lambda key: {}, lambda params, x: x, stats={'norm': {'mean': jnp.zeros(1)}})
+    with pytest.raises(ValueError, match='batch statistics'):
+        METHODS[name]().adapt(model)
