@@ -12,6 +12,7 @@ from jaxfed.partition import NoiseForm, partition_settings
 
 Aggregation = Literal['size', 'uniform']
 Schedule = Literal['exponential', 'step', 'cosine']
+Attack = Literal['sign_flip', 'gaussian', 'label_flip']
 Divergence = Literal['stop', 'record']
 Stream = Literal['auto', 'on', 'off']
 Conv = Literal['auto', 'grouped', 'unrolled', 'patches', 'fourier', 'blocks']
@@ -199,6 +200,14 @@ class Config:
         'share of extra sampled clients; the first --clients_per_round to report count',
         AT_LEAST_0,
         in_program='absent',
+    )
+
+    malicious: float = _clients(
+        0.0, 'share of the clients that attack; those with the lowest numbers', FROM_0_TO_1
+    )
+    attack: Attack = _clients('sign_flip', 'what the clients of --malicious do')
+    attack_scale: float = _clients(
+        4.0, 'sign_flip, gaussian: size of what they send relative to their update', POSITIVE
     )
 
     local_epochs: int = _training(5, "passes over a client's examples per round", AT_LEAST_1)

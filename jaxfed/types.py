@@ -78,10 +78,11 @@ class Model(NamedTuple):
 
 
 class ClientInfo(NamedTuple):
-    """The label counts and the size of a client."""
+    """The label counts, the size and the number of a client."""
 
     label_counts: Array  # [C] int32, examples of each class
     size: Array  # [] int32, examples in all
+    id: Array  # [] int32, 0..N-1
 
 
 class Cohort(NamedTuple):

@@ -83,7 +83,7 @@ def run_round(
     updates, uploads, new_states, loss_sum = [], None, [], 0.0
     for slot, client in enumerate(cohort):
         examples = order[start[client] : start[client] + size[client]]
-        info = ClientInfo(data.label_counts[client], data.size[client])
+        info = ClientInfo(data.label_counts[client], data.size[client], jnp.int32(client))
         static, state = method.prepare(info), jax.tree.map(lambda s, i=slot: s[i], states)
 
         def fold(f, carry, examples=examples):

@@ -133,7 +133,7 @@ def _open_round(
             round=info,
         )
     )
-    infos = ClientInfo(label_counts, size)
+    infos = ClientInfo(label_counts, size, clients)
     static = jax.vmap(method.prepare)(infos)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(round_key, clients)
     return shared, SampledClients(clients, infos, static, steps, keys, share, weight)

@@ -106,7 +106,8 @@ def method_cost(
     params = jax.eval_shape(model.init, jax.random.key(0))
     examples = 2 * num_classes
     x, mask = shape(examples, *input_shape, dtype=jnp.float32), shape(examples, dtype=jnp.bool_)
-    batch, info = Batch(x, shape(examples), mask), ClientInfo(shape(num_classes), shape())
+    batch = Batch(x, shape(examples), mask)
+    info = ClientInfo(shape(num_classes), shape(), shape())
     server_state, client_state, download, upload = map(
         size_of, jax.eval_shape(exchange, params, model.stats, batch, info, shape())
     )

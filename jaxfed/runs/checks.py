@@ -11,6 +11,7 @@ from jaxfed.engine.cohorts import candidates
 from jaxfed.internal.type_checks import check_value
 from jaxfed.metrics.measures import MEASURES, parse_clients, parse_measures
 from jaxfed.partition import PARTITIONS, partition_settings
+from jaxfed.runs.attack import check_attack
 from jaxfed.runs.learning_rate import check_learning_rate
 
 
@@ -44,6 +45,7 @@ def check(config: Config) -> None:
             _require(config, name, setting.range.holds(value), setting.range.text)
     _check_partition_settings(config)
     _check_clients(config)
+    check_attack(config)
     check_learning_rate(config)
     if config.label_noise_form != 'equal' and not config.label_noise:
         raise ValueError(

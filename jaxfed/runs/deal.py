@@ -9,6 +9,7 @@ from jaxfed.config import Config, partition_values
 from jaxfed.data import load_dataset
 from jaxfed.data.auxiliary import split_auxiliary
 from jaxfed.partition import hold_out, label_counts, label_noise, make_partition
+from jaxfed.runs.attack import flip_labels
 from jaxfed.runs.seeds import seed_of
 from jaxfed.types import Dataset
 
@@ -16,7 +17,7 @@ from jaxfed.types import Dataset
 class Dealt(NamedTuple):
     """A dataset and the partition of its training examples; index arrays refer to `dataset`."""
 
-    dataset: Dataset  # y_train includes --label_noise
+    dataset: Dataset  # y_train includes --label_noise and --attack=label_flip
     partition: list[np.ndarray]  # N index arrays, the examples that each client trains on
     auxiliary: np.ndarray  # index array, the server's examples
     label_counts: np.ndarray  # [N, C] int32, of `partition`, label noise included
@@ -82,6 +83,7 @@ def deal(config: Config, dataset: Dataset | None = None, *, auxiliary_per_class:
         form=config.label_noise_form,
         seed=seed_of(config, 'label_noise'),
     )
+    noisy = flip_labels(config, noisy, partition, dataset.num_classes)
     counts = label_counts(noisy, partition, dataset.num_classes)
     return Dealt(dataset._replace(y_train=noisy), partition, auxiliary, counts, personal)
 

@@ -21,6 +21,7 @@ from jaxfed.models import BUILT_IN, MODELS, check_network, make_model, ops, with
 from jaxfed.recording import run_files, trackers
 from jaxfed.runs import checks, config_flags
 from jaxfed.runs.arrays import checked_arrays, name_arrays
+from jaxfed.runs.attack import with_attack
 from jaxfed.runs.deal import Dealt, deal
 from jaxfed.runs.seeds import sample_cohort
 from jaxfed.types import Cohort, Dataset, Model
@@ -87,6 +88,7 @@ def make_experiment(
     parts = [] if method else methods.resolve(config.method, config.hyperparameters)
     method = check_hooks(method or methods.build(parts, switch_round=config.switch_round))
     _check_optimizer(config, method)
+    method = with_attack(config, method)
     augmentations = parse_augment(config.augment)
     check_devices(config.devices)
     if distributed.is_leader():  # the process that records

@@ -15,6 +15,7 @@ from jaxfed.config import SETTINGS, Config
 from jaxfed.engine.round import Tuned
 from jaxfed.methods import Part
 from jaxfed.methods.method import Method
+from jaxfed.runs.attack import with_attack
 from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.learning_rate import learning_rate
 from jaxfed.types import PyTree
@@ -80,7 +81,8 @@ def method_builder(experiments: Sequence[Experiment]) -> Callable[[PyTree], Meth
             values = part.hyperparameters.items()
             chosen = {key: traced.get(f'{part.name}.{key}', value) for key, value in values}
             parts.append(part._replace(hyperparameters=chosen))
-        return methods.build(parts, switch_round=first.config.switch_round)
+        method = methods.build(parts, switch_round=first.config.switch_round)
+        return with_attack(first.config, method)
 
     return build
 

@@ -1,0 +1,41 @@
+"""Malicious clients of a run: --malicious, --attack and --attack_scale."""
+
+import numpy as np
+
+from jaxfed.config import Config
+from jaxfed.methods import Method, chain
+from jaxfed.methods.attacks import ATTACKS
+
+
+def malicious_clients(config: Config) -> int:
+    """The number of malicious clients, those with the lowest ids."""
+    return round(config.malicious * config.num_clients)
+
+
+def check_attack(config: Config) -> None:
+    """Raises a ValueError in one line if --malicious is less than one client."""
+    if config.malicious and not malicious_clients(config):
+        raise ValueError(
+            f'--malicious={config.malicious} of --num_clients={config.num_clients} is no client; '
+            'raise it.'
+        )
+
+
+def with_attack(config: Config, method: Method) -> Method:
+    """The method with clients that send something else than their update."""
+    clients = malicious_clients(config)
+    if not clients or config.attack not in ATTACKS:
+        return method
+    return chain(method, ATTACKS[config.attack](clients=clients, scale=config.attack_scale))
+
+
+def flip_labels(
+    config: Config, labels: np.ndarray, partition: list[np.ndarray], num_classes: int
+) -> np.ndarray:
+    """Labels C - 1 - y for the malicious clients of --attack=label_flip."""
+    clients = malicious_clients(config)
+    if not clients or config.attack != 'label_flip':
+        return labels
+    flipped, places = labels.copy(), np.concatenate(partition[:clients])
+    flipped[places] = num_classes - 1 - flipped[places]
+    return flipped
