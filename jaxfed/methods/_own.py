@@ -23,7 +23,10 @@ def below(*names: str) -> Select:
     def select(params: PyTree, stats: PyTree) -> PyTree:
         missing = [name for name in names if not (isinstance(params, dict) and name in params)]
         if missing:
-            raise ValueError(f'the parameters of the network must hold {missing[0]!r}.')
+            raise ValueError(
+                f'clients cannot keep {missing[0]!r}: the parameters of the network must hold it '
+                'by this name.'
+            )
         return {
             name: jax.tree.map(lambda _, own=name in names: own, layer)
             for name, layer in params.items()
@@ -44,6 +47,10 @@ def keep_own(select: Select, *, stats: bool = False) -> Method:
         mask = select(params, statistics)
         nothing = jax.tree.map(lambda leaf: jnp.zeros(0, leaf.dtype), params)
         return pick(mask, params, nothing), statistics if stats else ()
+
+    def adapt(model: Model) -> Model:
+        select(jax.eval_shape(model.init, jax.random.key(0)), model.stats)  # refuses a network
+        return model
 
     def init(params: PyTree, statistics: PyTree) -> tuple[PyTree, PyTree]:
         return (), of_client(params, statistics)
@@ -66,7 +73,14 @@ def keep_own(select: Select, *, stats: bool = False) -> Method:
         sent = [leaf.size for leaf, own in leaves if not own]
         return size * sum(sent) / sum(leaf.size for leaf in jax.tree.leaves(update))
 
-    return Method(init=init, receive=receive, send=send, finish=finish, update_bytes=update_bytes)
+    return Method(
+        adapt=adapt,
+        init=init,
+        receive=receive,
+        send=send,
+        finish=finish,
+        update_bytes=update_bytes,
+    )
 
 
 def pair(model: Model) -> Model:
@@ -79,8 +93,8 @@ def pair(model: Model) -> Model:
     """
     if model.stats or model.random:
         raise ValueError(
-            'a network with batch statistics or dropout cannot have a second set of parameters; '
-            'choose a network without, such as cnn or lenet.'
+            'ditto and apfl need a network without batch statistics and dropout; choose one, as '
+            '--model=cnn.'
         )
 
     def init(key: jax.Array) -> PyTree:

@@ -49,8 +49,8 @@ def dp(*, clip: float = 1.0, noise: float = 1.0) -> Method:
     def adapt(model: Model) -> Model:
         if model.stats:
             raise ValueError(
-                'batch statistics are averaged without clipping and noise; choose a network '
-                'without, such as cnn or lenet.'
+                'dp needs a network without batch statistics, which are averaged without clipping '
+                'and noise; choose one, as --model=cnn.'
             )
         return model
 

@@ -31,7 +31,7 @@ def fedbn() -> Method:
         places = {path[:-1] for path, _ in jax.tree_util.tree_leaves_with_path(stats)}
         if not places:
             raise ValueError(
-                'the network has no batch normalisation; choose one that has, such as resnet8.'
+                'fedbn needs a network with batch normalisation; choose one, as --model=resnet8.'
             )
         return jax.tree_util.tree_map_with_path(lambda path, _: path[:-1] in places, params)
 
