@@ -64,7 +64,7 @@ _TEXT_TO_LATEX = {
         r'q(u)_j = \lVert u \rVert\, \operatorname{sign}(u_j)\, \frac{\xi_j}{s} \qquad '
         r's = 2^{b - 1} - 1 \qquad \operatorname{E}[\xi_j] = \frac{s\,|u_j|}{\lVert u \rVert}'
     ),
-    'u = update + e_i; send the ceil(fraction d) entries of u with the largest |u[j]|; '
+    'u = update + e_i; send the ceil(share d) entries of u with the largest |u[j]|; '
     'e_i = the rest': (
         r'u = \Delta_i + e_i \qquad \text{sent: the } \lceil \varphi d \rceil '
         r'\text{ entries with the largest } |u_j| \qquad e_i \leftarrow \text{ the rest}'

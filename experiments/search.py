@@ -14,7 +14,6 @@ import math
 import re
 import shlex
 import sys
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
@@ -27,9 +26,9 @@ from experiments.grid import command, runner
 from experiments.grid.runner import Cell, GridRow
 from experiments.grid.scores import SCORES, Score, score_of
 from jaxfed import methods
-from jaxfed.config import SETTINGS, Config
+from jaxfed.config import SETTINGS
 from jaxfed.internal import files
-from jaxfed.runs import config_flags
+from jaxfed.runs import checks, config_flags
 from jaxfed.sweeps.halving import parse_halving
 
 WHOLE = '--validation=0'  # trains on all training data
@@ -82,7 +81,7 @@ def kinds_of(method: str) -> dict[str, Any]:
     Raises:
       ValueError: if there is no such method.
     """
-    hints = typing.get_type_hints(Config)
+    hints = checks.annotations()
     found = {name: hints[name] for name, setting in SETTINGS.items() if setting.searched}
     owners: dict[str, list[str]] = {}
     for part in dict.fromkeys(part.name for part in methods.resolve(method, {})):

@@ -245,7 +245,7 @@ class Config:
         in_program='argument',
     )  # fmt: skip
     clip_norm: float = _training(
-        0.0, "largest norm of a batch's gradient; 0 for no limit", AT_LEAST_0
+        0.0, "largest norm of a step's gradient; 0 for no limit", AT_LEAST_0
     )
     accumulate_steps: int = _training(
         1, 'batches whose mean gradient makes a local step', AT_LEAST_1

@@ -52,6 +52,9 @@ def run_round(
     def evaluate(w, inputs, stats=global_stats):
         return model.evaluate(w, inputs, stats)
 
+    def bound(of_client):
+        return lambda w, inputs, stats=of_client: model.evaluate(w, inputs, stats)
+
     shared = method.share(
         ServerView(
             params,
@@ -94,22 +97,35 @@ def run_round(
         client_key = jax.random.fold_in(jax.random.fold_in(key, server.round), client)
 
         def view(
-            w, stats, begun, update=(), fold=fold, info=info, static=static, state=state,
-            slot=slot, client_key=client_key,
+            w, stats, begun, update=(), origin=(params, global_stats), fold=fold, info=info,
+            static=static, state=state, slot=slot, client_key=client_key,
         ):  # fmt: skip
             return ClientView(
-                w, stats, params, update, evaluate, fold, info, static, state, shared, begun,
-                jnp.asarray(steps[slot]), jax.random.fold_in(client_key, 0x73656E64),
+                w, stats, origin[0], update, bound(origin[1]), fold, info, static, state, shared,
+                begun, jnp.asarray(steps[slot]), jax.random.fold_in(client_key, 0x73656E64),
                 info_of_round,
             )  # fmt: skip
 
-        w, stats = method.receive(view(params, global_stats, ()))
-        begun = method.begin(view(w, stats, ()))
+        origin = params, global_stats
+        if method.receive:
+            origin = method.receive(view(*origin, ()))
+        w, stats = origin
+        begun = method.begin(view(w, stats, (), origin=origin))
 
-        def local_view(w, stats, batch, epoch, info=info, static=static, state=state, begun=begun):
+        def local_view(
+            w,
+            stats,
+            batch,
+            epoch,
+            info=info,
+            static=static,
+            state=state,
+            begun=begun,
+            origin=origin,
+        ):
             outputs = model.train(w, batch.x, stats, batch.mask)
             return LocalView(
-                w, outputs, batch, params, evaluate, info, static, state, shared, begun,
+                w, outputs, batch, origin[0], bound(origin[1]), info, static, state, shared, begun,
                 jnp.int32(epoch), info_of_round,
             )  # fmt: skip
 
@@ -137,7 +153,7 @@ def run_round(
                 momentum = jax.tree.map(lambda m, g: settings.momentum * m + g, momentum, gradient)
                 step = jax.tree.map(lambda m: learning_rate * m, momentum)
                 w = jax.tree.map(lambda p, s, keep: p - s if keep else p, w, step, mask)
-        after = view(w, stats, begun, jax.tree.map(jnp.subtract, w, params))
+        after = view(w, stats, begun, jax.tree.map(jnp.subtract, w, params), origin)
         sent = method.send(after)
         updates.append(sent)
         state, upload = method.finish(after)

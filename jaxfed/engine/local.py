@@ -119,6 +119,7 @@ class Lane(NamedTuple):
     static: PyTree  # from `prepare`
     state: PyTree  # the method's state of the client before the round
     begun: PyTree  # from `begin`
+    start: tuple[PyTree, PyTree] | tuple[()]  # from `receive`; () without
     order: Array  # [E, longest] int32, the client's examples in the order of each epoch
     key: Array  # [] random key of augmentation
     step: Array  # [] int32, local steps done
@@ -169,8 +170,11 @@ def start_client(context: Context, device: DeviceInputs, position: Array) -> Lan
     size = device.clients.info.size[slot]
     order = jax.vmap(epoch_order, (0, None, None))(epoch_keys, size, settings.longest)
     method = context.method_of(tuned)
-    view = _view_client(context, device, position, server.params, server.stats, ())
-    params, stats = method.receive(view)
+    params, stats = start = server.params, server.stats
+    view = _view_client(context, device, position, start, start, ())
+    if method.receive:
+        params, stats = start = method.receive(view)
+        view = _view_client(context, device, position, start, start, ())
     return Lane(
         params=params,
         stats=stats,
@@ -179,7 +183,8 @@ def start_client(context: Context, device: DeviceInputs, position: Array) -> Lan
         info=view.info,
         static=view.static,
         state=view.state,
-        begun=method.begin(view._replace(params=params, stats=stats)),
+        begun=method.begin(view),
+        start=start if method.receive else (),
         order=_examples(context, device, slot)[order],
         key=augment_key,
         step=jnp.zeros((), jnp.int32),
@@ -192,7 +197,8 @@ def finish_client(
 ) -> tuple[PyTree, PyTree, PyTree]:
     """The update, the new state and the upload of a client whose local steps are done."""
     server, tuned, _ = device.origin(lane.slot)
-    view = _view_client(context, device, position, lane.params, lane.stats, lane.begun)
+    start = lane.start or (server.params, server.stats)
+    view = _view_client(context, device, position, (lane.params, lane.stats), start, lane.begun)
     view = view._replace(update=jax.tree.map(jnp.subtract, lane.params, server.params))
     method = context.method_of(tuned)
     return method.send(view), *method.finish(view)
@@ -203,6 +209,7 @@ def local_step(
 ) -> Lane:
     """One step of the local optimizer on one batch; `origin` is that of the lane's client."""
     server, tuned, shared = origin
+    global_params, stats = lane.start or (server.params, server.stats)
     method, batch = context.method_of(tuned), _draw_batch(context, device, lane)
     key = _network_key(lane) if context.model.random else None
 
@@ -212,8 +219,8 @@ def local_step(
             params=params,
             outputs=outputs,
             batch=batch,
-            global_params=server.params,
-            apply=bind_stats(context.model, server.stats),
+            global_params=global_params,
+            apply=bind_stats(context.model, stats),
             info=lane.info,
             static=lane.static,
             state=lane.state,
@@ -227,7 +234,7 @@ def local_step(
         view = view_of(params)
         return view.mean(method.supervised(view)) + method.penalty(view), view.outputs.stats
 
-    (loss, stats), gradient = jax.value_and_grad(objective, has_aux=True)(lane.params)
+    (loss, new_stats), gradient = jax.value_and_grad(objective, has_aux=True)(lane.params)
     mask = method.trainable(view_of(lane.params)) if method.trainable else None
     # What does not train has no weight decay either.
     gradient, params = _keep(mask, gradient), _keep(mask, lane.params)
@@ -235,7 +242,7 @@ def local_step(
     updates = _keep(mask, updates)
     return lane._replace(
         params=optax.apply_updates(lane.params, updates),
-        stats=stats,
+        stats=new_stats,
         optimizer=optimizer,
         step=lane.step + 1,
         loss=lane.loss + loss * jnp.sum(batch.mask),
@@ -250,12 +257,12 @@ def _keep(mask: PyTree | None, tree: PyTree) -> PyTree:
 
 
 def _view_client(
-    context: Context, device: DeviceInputs, position: Array, params: PyTree, stats: PyTree,
-    begun: PyTree,
+    context: Context, device: DeviceInputs, position: Array, model: tuple[PyTree, PyTree],
+    start: tuple[PyTree, PyTree], begun: PyTree,
 ) -> ClientView:  # fmt: skip
-    """The method's view of a client before and after local training."""
+    """The method's view of a client, from its parameters and statistics, now and at the start."""
     slot = device.schedule.slot[position]
-    client, (server, _, shared) = row(device.clients, slot), device.origin(slot)
+    client, (_, _, shared) = row(device.clients, slot), device.origin(slot)
     size, batch_size = client.info.size, context.batch_size
     x, examples = device.experiment(slot), _examples(context, device, slot)
 
@@ -267,10 +274,10 @@ def _view_client(
         return lax.fori_loop(0, steps_per_epoch(size, batch_size), add_batch, initial)
 
     return ClientView(
-        params=params,
-        stats=stats,
-        global_params=server.params,
-        apply=bind_stats(context.model, server.stats),
+        params=model[0],
+        stats=model[1],
+        global_params=start[0],
+        apply=bind_stats(context.model, start[1]),
         fold=fold,
         info=client.info,
         static=client.static,

@@ -68,6 +68,8 @@ OPTIMIZERS: dict[str, Callable[[Number, Number, Number], optax.GradientTransform
     'rmsprop': _of_gradient(optax.rmsprop),
 }
 
+WITHOUT_MOMENTUM = ('adam', 'adamw', 'adagrad', 'rmsprop')
+
 
 def local_optimizer(
     name: str,
@@ -85,7 +87,7 @@ def local_optimizer(
       learning_rate: of the round.
       momentum: of `sgd` and `nesterov`.
       weight_decay: coupled, as in PyTorch; decoupled with `adamw`.
-      clip_norm: largest norm of a batch's gradient, without weight decay; 0 for no limit.
+      clip_norm: largest norm of a step's gradient, without weight decay; 0 for no limit.
       accumulate_steps: batches whose mean gradient makes a step; the last ones of a round that
         are fewer make none.
     """

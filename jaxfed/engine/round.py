@@ -199,7 +199,8 @@ def _finish_next(
     )
     model: PyTree = ()
     if context.settings.keep_models:
-        model = context.method.personal(done.params), done.stats
+        personal = context.method_of(row(device.round.tuned, x)).personal
+        model = personal(done.params) if personal else done.params, done.stats
     return stack.put(lanes, schedule.lane[position], lane), Trained(
         sums=set_row(sums, x, total),
         states=set_row(states, position, state),
@@ -236,7 +237,8 @@ def _merge_experiment(
     method, info, update = context.method_of(tuned), round_info(context, inputs, x), total.update
     if method.combine:
         _, weights = _weights(context, inputs, x)
-        update = method.combine(CombineView(update, weights, epochs > 0, info))
+        arrived = (epochs > 0) & (inputs.data.size[x, clients] > 0)
+        update = method.combine(CombineView(update, weights, arrived, info))
     round_key = jax.random.fold_in(inputs.keys[x], before.round)
     update, method_state = method.merge(
         MergeView(

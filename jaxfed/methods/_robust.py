@@ -35,10 +35,11 @@ def krum_scores(view: CombineView, byzantine: Array) -> Array:
     for rows in jax.tree.leaves(view.updates):
         flat = rows.reshape(count, -1)
         distance += jax.lax.map(partial(_distances, flat), flat)
+    distance = jnp.where(jnp.isnan(distance), jnp.inf, distance)
     other = view.arrived & ~jnp.eye(count, dtype=bool)
     ordered = jnp.sort(jnp.where(other, distance, jnp.inf), axis=1)
     nearest = jnp.maximum(jnp.sum(view.arrived) - byzantine - 2, 1)
-    near = (jnp.arange(count) < nearest) & jnp.isfinite(ordered)
+    near = jnp.arange(count) < jnp.minimum(nearest, jnp.sum(view.arrived) - 1)
     return jnp.where(view.arrived, jnp.sum(jnp.where(near, ordered, 0), axis=1), jnp.inf)
 
 
@@ -46,5 +47,10 @@ def mean_of_best(view: CombineView, scores: Array, number: Array) -> PyTree:
     """The mean of the updates with the smallest scores."""
     rank = jnp.argsort(jnp.argsort(scores))
     chosen = (rank < number) & view.arrived
-    weights = chosen / jnp.maximum(jnp.sum(chosen), 1)
-    return jax.tree.map(lambda rows: jnp.tensordot(weights, rows, axes=1), view.updates)
+    total = jnp.maximum(jnp.sum(chosen), 1)
+
+    def of_array(rows: Array) -> Array:
+        of_chosen = chosen.reshape(len(rows), *[1] * (rows.ndim - 1))
+        return jnp.sum(jnp.where(of_chosen, rows, 0), axis=0) / total
+
+    return jax.tree.map(of_array, view.updates)

@@ -18,7 +18,7 @@ def sign_flip(*, clients: int, scale: float) -> Method:
       scale: factor of the update.
 
     Returns:
-      The method, to be the last part of a `chain`.
+      The method, to be the first part of a `chain`.
 
     Reference:
       Li et al., RSA: Byzantine-Robust Stochastic Aggregation Methods for Distributed Learning from
@@ -29,7 +29,7 @@ def sign_flip(*, clients: int, scale: float) -> Method:
         factor = jnp.where(client.info.id < clients, -scale, 1.0)
         return optax.tree.scale(factor, client.update)
 
-    return Method(send=send)
+    return Method(send=send, alters_messages=True)
 
 
 def gaussian(*, clients: int, scale: float) -> Method:
@@ -42,7 +42,7 @@ def gaussian(*, clients: int, scale: float) -> Method:
       scale: norm of the noise relative to that of the update.
 
     Returns:
-      The method, to be the last part of a `chain`.
+      The method, to be the first part of a `chain`.
 
     Reference:
       Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent,
@@ -55,7 +55,7 @@ def gaussian(*, clients: int, scale: float) -> Method:
         malicious = client.info.id < clients
         return jax.tree.map(lambda u, z: jnp.where(malicious, factor * z, u), client.update, noise)
 
-    return Method(send=send)
+    return Method(send=send, alters_messages=True)
 
 
 ATTACKS = {'sign_flip': sign_flip, 'gaussian': gaussian}

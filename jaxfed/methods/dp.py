@@ -60,4 +60,6 @@ def dp(*, clip: float = 1.0, noise: float = 1.0) -> Method:
         send=send,
         merge=merge,
         equal_weights=True,
+        alters_messages=True,
+        private=True,
     )

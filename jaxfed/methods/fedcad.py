@@ -82,5 +82,5 @@ def fedcad(
         return (1 - class_weights[labels]) * losses.cross_entropy(logits, labels) + distillation
 
     if source == 'server':
-        return Method(share=share, supervised=supervised, auxiliary=auxiliary)
+        return Method(share=share, supervised=supervised, auxiliary=auxiliary, reads_server=True)
     return Method(begin=begin, supervised=supervised)

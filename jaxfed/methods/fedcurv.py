@@ -78,6 +78,7 @@ def fedcurv(*, lam: float = 1e-3) -> Method:
         begin=begin,
         penalty=penalty,
         finish=finish,
+        uploads=True,
         merge=lambda view: (view.update, view.uploads),
         # The server knows w_j and can compute F_j w_j.
         sent=lambda upload: upload['fisher'],

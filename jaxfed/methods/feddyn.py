@@ -58,4 +58,5 @@ def feddyn(*, alpha: float = 0.1) -> Method:
         merge=merge,
         sent=lambda upload: (),  # the server knows w_i and w_g
         equal_weights=True,
+        uploads=True,
     )

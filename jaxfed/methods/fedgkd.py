@@ -37,14 +37,15 @@ def fedgkd(*, beta: float = 0.1, tau: float = 1.0, models: int = 5) -> Method:
     check(models >= 1, 'models', models, 'at least 1')
 
     def init(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
-        # The models before the current one, newest first; missing ones are zero.
+        # The models before the current one, newest first, and their number; missing ones are zero.
         model = params, stats
-        return jax.tree.map(lambda w: jnp.zeros((models - 1, *w.shape), w.dtype), model), ()
+        past = jax.tree.map(lambda w: jnp.zeros((models - 1, *w.shape), w.dtype), model)
+        return {'past': past, 'number': jnp.zeros((), jnp.int32)}, ()
 
     def share(server: ServerView) -> PyTree:
-        known = jnp.clip(server.round.number - 1, 1, models)
+        known = 1 + server.state['number']
         model = server.params, server.stats
-        return jax.tree.map(lambda w, old: (w + old.sum(0)) / known, model, server.state)
+        return jax.tree.map(lambda w, old: (w + old.sum(0)) / known, model, server.state['past'])
 
     def penalty(view: LocalView) -> Array:
         params, stats = view.shared
@@ -53,10 +54,14 @@ def fedgkd(*, beta: float = 0.1, tau: float = 1.0, models: int = 5) -> Method:
         return jnp.where(view.round.number > 1, beta * view.mean(distillation), 0.0)
 
     def merge(view: MergeView) -> tuple[PyTree, PyTree]:
+        trained = view.round.number > 1  # else it is the initial model
+
         def insert(old: Array, w: Array) -> Array:
-            newest = jnp.where(view.round.number > 1, w, jnp.zeros_like(w))
+            newest = jnp.where(trained, w, jnp.zeros_like(w))
             return jnp.concatenate([newest[None], old])[: models - 1]
 
-        return view.update, jax.tree.map(insert, view.state, (view.params, view.stats))
+        past = jax.tree.map(insert, view.state['past'], (view.params, view.stats))
+        number = jnp.minimum(view.state['number'] + trained, models - 1)
+        return view.update, {'past': past, 'number': number}
 
-    return Method(init=init, share=share, penalty=penalty, merge=merge)
+    return Method(init=init, share=share, penalty=penalty, merge=merge, reads_server=True)

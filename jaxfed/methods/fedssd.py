@@ -55,4 +55,4 @@ def fedssd(
         weights = losses.credibility_weights(teacher, view.batch.y, view.shared, max_weight=scale)
         return view.mean(losses.masked_mse_distillation(view.outputs.logits, teacher, weights))
 
-    return Method(share=share, penalty=penalty, auxiliary=auxiliary)
+    return Method(share=share, penalty=penalty, auxiliary=auxiliary, reads_server=True)

@@ -78,7 +78,7 @@ def check_hooks(method: Any) -> Any:
         prepare=lambda info: _tree('prepare', method.prepare(info)),
         share=lambda server: _tree('share', method.share(server)),
         weigh=weigh,
-        receive=receive,
+        receive=receive if method.receive else None,
         begin=lambda client: _tree('begin', method.begin(client)),
         supervised=supervised,
         penalty=penalty,

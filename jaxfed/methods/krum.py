@@ -24,7 +24,7 @@ def krum(*, byzantine: float = 0.2, keep: int = 1) -> Method:
       The method.
 
     Raises:
-      ValueError: if a hyper-parameter is out of range.
+      ValueError: if a hyper-parameter is out of range, or the cohort is too small for it.
 
     Reference:
       Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent,
@@ -34,10 +34,15 @@ def krum(*, byzantine: float = 0.2, keep: int = 1) -> Method:
     check(keep >= 0, 'keep', keep, 'at least 0')
 
     def combine(view: CombineView) -> PyTree:
+        sampled = len(view.arrived)
+        check(
+            2 * ((byzantine * sampled + 1e-4) // 1) + 2 < sampled, 'byzantine', byzantine,
+            f'such that 2 f + 2 is below the {sampled} clients of a round',
+        )  # fmt: skip
         arrived = jnp.sum(view.arrived)
         # A product such as 0.29 * 100 may be just below the integer.
         malicious = jnp.floor(byzantine * arrived + 1e-4).astype(jnp.int32)
         number = jnp.where(keep == 0, arrived - malicious, keep)
         return mean_of_best(view, krum_scores(view, malicious), number)
 
-    return Method(combine=combine)
+    return Method(combine=combine, alters_messages=True)

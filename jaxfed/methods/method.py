@@ -7,7 +7,7 @@ One round, in the order in which the hooks run:
 
     shared            = share(server)          once, on the server
     weights           = weigh(cohort)          once, for all clients of the round
-    params, stats     = receive(client)        each client, where its local training starts
+    params, stats     = receive(client)        each client, where its local training starts, if set
     begun             = begin(client)          each client, before its local training
     mean(supervised(view)) + penalty(view)     every local step; the engine differentiates it
     mask              = trainable(view)        every local step, if set
@@ -21,7 +21,7 @@ import functools
 import inspect
 import operator
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -57,12 +57,12 @@ class ServerView(NamedTuple):
 
 
 class LocalView(NamedTuple):
-    """The input of `supervised` and `penalty`, in one local step of one client."""
+    """The input of `supervised`, `penalty` and `trainable`, in a local step of one client."""
 
     params: PyTree  # local parameters; the engine differentiates the loss with respect to them
     outputs: Outputs  # of the local parameters on this batch
     batch: Batch
-    global_params: PyTree  # at the start of the round
+    global_params: PyTree  # at the start of the round; with `receive` those that it returned
     # (params, x, stats=the global ones) -> Outputs, in evaluation mode
     apply: Callable[..., Outputs]
     info: ClientInfo
@@ -100,8 +100,8 @@ class ClientView(NamedTuple):
 
     params: PyTree  # local parameters; in `receive` the global ones
     stats: PyTree  # local batch statistics; in `receive` the global ones
-    global_params: PyTree
-    # params - global_params, or what the previous part sends; () before local training
+    global_params: PyTree  # with `receive` those that it returned
+    # params - the server's parameters, or what the previous part sends; () before local training
     update: PyTree
     apply: Callable[..., Outputs]  # as in `LocalView`
     # fold(f, initial) with f(carry, Batch) -> carry: each example of the client once, in a fixed
@@ -170,8 +170,8 @@ class Method(NamedTuple):
     prepare: Callable[[ClientInfo], PyTree] = lambda info: ()
     share: Callable[[ServerView], PyTree] = lambda server: ()
     weigh: Callable[[CohortView], Array] = lambda cohort: cohort.weights
-    # -> (params, stats) with which local training starts
-    receive: Callable[[ClientView], tuple[PyTree, PyTree]] = lambda c: (c.params, c.stats)
+    # -> (params, stats) with which local training starts; None for the global ones
+    receive: Callable[[ClientView], tuple[PyTree, PyTree]] | None = None
     begin: Callable[[ClientView], PyTree] = lambda client: ()
     supervised: Callable[[LocalView], Array] = _supervised  # -> [B]
     penalty: Callable[[LocalView], Array] = lambda view: jnp.zeros(())  # -> []
@@ -186,8 +186,8 @@ class Method(NamedTuple):
     merge: Callable[[MergeView], tuple[PyTree, PyTree]] = lambda merge: (merge.update, merge.state)
     # network -> the network that this method trains
     adapt: Callable[[Model], Model] = lambda model: model
-    # params -> the parameters with which the client itself predicts
-    personal: Callable[[PyTree], PyTree] = lambda params: params
+    # params -> the parameters with which the client itself predicts; None for the same
+    personal: Callable[[PyTree], PyTree] | None = None
     # upload -> the part that a client sends; the server can compute the rest
     sent: Callable[[PyTree], PyTree] = lambda upload: upload
     # (shapes of the update, bytes of its form so far) -> bytes in which a client sends it
@@ -195,6 +195,10 @@ class Method(NamedTuple):
     auxiliary: int = 0  # examples of each class on the server by default
     equal_weights: bool = False  # whether `weigh` drops the weights of earlier parts
     counts_steps: bool = False  # whether it reads the local steps as those of SGD with momentum
+    uploads: bool = False  # whether the server needs more of a client than its update
+    reads_server: bool = False  # whether `share` evaluates the global model as a network
+    alters_messages: bool = False  # whether it compresses, hides, attacks or combines updates
+    private: bool = False  # whether its noise must be the last change of the update
 
 
 # hook -> its parameters, as in error messages
@@ -239,7 +243,7 @@ def check_method(method: Any, rule: str = 'method must be') -> None:
         raise ValueError(f'{rule} a jaxfed.Method, got {_name_of(method)}{hint}.')
     for hook, parameters in _PARAMETERS.items():
         function, form = getattr(method, hook), f'{hook}({parameters})'
-        if function is None and hook in ('trainable', 'combine'):
+        if function is None and hook in _OPTIONAL:
             continue
         if not callable(function):
             raise ValueError(f'{hook} must be a function {form}, got {_name_of(function)}.')
@@ -262,6 +266,8 @@ def _name_of(value: Any) -> str:
     return getattr(value, '__name__', None) or printable(reprlib.repr(value))
 
 
+_OPTIONAL = ('receive', 'trainable', 'combine', 'personal')
+_FACTS = ('equal_weights', 'counts_steps', 'uploads', 'reads_server', 'alters_messages', 'private')
 _BY_PART = ('static', 'state', 'shared', 'begun', 'uploads')
 
 
@@ -292,8 +298,10 @@ def combine_states(*parts: Method) -> Method:
 
     def personal(params: PyTree) -> PyTree:
         for part in parts:
-            params = part.personal(params)
+            params = part.personal(params) if part.personal else params
         return params
+
+    facts: dict[str, Any] = {name: any(getattr(p, name) for p in parts) for name in _FACTS}
 
     def update_bytes(update: PyTree, size: float) -> float:
         for part in parts:
@@ -306,13 +314,45 @@ def combine_states(*parts: Method) -> Method:
         share=lambda server: tuple(part.share(part_view(server, i)) for i, part in indexed),
         begin=begin,
         adapt=adapt,
-        personal=personal,
+        personal=personal if any(part.personal for part in parts) else None,
         sent=lambda upload: tuple(part.sent(upload[i]) for i, part in indexed),
         update_bytes=update_bytes,
         auxiliary=max(part.auxiliary for part in parts),
-        equal_weights=any(part.equal_weights for part in parts),
-        counts_steps=any(part.counts_steps for part in parts),
+        **facts,
     )
+
+
+def _check_order(parts: Sequence[Method], combining: list[int], weighing: list[int]) -> None:
+    """Raises a ValueError if a part would undo another one, or not see what it needs."""
+
+    def refuse(i: int, does: str, j: int, so: str) -> None:
+        raise ValueError(
+            f'method {i + 1} of the combination {does}, {so} of method {j + 1}; remove one of '
+            'the two.'
+        )
+
+    if len(combining) > 1:
+        raise ValueError(
+            f'{len(combining)} of the combined methods replace the weighted sum of updates; keep '
+            'one of them.'
+        )
+    for i in weighing[1:]:
+        if parts[i].equal_weights:
+            refuse(i, 'weighs all clients equally', weighing[0], 'which drops the weights')
+    if combining and weighing:
+        refuse(combining[0], 'replaces the weighted sum', weighing[0], 'which drops the weights')
+    for i, altering in enumerate(parts):
+        for j, other in enumerate(parts):
+            if altering.alters_messages and other.uploads:
+                refuse(i, 'changes updates only', j, 'but not the further uploads')
+            if altering.receive and other.reads_server:
+                refuse(i, 'gives each client a model', j, 'which is not on the server, the input')
+            neutral = Method()
+            later = other.send is not neutral.send or j in weighing
+            if altering.private and j > i and later:
+                refuse(i, 'must be the last change of updates', j, 'which follows with a change')
+            if altering.private and j < i and other.merge is not neutral.merge:
+                refuse(i, 'must add its noise before the server step', j, 'not after that')
 
 
 def chain(*parts: Method) -> Method:
@@ -330,7 +370,7 @@ def chain(*parts: Method) -> Method:
 
     Raises:
       ValueError: if there is no part, a part is not a valid method, two parts replace the
-        supervised loss or combine updates, or a part drops the weights of an earlier one.
+        supervised loss or combine updates, or a part would undo another one.
     """
     if not parts:
         raise ValueError('chain() needs at least one method.')
@@ -343,18 +383,8 @@ def chain(*parts: Method) -> Method:
             'add up; keep one of them.'
         )
     combining = [i for i, part in enumerate(parts) if part.combine is not None]
-    if len(combining) > 1:
-        raise ValueError(
-            f'{len(combining)} of the combined methods replace the weighted sum of updates; keep '
-            'one of them.'
-        )
     weighing = [i for i, part in enumerate(parts) if part.weigh is not Method().weigh]
-    for i in weighing[1:]:
-        if parts[i].equal_weights:
-            raise ValueError(
-                f'method {i + 1} of the combination weighs all clients equally, so the weights of '
-                f'method {weighing[0] + 1} would have no effect; remove one of the two.'
-            )
+    _check_order(parts, combining, weighing)
     parts = tuple(map(check_hooks, parts))
 
     def weigh(cohort: CohortView) -> Array:
@@ -365,8 +395,9 @@ def chain(*parts: Method) -> Method:
     def receive(client: ClientView) -> tuple[PyTree, PyTree]:
         client = client._replace(begun=((),) * len(parts))
         for i, part in enumerate(parts):
-            params, stats = part.receive(part_view(client, i))
-            client = client._replace(params=params, stats=stats)
+            if part.receive:
+                params, stats = part.receive(part_view(client, i))
+                client = client._replace(params=params, stats=stats)
         return client.params, client.stats
 
     def trainable(view: LocalView) -> PyTree:
@@ -408,7 +439,7 @@ def chain(*parts: Method) -> Method:
 
     return combine_states(*parts)._replace(
         weigh=weigh if weighing else Method().weigh,
-        receive=receive,
+        receive=receive if any(part.receive for part in parts) else None,
         supervised=supervised if replacing else _supervised,
         penalty=penalty,
         trainable=trainable if any(part.trainable for part in parts) else None,

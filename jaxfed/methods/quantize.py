@@ -47,4 +47,4 @@ def quantize(*, bits: int = 8) -> Method:
         numbers = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(update))
         return size * bits / 32 + 4 * len(jax.tree.leaves(update)) * size / numbers
 
-    return Method(send=send, update_bytes=update_bytes)
+    return Method(send=send, update_bytes=update_bytes, alters_messages=True)

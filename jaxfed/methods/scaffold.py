@@ -66,4 +66,5 @@ def scaffold(*, server_lr: float = 1.0) -> Method:
         finish=finish,
         merge=merge,
         counts_steps=True,
+        uploads=True,
     )

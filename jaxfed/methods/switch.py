@@ -39,11 +39,18 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
       The combined method.
 
     Raises:
-      ValueError: if `rounds` is below 1, or a part is not a valid method.
+      ValueError: if `rounds` is below 1, a part is not a valid method, or keeps parameters at the
+        clients.
 
     Reference:
       Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023, figure 8.
     """
+    for part in (first, second):
+        if isinstance(part, Method) and (part.receive or part.personal):
+            raise ValueError(
+                'methods that keep parameters at the clients cannot follow or precede another '
+                'method; train with one of them alone.'
+            )
     if rounds < 1:
         raise ValueError(f'switch_round must be at least 1, got {rounds}.')
     for part in (first, second):
@@ -81,10 +88,6 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
 
         return select(view.round, of_part)
 
-    def receive(client: ClientView) -> tuple[PyTree, PyTree]:
-        client = client._replace(begun=((), ()))
-        return select(client.round, lambda i: parts[i].receive(part_view(client, i)))
-
     def send(client: ClientView) -> PyTree:
         return select(client.round, lambda i: parts[i].send(part_view(client, i)))
 
@@ -106,7 +109,6 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
 
     return combine_states(*parts)._replace(
         weigh=weigh,
-        receive=receive,
         supervised=supervised,
         penalty=penalty,
         trainable=trainable if any(part.trainable for part in parts) else None,

@@ -9,30 +9,30 @@ from jaxfed.methods.method import ClientView, Method
 from jaxfed.types import Array, PyTree
 
 
-def topk(*, fraction: float = 0.1) -> Method:
+def topk(*, share: float = 0.1) -> Method:
     """The largest entries of a client's update; what is not sent is added to its next one.
 
-    u = update + e_i; send the ceil(fraction d) entries of u with the largest |u[j]|; e_i = the rest
+    u = update + e_i; send the ceil(share d) entries of u with the largest |u[j]|; e_i = the rest
 
     Entries are chosen in each array of the parameters, of d entries. Combines with any method.
 
     Args:
-      fraction: share of the entries that is sent, in (0, 1]; 1 sends all.
+      share: of the entries that are sent, in (0, 1]; 1 sends all.
 
     Returns:
       The method.
 
     Raises:
-      ValueError: if fraction is out of range.
+      ValueError: if share is out of range.
 
     Reference:
       Stich et al., Sparsified SGD with Memory, NeurIPS 2018, algorithm 1.
     """
-    check((fraction > 0) & (fraction <= 1), 'fraction', fraction, 'above 0 and at most 1')
+    check((share > 0) & (share <= 1), 'share', share, 'above 0 and at most 1')
 
     def largest(u: Array) -> Array:
         size = jnp.abs(u)
-        place = jnp.ceil(fraction * u.size - 1e-4).astype(jnp.int32) - 1
+        place = jnp.ceil(share * u.size - 1e-4).astype(jnp.int32) - 1
         least = -jnp.sort(-size.ravel())[jnp.maximum(place, 0)]
         return jnp.where(size >= least, u, 0)
 
@@ -43,11 +43,12 @@ def topk(*, fraction: float = 0.1) -> Method:
         return optax.tree.sub(optax.tree.add(client.update, client.state), send(client)), ()
 
     def update_bytes(update: PyTree, size: float) -> float:
-        return size * fraction * 2  # a number and its place
+        return size * min(2 * share, 1.0)  # a number and its place, or all numbers
 
     return Method(
         init=lambda params, stats: ((), optax.tree.zeros_like(params)),
         send=send,
         finish=finish,
         update_bytes=update_bytes,
+        alters_messages=True,
     )

@@ -22,7 +22,7 @@ def trimmed_mean(*, trim: float = 0.2) -> Method:
       The method.
 
     Raises:
-      ValueError: if trim is out of range.
+      ValueError: if trim is out of range, or the cohort is too small for it.
 
     Reference:
       Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML
@@ -31,9 +31,14 @@ def trimmed_mean(*, trim: float = 0.2) -> Method:
     check((trim >= 0) & (trim < 0.5), 'trim', trim, 'in [0, 0.5)')
 
     def combine(view: CombineView) -> PyTree:
+        sampled = len(view.arrived)
+        check(
+            (trim == 0) | (trim * sampled + 1e-4 >= 1), 'trim', trim,
+            f'0, or enough to remove one of the {sampled} clients of a round at each end',
+        )  # fmt: skip
         arrived = jnp.sum(view.arrived)
         # A product such as 0.29 * 100 may be just below the integer.
         cut = jnp.floor(trim * arrived + 1e-4).astype(jnp.int32)
         return mean_of_ranks(view, cut, arrived - 1 - cut)
 
-    return Method(combine=combine)
+    return Method(combine=combine, alters_messages=True)

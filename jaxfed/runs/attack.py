@@ -13,7 +13,16 @@ def malicious_clients(config: Config) -> int:
 
 
 def check_attack(config: Config) -> None:
-    """Raises a ValueError in one line if --malicious is less than one client."""
+    """Raises a ValueError in one line if --malicious is less than one client, or missing."""
+    for name in ('attack', 'attack_scale'):
+        value, read = getattr(config, name), config.malicious > 0
+        if name == 'attack_scale':
+            read = read and config.attack in ATTACKS
+        if value != getattr(Config, name) and not read:
+            raise ValueError(
+                f'--{name}={value} has no effect with --malicious={config.malicious} and '
+                f'--attack={config.attack}; set --malicious, as --malicious=0.2, or remove it.'
+            )
     if config.malicious and not malicious_clients(config):
         raise ValueError(
             f'--malicious={config.malicious} of --num_clients={config.num_clients} is no client; '
@@ -26,7 +35,13 @@ def with_attack(config: Config, method: Method) -> Method:
     clients = malicious_clients(config)
     if not clients or config.attack not in ATTACKS:
         return method
-    return chain(method, ATTACKS[config.attack](clients=clients, scale=config.attack_scale))
+    if method.uploads:
+        raise ValueError(
+            f'--malicious={config.malicious}: --attack={config.attack} changes updates only, but '
+            f'--method={config.method} uploads more; choose --attack=label_flip or another method.'
+        )
+    attack = ATTACKS[config.attack](clients=clients, scale=config.attack_scale)
+    return chain(attack, method)
 
 
 def flip_labels(

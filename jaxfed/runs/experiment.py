@@ -13,6 +13,7 @@ from jaxfed.engine import distributed
 from jaxfed.engine.cohorts import everyone
 from jaxfed.engine.devices import check_devices
 from jaxfed.engine.local import steps_per_epoch
+from jaxfed.engine.optimizers import WITHOUT_MOMENTUM
 from jaxfed.methods.costs import MethodCost, method_cost
 from jaxfed.methods.hooks import check_hooks
 from jaxfed.methods.method import Method
@@ -86,9 +87,9 @@ def make_experiment(
     distributed.check_settings(config_flags.common_settings(config))
     distributed.check_work(config.clients_per_round, config.lanes)
     parts = [] if method else methods.resolve(config.method, config.hyperparameters)
-    method = check_hooks(method or methods.build(parts, switch_round=config.switch_round))
+    method = method or methods.build(parts, switch_round=config.switch_round)
+    method = check_hooks(with_attack(config, method))
     _check_optimizer(config, method)
-    method = with_attack(config, method)
     augmentations = parse_augment(config.augment)
     check_devices(config.devices)
     if distributed.is_leader():  # the process that records
@@ -113,6 +114,12 @@ def make_experiment(
     experiment = Experiment(
         config, parts, method, model, dealt, measures, augmentations, mean, std, workdir
     )
+    longest = config.local_epochs * -(-int(dealt.size.max()) // config.batch_size)
+    if config.accumulate_steps > longest:
+        raise ValueError(
+            f'--accumulate_steps={config.accumulate_steps} is more than the {longest} batches of '
+            'the largest client in a round, so no client would train; lower it.'
+        )
     if not any(cohort_of(experiment, r).epochs.any() for r in range(1, config.rounds + 1)):
         raise ValueError(
             f'--dropout={config.dropout} loses every client in each of --rounds={config.rounds}; '
@@ -122,7 +129,12 @@ def make_experiment(
 
 
 def _check_optimizer(config: Config, method: Method) -> None:
-    """Refuses optimizers whose steps the method does not understand."""
+    """Refuses optimizers whose steps the method does not count, and momentum without effect."""
+    if config.optimizer in WITHOUT_MOMENTUM and config.momentum != Config.momentum:
+        raise ValueError(
+            f'--momentum={config.momentum} has no effect with --optimizer={config.optimizer}; '
+            'remove it.'
+        )
     plain = config.optimizer == 'sgd' and config.accumulate_steps == 1
     if method.counts_steps and not plain:
         raise ValueError(

@@ -33,8 +33,12 @@ def check_learning_rate(config: Config) -> None:
                 f'--{name}={value} has no effect with --schedule={config.schedule}; remove it or '
                 f'set --schedule={reader}.'
             )
-    if config.schedule == 'step' and config.lr_step is None:
-        raise ValueError('--schedule=step needs --lr_step, the rounds after which the rate falls.')
+    if config.schedule == 'step' and (config.lr_step is None or config.lr_decay == 1):
+        raise ValueError(
+            '--schedule=step needs --lr_step, the rounds after which the learning rate falls, and '
+            f'--lr_decay below 1, as in --lr_step=10 --lr_decay=0.1, got {config.lr_step} and '
+            f'{config.lr_decay}.'
+        )
     if config.warmup_rounds >= config.rounds:
         raise ValueError(
             f'--warmup_rounds={config.warmup_rounds} must be below --rounds={config.rounds}.'

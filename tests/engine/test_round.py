@@ -128,15 +128,22 @@ def make(name):
     if name == 'drifting chained':
         return chain(methods.METHODS['fedcad'](source='client'), drifting(), drifting())
     if name == 'personal chained':
-        every = ('fedrep', 'topk', 'quantize', 'dp', 'trimmed_mean')
-        return chain(*(methods.METHODS[part]() for part in every), drifting())
+        every = ('fedrep', 'topk', 'quantize', 'median')
+        return chain(
+            drifting()._replace(weigh=Method().weigh), *(methods.METHODS[n]() for n in every)
+        )
     specification, _, setting = name.partition(' ')
-    options = dict([setting.split('=')]) if setting else {}
+    options = {}
+    if setting:
+        key, value = setting.split('=')
+        options[key] = value if value.isalpha() else float(value)
     return methods.build(methods.resolve(specification, options))
 
 
 METHODS = [
-    *(name for name in methods.METHODS if name != 'fedbn'),  # which needs batch statistics
+    # These need batch statistics, or more clients.
+    *(name for name in methods.METHODS if name not in ('fedbn', 'trimmed_mean')),
+    'trimmed_mean trim=0.3',
     'scaffold+fedavgm',
     'fedlmd+fedprox+fedavgm',
     'fedrs+moon+fedadam',
@@ -148,8 +155,9 @@ METHODS = [
     'personal chained',
     'fedper+fedlmd',
     'ditto+fedprox',
-    'scaffold+median',
-    'fedlmd+topk+quantize+dp',
+    'moon+median',
+    'scaffold+fedper',
+    'fedlmd+topk+quantize+dp+fedavgm',
 ]
 # One of each kind: no state, client state, server state, uploads, weights, a pass before training,
 # own parameters, messages, sums, a pair of parameters.
@@ -365,7 +373,7 @@ def test_one_trace_for_all_cohorts():
         ('mse alpha=0', 'fedavg'),
         ('label_smoothing smoothing=0', 'fedavg'),
         ('fedlsd alpha=0', 'fedavg'),
-        ('topk fraction=1', 'fedavg'),
+        ('topk share=1', 'fedavg'),
         ('fedcad beta=0.4 gamma=0.4', 'fedlsd alpha=0.4'),
         ('fedcad beta=0.4 gamma=0.4 source=client', 'fedlsd alpha=0.4'),
     ],

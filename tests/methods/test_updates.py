@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from jaxfed.methods import METHODS, chain
+from jaxfed.methods import METHODS, chain, switch
 from jaxfed.methods.method import ClientView, CombineView, MergeView, Method
 from jaxfed.types import Model
 
@@ -62,11 +62,25 @@ def test_krum_and_multikrum():
     assert_allclose(combine('krum', arrived=LOST), UPDATES[order[0]], rtol=1e-6)
 
 
+@pytest.mark.parametrize('outlier', [1e6, 1e20, np.inf])
 @pytest.mark.parametrize('name', ['median', 'trimmed_mean', 'krum', 'multikrum'])
-def test_outliers_do_not_move_a_robust_sum(name):
+def test_outliers_do_not_move_a_robust_sum(name, outlier):
     spoilt = UPDATES.copy()
-    spoilt[4] = 1e6
+    spoilt[4] = outlier
     assert np.abs(combine(name, spoilt)).max() < 3
+
+
+@pytest.mark.parametrize('name', ['krum', 'multikrum'])
+def test_krum_does_not_choose_a_diverged_update(name):
+    spoilt = UPDATES.copy()
+    spoilt[4, 0, 0] = np.nan
+    assert np.abs(combine(name, spoilt)).max() < 3
+
+
+@pytest.mark.parametrize('name, hyper', [('krum', {'byzantine': 0.45}), ('trimmed_mean', {})])
+def test_cohorts_that_are_too_small(name, hyper):
+    with pytest.raises(ValueError, match='of a round'):
+        combine(name, UPDATES[:4] if name == 'trimmed_mean' else UPDATES[:5], **hyper)
 
 
 def test_quantize_is_unbiased_and_coarse():
@@ -84,12 +98,12 @@ def test_quantize_is_unbiased_and_coarse():
 
 
 def test_topk_keeps_the_rest_for_the_next_round():
-    method = METHODS['topk'](fraction=0.5)
+    method = METHODS['topk'](share=0.5)
     view = client({'w': jnp.array([1.0, -3.0, 2.0, 0.5])}, {'w': jnp.array([0.0, 0.0, 0.0, 4.0])})
     assert_array_equal(method.send(view)['w'], [0, -3, 0, 4.5])
     state, _ = method.finish(view)
     assert_array_equal(state['w'], [1, 0, 2, 0])
-    everything = METHODS['topk'](fraction=1.0)
+    everything = METHODS['topk'](share=1.0)
     assert_array_equal(everything.send(view)['w'], [1, -3, 2, 4.5])
 
 
@@ -114,7 +128,7 @@ def test_dp_clips_the_norm_of_all_arrays_and_adds_noise():
 
 def test_updates_pass_through_the_parts():
     half = Method(send=lambda c: jax.tree.map(lambda u: u / 2, c.update))
-    both = chain(METHODS['topk'](fraction=0.5), half)
+    both = chain(METHODS['topk'](share=0.5), half)
     state = ({'w': jnp.zeros(2)}, ())
     update = {'w': jnp.array([4.0, 2.0])}
     view = client(update, state)._replace(
@@ -122,14 +136,42 @@ def test_updates_pass_through_the_parts():
     )
     assert_array_equal(both.send(view)['w'], [2, 0])
     assert_array_equal(both.finish(view)[0][0]['w'], [0, 2])
-    other = chain(half, METHODS['topk'](fraction=0.5))
+    other = chain(half, METHODS['topk'](share=0.5))
     view = view._replace(state=state[::-1])
     assert_array_equal(other.finish(view)[0][1]['w'], [0, 1])
 
 
-def test_two_parts_cannot_both_combine():
-    with pytest.raises(ValueError, match='2 of the combined methods replace the weighted sum'):
-        chain(METHODS['median'](), METHODS['krum']())
+@pytest.mark.parametrize(
+    'names, message',
+    [
+        ('median+krum', '2 of the combined methods replace the weighted sum'),
+        ('fednova+median', 'method 2 .* replaces the weighted sum, which drops the weights'),
+        ('dp+median', 'method 2 .* replaces the weighted sum, which drops the weights'),
+        ('dp+quantize', 'method 1 .* must be the last change of updates'),
+        ('dp+fedper', 'must be the last change'),
+        ('dp+fednova', 'must be the last change'),
+        ('fedavgm+dp', 'must add its noise before the server step'),
+        ('scaffold+dp', 'changes updates only, but not the further uploads of method 1'),
+        ('feddyn+quantize', 'not the further uploads'),
+        ('fedcurv+topk', 'not the further uploads'),
+        ('fedper+fedssd', 'gives each client a model, which is not on the server'),
+        ('fedgkd+ditto', 'gives each client a model'),
+    ],
+)
+def test_parts_that_would_undo_each_other(names, message):
+    with pytest.raises(ValueError, match=message):
+        chain(*(METHODS[name]() for name in names.split('+')))
+
+
+@pytest.mark.parametrize('names', ['fedlmd+topk+dp+fedavgm', 'fedper+quantize', 'moon+krum'])
+def test_parts_that_combine(names):
+    chain(*(METHODS[name]() for name in names.split('+')))
+
+
+@pytest.mark.parametrize('name', ['fedper', 'ditto'])
+def test_personal_models_cannot_follow_another_method(name):
+    with pytest.raises(ValueError, match='keep parameters at the clients'):
+        switch(METHODS['fedavg'](), METHODS[name](), rounds=2)
 
 
 @pytest.mark.parametrize('name', ['ditto', 'apfl', 'dp'])

@@ -51,6 +51,25 @@ def test_label_flip_changes_the_labels_of_the_first_clients_only():
     np.testing.assert_array_equal(flipped.label_counts[0], plain.label_counts[0][::-1])
 
 
+@pytest.mark.parametrize(
+    'settings, message',
+    [
+        ({'attack': 'gaussian'}, '--attack=gaussian has no effect with --malicious=0.0'),
+        ({'attack_scale': 2.0}, '--attack_scale=2.0 has no effect'),
+        ({'attack': 'label_flip', 'malicious': 0.2, 'attack_scale': 2.0}, 'has no effect'),
+    ],
+)
+def test_settings_without_effect(settings, message):
+    with pytest.raises(ValueError, match=message):
+        checks.check(Config(**settings))
+
+
+def test_methods_that_upload_more_are_not_attacked():
+    config = Config(method='scaffold', malicious=0.2)
+    with pytest.raises(ValueError, match='--method=scaffold uploads more'):
+        with_attack(config, METHODS['scaffold']())
+
+
 def test_less_than_one_client_is_refused():
     with pytest.raises(ValueError, match=r'--malicious=0\.01 of --num_clients=20 is no client'):
         checks.check(Config(malicious=0.01))

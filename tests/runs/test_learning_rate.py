@@ -33,6 +33,7 @@ def test_schedules():
         ({'warmup_rounds': 2}, '--warmup_rounds=2 has no effect .* --schedule=cosine'),
         ({'lr_step': 2}, '--lr_step=2 has no effect .* --schedule=step'),
         ({'schedule': 'step', 'lr_decay': 0.5}, '--schedule=step needs --lr_step'),
+        ({'schedule': 'step', 'lr_step': 2}, '--schedule=step needs --lr_step'),
         ({'schedule': 'cosine', 'warmup_rounds': 6}, 'must be below --rounds=6'),
         ({'schedule': 'linear'}, '--schedule'),
         ({'optimizer': 'adan'}, '--optimizer'),
@@ -50,3 +51,15 @@ def test_invalid_settings(settings, message):
 def test_methods_that_count_steps_refuse_other_optimizers(method, settings):
     with pytest.raises(ValueError, match='reads the local steps as those of SGD'):
         make_experiment(Config(method=method, model='mlp', **settings))
+
+
+@pytest.mark.parametrize(
+    'settings, message',
+    [
+        ({'optimizer': 'adam', 'momentum': 0.5}, '--momentum=0.5 has no effect'),
+        ({'accumulate_steps': 1000}, '--accumulate_steps=1000 is more than the'),
+    ],
+)
+def test_settings_of_the_optimizer_without_effect(settings, message):
+    with pytest.raises(ValueError, match=message):
+        make_experiment(Config(model='mlp', **settings))
