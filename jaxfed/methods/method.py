@@ -19,6 +19,7 @@ One round, in the order in which the hooks run:
 
 import functools
 import inspect
+import itertools
 import operator
 import reprlib
 from collections.abc import Callable, Sequence
@@ -325,34 +326,31 @@ def combine_states(*parts: Method) -> Method:
 def _check_order(parts: Sequence[Method], combining: list[int], weighing: list[int]) -> None:
     """Raises a ValueError if a part would undo another one, or not see what it needs."""
 
-    def refuse(i: int, does: str, j: int, so: str) -> None:
-        raise ValueError(
-            f'method {i + 1} of the combination {does}, {so} of method {j + 1}; remove one of '
-            'the two.'
-        )
+    def refuse(i: int, text: str, j: int, rest: str) -> None:
+        raise ValueError(f'method {i + 1} of the combination {text} method {j + 1} {rest}.')
 
     if len(combining) > 1:
         raise ValueError(
             f'{len(combining)} of the combined methods replace the weighted sum of updates; keep '
             'one of them.'
         )
+    without = 'would have no effect; remove one of the two'
     for i in weighing[1:]:
         if parts[i].equal_weights:
-            refuse(i, 'weighs all clients equally', weighing[0], 'which drops the weights')
+            refuse(i, 'weighs all clients equally, so the weights of', weighing[0], without)
     if combining and weighing:
-        refuse(combining[0], 'replaces the weighted sum', weighing[0], 'which drops the weights')
-    for i, altering in enumerate(parts):
-        for j, other in enumerate(parts):
-            if altering.alters_messages and other.uploads:
-                refuse(i, 'changes updates only', j, 'but not the further uploads')
-            if altering.receive and other.reads_server:
-                refuse(i, 'gives each client a model', j, 'which is not on the server, the input')
-            neutral = Method()
-            later = other.send is not neutral.send or j in weighing
-            if altering.private and j > i and later:
-                refuse(i, 'must be the last change of updates', j, 'which follows with a change')
-            if altering.private and j < i and other.merge is not neutral.merge:
-                refuse(i, 'must add its noise before the server step', j, 'not after that')
+        refuse(combining[0], 'uses no weights, so those of', weighing[0], without)
+    neutral = Method()
+    for (i, part), (j, other) in itertools.permutations(enumerate(parts), 2):
+        if part.alters_messages and other.uploads:
+            refuse(i, 'changes updates only, but', j, 'uploads more; remove one of the two')
+        if part.receive and other.reads_server:
+            text = 'keeps parameters at the clients, but'
+            refuse(i, text, j, 'evaluates the global model, which lacks them; remove one')
+        if part.private and j > i and (other.send is not neutral.send or j in weighing):
+            refuse(i, 'adds noise to what the clients send, so', j, 'must come before it')
+        if part.private and j < i and other.merge is not neutral.merge:
+            refuse(i, 'adds noise to the sum of updates, so', j, 'must come after it')
 
 
 def chain(*parts: Method) -> Method:
