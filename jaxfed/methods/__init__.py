@@ -13,6 +13,7 @@ import jax
 
 from jaxfed.internal.type_checks import check_value, printable
 from jaxfed.methods.apfl import apfl
+from jaxfed.methods.chain import chain
 from jaxfed.methods.ditto import ditto
 from jaxfed.methods.dp import dp
 from jaxfed.methods.fedadagrad import fedadagrad
@@ -40,7 +41,7 @@ from jaxfed.methods.kd import kd
 from jaxfed.methods.krum import krum
 from jaxfed.methods.label_smoothing import label_smoothing
 from jaxfed.methods.median import median
-from jaxfed.methods.method import Method, chain, check_method
+from jaxfed.methods.method import Method, check_method
 from jaxfed.methods.moon import moon
 from jaxfed.methods.mse import mse
 from jaxfed.methods.multikrum import multikrum

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxfed.methods.chain import combine_states, part_view
 from jaxfed.methods.hooks import check_hooks
 from jaxfed.methods.method import (
     ClientView,
@@ -16,8 +17,6 @@ from jaxfed.methods.method import (
     Method,
     RoundInfo,
     check_method,
-    combine_states,
-    part_view,
     weighted_sum,
 )
 from jaxfed.types import Array, PyTree

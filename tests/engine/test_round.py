@@ -16,7 +16,8 @@ from jaxfed.engine.lanes import schedule
 from jaxfed.engine.local import LocalSettings
 from jaxfed.engine.round import Round, ServerState, TrainingData, make_round
 from jaxfed.engine.stacking import STACKED, UNROLLED
-from jaxfed.methods.method import Method, chain
+from jaxfed.methods.chain import chain
+from jaxfed.methods.method import Method
 from jaxfed.models import DEFAULT_CONVOLUTION, as_model, make_model
 from jaxfed.models.blocks import ConvNorm
 from jaxfed.models.layers import linear

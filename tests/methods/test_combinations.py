@@ -18,8 +18,8 @@ import jaxfed
 from jaxfed import losses, methods
 from jaxfed.engine.cohorts import everyone
 from jaxfed.methods._steps import effective_steps
+from jaxfed.methods.chain import chain
 from jaxfed.methods.costs import method_cost
-from jaxfed.methods.method import chain
 from jaxfed.methods.switch import switch
 from jaxfed.models import make_model
 from jaxfed.models.heads import with_projection, without_bias

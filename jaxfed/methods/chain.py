@@ -1,0 +1,200 @@
+"""Combinations of methods, which are methods again."""
+
+import functools
+import itertools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxfed.methods.hooks import check_hooks
+from jaxfed.methods.method import (
+    ClientView,
+    CohortView,
+    LocalView,
+    MergeView,
+    Method,
+    check_method,
+)
+from jaxfed.types import Array, Model, PyTree
+
+_NEUTRAL = Method()
+_FACTS = ('equal_weights', 'counts_steps', 'uploads', 'reads_server', 'alters_messages', 'private')
+_BY_PART = ('static', 'state', 'shared', 'begun', 'uploads')
+
+
+def part_view(view: Any, i: int) -> Any:
+    """Selects the values of part `i` in a view of a combination, with a random key of its own."""
+    view = view._replace(**{f: getattr(view, f)[i] for f in _BY_PART if f in view._fields})
+    return view._replace(key=jax.random.fold_in(view.key, i)) if 'key' in view._fields else view
+
+
+def combine_states(*parts: Method) -> Method:
+    """Combines the hooks that run for each part separately; states become tuples of states."""
+    indexed = tuple(enumerate(parts))
+
+    def init(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
+        server_states, client_states = zip(
+            *(part.init(params, stats) for part in parts), strict=True
+        )
+        return server_states, client_states
+
+    def begin(client: ClientView) -> PyTree:
+        client = client._replace(begun=((),) * len(parts))
+        return tuple(part.begin(part_view(client, i)) for i, part in indexed)
+
+    def adapt(model: Model) -> Model:
+        for part in parts:
+            model = part.adapt(model)
+        return model
+
+    def personal(params: PyTree) -> PyTree:
+        for part in parts:
+            params = part.personal(params) if part.personal else params
+        return params
+
+    facts: dict[str, Any] = {name: any(getattr(p, name) for p in parts) for name in _FACTS}
+
+    def update_bytes(update: PyTree, size: float) -> float:
+        for part in parts:
+            size = part.update_bytes(update, size)
+        return size
+
+    return Method(
+        init=init,
+        prepare=lambda info: tuple(part.prepare(info) for part in parts),
+        share=lambda server: tuple(part.share(part_view(server, i)) for i, part in indexed),
+        begin=begin,
+        adapt=adapt,
+        personal=personal if any(part.personal for part in parts) else None,
+        sent=lambda upload: tuple(part.sent(upload[i]) for i, part in indexed),
+        update_bytes=update_bytes,
+        auxiliary=max(part.auxiliary for part in parts),
+        **facts,
+    )
+
+
+def _check_order(parts: Sequence[Method], combining: list[int], weighing: list[int]) -> None:
+    """Raises a ValueError if a part would undo another one, or not see what it needs."""
+
+    def refuse(i: int, text: str, j: int, rest: str) -> None:
+        raise ValueError(f'method {i + 1} of the combination {text} method {j + 1} {rest}.')
+
+    if len(combining) > 1:
+        raise ValueError(
+            f'{len(combining)} of the combined methods replace the weighted sum of updates; keep '
+            'one of them.'
+        )
+    without = 'would have no effect; remove one of the two'
+    for i in weighing[1:]:
+        if parts[i].equal_weights:
+            refuse(i, 'weighs all clients equally, so the weights of', weighing[0], without)
+    if combining and weighing:
+        refuse(combining[0], 'uses no weights, so those of', weighing[0], without)
+    for (i, part), (j, other) in itertools.permutations(enumerate(parts), 2):
+        if part.alters_messages and other.uploads:
+            refuse(i, 'changes updates only, but', j, 'uploads more; remove one of the two')
+        if part.receive and other.reads_server:
+            text = 'keeps parameters at the clients, but'
+            refuse(i, text, j, 'evaluates the global model, which lacks them; remove one')
+        if part.private and j > i and (other.send is not _NEUTRAL.send or j in weighing):
+            refuse(i, 'adds noise to what the clients send, so', j, 'must come before it')
+        if part.private and j < i and other.merge is not _NEUTRAL.merge:
+            refuse(i, 'adds noise to the sum of updates, so', j, 'must come after it')
+
+
+def chain(*parts: Method) -> Method:
+    """Combines methods into one.
+
+    Penalties add up, and a step changes the arrays that every part allows. Weights, received
+    parameters, sent updates, the server's update and the network pass through the parts from left
+    to right. Every other hook runs for each part separately, with a tuple of the parts' states.
+
+    Args:
+      *parts: the methods, in the order in which they change the server's update.
+
+    Returns:
+      The combined method.
+
+    Raises:
+      ValueError: if there is no part, a part is not a valid method, two parts replace the
+        supervised loss or combine updates, or a part would undo another one.
+    """
+    if not parts:
+        raise ValueError('chain() needs at least one method.')
+    for part in parts:
+        check_method(part, 'each argument of chain() must be')
+    replacing = [i for i, part in enumerate(parts) if part.supervised is not _NEUTRAL.supervised]
+    if len(replacing) > 1:
+        raise ValueError(
+            f'{len(replacing)} of the combined methods replace the cross-entropy, so they do not '
+            'add up; keep one of them.'
+        )
+    combining = [i for i, part in enumerate(parts) if part.combine is not None]
+    weighing = [i for i, part in enumerate(parts) if part.weigh is not _NEUTRAL.weigh]
+    _check_order(parts, combining, weighing)
+    parts = tuple(map(check_hooks, parts))
+
+    def weigh(cohort: CohortView) -> Array:
+        for part in parts:
+            cohort = cohort._replace(weights=part.weigh(cohort))
+        return cohort.weights
+
+    def receive(client: ClientView) -> tuple[PyTree, PyTree]:
+        client = client._replace(begun=((),) * len(parts))
+        for i, part in enumerate(parts):
+            if part.receive:
+                params, stats = part.receive(part_view(client, i))
+                client = client._replace(params=params, stats=stats)
+        return client.params, client.stats
+
+    def trainable(view: LocalView) -> PyTree:
+        masks = [
+            part.trainable(part_view(view, i)) for i, part in enumerate(parts) if part.trainable
+        ]
+        return jax.tree.map(lambda *of_parts: functools.reduce(operator.and_, of_parts), *masks)
+
+    def send(client: ClientView) -> PyTree:
+        for i, part in enumerate(parts):
+            client = client._replace(update=part.send(part_view(client, i)))
+        return client.update
+
+    def finish(client: ClientView) -> tuple[PyTree, PyTree]:
+        states, uploads = [], []
+        for i, part in enumerate(parts):
+            view = part_view(client, i)
+            state, upload = part.finish(view)
+            states.append(state)
+            uploads.append(upload)
+            client = client._replace(update=part.send(view))  # as in `send`, which it shares
+        return tuple(states), tuple(uploads)
+
+    def penalty(view: LocalView) -> Array:
+        penalties = (part.penalty(part_view(view, i)) for i, part in enumerate(parts))
+        return sum(penalties, jnp.zeros(()))
+
+    def supervised(view: LocalView) -> Array:
+        (i,) = replacing
+        return parts[i].supervised(part_view(view, i))
+
+    def merge(view: MergeView) -> tuple[PyTree, PyTree]:
+        states = []
+        for i, part in enumerate(parts):
+            update, state = part.merge(part_view(view, i))
+            view = view._replace(update=update)
+            states.append(state)
+        return view.update, tuple(states)
+
+    return combine_states(*parts)._replace(
+        weigh=weigh if weighing else _NEUTRAL.weigh,
+        receive=receive if any(part.receive for part in parts) else None,
+        supervised=supervised if replacing else _NEUTRAL.supervised,
+        penalty=penalty,
+        trainable=trainable if any(part.trainable for part in parts) else None,
+        send=send,
+        finish=finish,
+        combine=parts[combining[0]].combine if combining else None,
+        merge=merge,
+    )
