@@ -68,7 +68,7 @@ def keep_own(select: Select, *, stats: bool = False) -> Method:
         return of_client(client.params, client.stats), ()
 
     def update_bytes(update: PyTree, size: float) -> float:
-        # Statistics tell only whether there are any.
+        # Without statistics, because those that stay are not part of the update.
         leaves = zip(jax.tree.leaves(update), jax.tree.leaves(select(update, ())), strict=True)
         sent = [leaf.size for leaf, own in leaves if not own]
         return size * sum(sent) / sum(leaf.size for leaf in jax.tree.leaves(update))

@@ -114,7 +114,7 @@ def make_experiment(
     experiment = Experiment(
         config, parts, method, model, dealt, measures, augmentations, mean, std, workdir
     )
-    longest = config.local_epochs * -(-int(dealt.size.max()) // config.batch_size)
+    longest = config.local_epochs * steps_per_epoch(int(dealt.size.max()), config.batch_size)
     if config.accumulate_steps > longest:
         raise ValueError(
             f'--accumulate_steps={config.accumulate_steps} is more than the {longest} batches of '
