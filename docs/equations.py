@@ -69,9 +69,9 @@ _TEXT_TO_LATEX = {
         r'u = \Delta_i + e_i \qquad \text{sent: the } \lceil \varphi d \rceil '
         r'\text{ entries with the largest } |u_j| \qquad e_i \leftarrow \text{ the rest}'
     ),
-    'update = 1 / S (sum_i u_i min(1, clip / ||u_i||) + noise clip N(0, I)), S clients in a '
-    'round': (
-        r'\Delta = \frac{1}{S} \left(\sum_i u_i \min\left(1, '
+    'update = 1 / m (sum_i u_i min(1, clip / ||u_i||) + noise clip N(0, I)), m the mean cohort '
+    'size': (
+        r'\Delta = \frac{1}{m} \left(\sum_i u_i \min\left(1, '
         r'\frac{C}{\lVert u_i \rVert}\right) + \sigma C\, \mathcal{N}(0, I)\right)'
     ),
     'w = w_g + sum_i p_i (w_i - w_g), p_i = n_i / sum n by default (--aggregation)': (

@@ -187,7 +187,7 @@ class Config:
         'size', "clients' weights; by number of examples, or uniform", searched=True
     )
     dropout: float = _clients(
-        0.0, 'probability that a client fails; its update is lost', BELOW_1, in_program='absent'
+        0.0, 'probability that a client fails; its update is lost', BELOW_1, in_program='argument'
     )
     stragglers: float = _clients(
         0.0,

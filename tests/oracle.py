@@ -46,7 +46,7 @@ def run_round(
     order, start, size = (np.asarray(a) for a in (data.order, data.start, data.size))
     info_of_round = RoundInfo(
         jnp.int32(number), learning_rate, settings.momentum, len(size), len(cohort),
-        settings.local_epochs, jnp.int32(len(cohort)),
+        settings.local_epochs, jnp.int32(len(cohort)), len(cohort) * (1 - settings.dropout),
     )  # fmt: skip
 
     def evaluate(w, inputs, stats=global_stats):

@@ -37,6 +37,7 @@ class LocalSettings(NamedTuple):
     optimizer: str = 'sgd'  # and as `local_optimizer`:
     clip_norm: float = 0.0
     accumulate_steps: int = 1
+    dropout: float = 0.0  # probability that a client's update is lost, for `RoundInfo`
 
 
 class Context(NamedTuple):
@@ -139,15 +140,17 @@ def epoch_order(key: Array, size: Array, longest: int) -> Array:
 
 def round_info(context: Context, inputs: RoundInputs, x: Array | int) -> RoundInfo:
     """The settings of experiment x's round, for the method."""
-    tuned = row(inputs.tuned, x)
+    tuned, sampled = row(inputs.tuned, x), inputs.cohort.clients.shape[1]
+    dropout = context.settings.dropout if tuned.dropout is None else tuned.dropout
     return RoundInfo(
         number=inputs.server.round[x] + 1,
         learning_rate=tuned.learning_rate,
         momentum=context.momentum_of(tuned),
         num_clients=inputs.data.size.shape[1],
-        clients_per_round=inputs.cohort.clients.shape[1],
+        clients_per_round=sampled,
         local_epochs=context.settings.local_epochs,
         cohort_size=jnp.sum(inputs.cohort.epochs[x] > 0),
+        expected_size=sampled * (1 - dropout),
     )
 
 

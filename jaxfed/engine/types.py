@@ -31,6 +31,7 @@ class Tuned(NamedTuple):
     learning_rate: Any  # [X] float32, of the clients' optimizer in this round
     momentum: Any = None  # [X] float32; None for the value in `LocalSettings`
     weight_decay: Any = None  # [X] float32; None for the value in `LocalSettings`
+    dropout: Any = None  # [X] float32; None for the value in `LocalSettings`
     hyperparameters: PyTree = ()  # name -> [X] float32, for `tune`; () if the method is constant
 
 

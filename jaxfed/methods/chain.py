@@ -21,7 +21,7 @@ from jaxfed.methods.method import (
 from jaxfed.types import Array, Model, PyTree
 
 _NEUTRAL = Method()
-_FACTS = ('equal_weights', 'counts_steps', 'uploads', 'reads_server', 'alters_messages', 'private')
+_FACTS = ('equal_weights', 'counts_steps', 'uploads', 'reads_server', 'alters_messages')
 _BY_PART = ('static', 'state', 'shared', 'begun', 'uploads')
 
 
@@ -72,6 +72,7 @@ def combine_states(*parts: Method) -> Method:
         sent=lambda upload: tuple(part.sent(upload[i]) for i, part in indexed),
         update_bytes=update_bytes,
         auxiliary=max(part.auxiliary for part in parts),
+        privacy=next((part.privacy for part in parts if part.privacy), None),
         **facts,
     )
 
@@ -99,9 +100,9 @@ def _check_order(parts: Sequence[Method], combining: list[int], weighing: list[i
         if part.receive and other.reads_server:
             text = 'keeps parameters at the clients, but'
             refuse(i, text, j, 'evaluates the global model, which lacks them; remove one')
-        if part.private and j > i and (other.send is not _NEUTRAL.send or j in weighing):
+        if part.privacy and j > i and (other.send is not _NEUTRAL.send or j in weighing):
             refuse(i, 'adds noise to what the clients send, so', j, 'must come before it')
-        if part.private and j < i and other.merge is not _NEUTRAL.merge:
+        if part.privacy and j < i and other.merge is not _NEUTRAL.merge:
             refuse(i, 'adds noise to the sum of updates, so', j, 'must come after it')
 
 

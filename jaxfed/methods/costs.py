@@ -60,7 +60,7 @@ def method_cost(
         server_state, client_state = method.init(params, stats)
         # A state that is the initial parameters must not pass for the global ones.
         client_state = jax.tree.map(lambda leaf: leaf, client_state)
-        round_info = RoundInfo(number, jnp.float32(1), 0.9, 2, 2, 2, cohort_size=number)
+        round_info = RoundInfo(number, jnp.float32(1), 0.9, 2, 2, 2, number, 2)
 
         def evaluate(w: PyTree, x: Array, stats: PyTree = stats) -> Any:
             return model.evaluate(w, x, stats)

@@ -5,20 +5,22 @@ import jax.numpy as jnp
 import optax
 
 from jaxfed.methods._check import check
-from jaxfed.methods.method import ClientView, MergeView, Method
+from jaxfed.methods.method import ClientView, MergeView, Method, Privacy
 from jaxfed.types import Model, PyTree
 
 
-def dp(*, clip: float = 1.0, noise: float = 1.0) -> Method:
+def dp(*, clip: float = 1.0, noise: float = 1.0, delta: float = 1e-5) -> Method:
     """Clipped updates of equal weight, and Gaussian noise on their sum.
 
-    update = 1 / S (sum_i u_i min(1, clip / ||u_i||) + noise clip N(0, I)), S clients in a round
+    update = 1 / m (sum_i u_i min(1, clip / ||u_i||) + noise clip N(0, I)), m the mean cohort size
 
-    The noise follows --seed, so runs are reproducible; a deployment needs secret randomness.
+    A run records the epsilon of its rounds, of neighbouring sets of clients. The noise follows
+    --seed, so runs are reproducible; a deployment needs secret randomness.
 
     Args:
       clip: largest norm of a client's update, > 0.
       noise: standard deviation of the noise in multiples of `clip`, >= 0.
+      delta: probability with which the bound epsilon may fail, > 0 and < 1; take it below 1 / N.
 
     Returns:
       The method.
@@ -32,6 +34,7 @@ def dp(*, clip: float = 1.0, noise: float = 1.0) -> Method:
     """
     check(clip > 0, 'clip', clip, 'above 0')
     check(noise >= 0, 'noise', noise, 'at least 0')
+    check((delta > 0) & (delta < 1), 'delta', delta, 'above 0 and below 1')
 
     def send(client: ClientView) -> PyTree:
         norm = optax.tree.norm(client.update)
@@ -41,7 +44,7 @@ def dp(*, clip: float = 1.0, noise: float = 1.0) -> Method:
     def merge(view: MergeView) -> tuple[PyTree, PyTree]:
         leaves, structure = jax.tree.flatten(view.update)
         keys = jax.random.split(view.key, len(leaves))
-        scale = noise * clip / view.round.clients_per_round
+        scale = noise * clip / view.round.expected_size
         normal = map(jax.random.normal, keys, [leaf.shape for leaf in leaves])
         noisy = [leaf + scale * draw for leaf, draw in zip(leaves, normal, strict=True)]
         return jax.tree.unflatten(structure, noisy), view.state
@@ -56,10 +59,10 @@ def dp(*, clip: float = 1.0, noise: float = 1.0) -> Method:
 
     return Method(
         adapt=adapt,
-        weigh=lambda cohort: (cohort.weights > 0) / cohort.round.clients_per_round,
+        weigh=lambda cohort: (cohort.weights > 0) / cohort.round.expected_size,
         send=send,
         merge=merge,
         equal_weights=True,
         alters_messages=True,
-        private=True,
+        privacy=Privacy(noise, delta),
     )

@@ -40,6 +40,14 @@ class RoundInfo(NamedTuple):
     clients_per_round: int  # S
     local_epochs: int  # E
     cohort_size: Array  # [] int32, clients of the round whose update is not lost, at most S
+    expected_size: Any  # its mean over rounds, S (1 - dropout)
+
+
+class Privacy(NamedTuple):
+    """The noise that a method adds to the sum of the clients' updates."""
+
+    noise: Any  # standard deviation in multiples of the norm to which updates are clipped
+    delta: Any  # probability with which the bound epsilon may fail
 
 
 class ServerView(NamedTuple):
@@ -195,7 +203,8 @@ class Method(NamedTuple):
     uploads: bool = False  # whether the server needs more of a client than its update
     reads_server: bool = False  # whether `share` evaluates the global model as a network
     alters_messages: bool = False  # whether it compresses, hides, attacks or combines updates
-    private: bool = False  # whether its noise must be the last change of the update
+    # of a method whose noise must be the last change of the update
+    privacy: Privacy | None = None
 
 
 _OPTIONAL = ('receive', 'trainable', 'combine', 'personal')  # hooks that may be None

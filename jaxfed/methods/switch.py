@@ -38,8 +38,8 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
       The combined method.
 
     Raises:
-      ValueError: if `rounds` is below 1, a part is not a valid method, or keeps parameters at the
-        clients.
+      ValueError: if `rounds` is below 1, a part is not a valid method, keeps parameters at the
+        clients, or adds noise for privacy.
 
     Reference:
       Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023, figure 8.
@@ -50,6 +50,11 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
                 'methods that keep parameters at the clients cannot follow or precede another '
                 'method; train with one of them alone.'
             )
+    if any(isinstance(part, Method) and part.privacy for part in (first, second)):
+        raise ValueError(
+            'dp cannot follow or precede another method, because epsilon needs the noise in every '
+            'round; train with it alone.'
+        )
     if rounds < 1:
         raise ValueError(f'switch_round must be at least 1, got {rounds}.')
     for part in (first, second):

@@ -49,7 +49,9 @@ def _summary_rows(summary: dict[str, Any]) -> dict[str, str]:
         evaluation += f', local models {summary["local_evaluation_share"]:.0%}'
     if summary['personal_accuracy'] is not None:
         rows["on clients' held-out examples"] = (
-            f'local models {summary["personal_accuracy"]:.2%}, '
+            f'local models {summary["personal_accuracy"]:.2%} '
+            f'(worst tenth {summary["personal_worst_tenth"]:.2%}, '
+            f'deviation {summary["personal_deviation"]:.2%}), '
             f'global model {summary["personal_global_accuracy"]:.2%}'
         )
     rows['evaluation'] = evaluation
@@ -58,6 +60,8 @@ def _summary_rows(summary: dict[str, Any]) -> dict[str, str]:
         rows[f'rounds to {summary["target_accuracy"]:.0%}'] = reached
     if cost := cost_in_words(summary['cost']):
         rows['cost'] = cost
+    if 'epsilon' in summary:
+        rows['privacy'] = privacy_in_words(summary)
     if summary['auxiliary_examples']:
         rows['auxiliary data'] = f'{summary["auxiliary_examples"]} examples on the server'
     return rows
@@ -98,6 +102,17 @@ def cost_in_words(cost: dict[str, Any]) -> str:
         if cost[name]:
             words.append(text.format(cost[name]))
     return ', '.join(words)
+
+
+def privacy_in_words(spent: dict[str, Any]) -> str:
+    """Describe the fields of `privacy_after`."""
+    if spent['epsilon'] is None:
+        return 'none, without noise'
+    change = {'replace_one': 'replacing', 'add_or_remove_one': 'adding or removing'}
+    return (
+        f'epsilon {spent["epsilon"]:.3g} at delta {spent["delta"]:g}, for '
+        f'{change[spent["neighbours"]]} one client'
+    )
 
 
 def show_dry_run(rows: dict[str, str], counts: np.ndarray) -> None:

@@ -1,6 +1,6 @@
 """The records of a round and of a run, as plain dictionaries."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from jaxfed.partition import partition_settings
 Entry = dict[str, Any]  # a line of metrics.jsonl
 
 _LOCAL = ('local_accuracy', 'personal_accuracy', 'personal_global_accuracy')
+_SPREAD = ('personal_worst_tenth', 'personal_deviation')  # with --personal_test only
 _EVALUATED = ('test_accuracy', 'test_loss', 'class_accuracy', *_LOCAL)
 
 
@@ -28,12 +29,17 @@ def title_of(config: Config) -> str:
     return f'{config.dataset}, {partition}, {config.num_clients} clients'
 
 
+def local_fields(config: Config) -> tuple[str, ...]:
+    """The fields of local accuracies."""
+    return (*_LOCAL, *_SPREAD) if config.personal_test else _LOCAL
+
+
 def describe_round(
     round_: int,
     train_loss: float | None,
     evaluation: Evaluation | None,
     learning_rate: float,
-    local: dict[str, float],
+    local: Mapping[str, float | None],
     measured: dict[str, Any],
 ) -> Entry:
     """Return the entry of a round without its times; values that were not evaluated are None.
@@ -43,8 +49,7 @@ def describe_round(
       train_loss: mean of the local objective, or None if no client's update arrived.
       evaluation: of the global model on the test data.
       learning_rate: of the clients.
-      local: means over the round's clients of those of local_accuracy, personal_accuracy and
-        personal_global_accuracy that were evaluated.
+      local: of `local_fields`, those that were evaluated.
       measured: fields of measures; the entry has None for values that are not finite.
     """
     entry: Entry = {
@@ -53,7 +58,7 @@ def describe_round(
         'train_loss': None if train_loss is None else round(train_loss, 6),
         'learning_rate': round(learning_rate, 9),
     }
-    entry |= {name: round(value, 6) for name, value in local.items()}
+    entry |= {name: None if v is None else round(v, 6) for name, v in local.items()}
     if evaluation is not None:
         entry['test_accuracy'] = round(float(evaluation.accuracy), 6)
         entry['test_loss'] = round(float(evaluation.loss), 6)
@@ -75,9 +80,10 @@ def _plain(value: Any) -> Any:
     return finite.tolist()
 
 
-def failed_values(measures: Sequence[str]) -> Entry:
+def failed_values(config: Config, measures: Sequence[str]) -> Entry:
     """Return the fields that replace the values of a round that diverged."""
-    return {**dict.fromkeys(('train_loss', *_EVALUATED, *fields(measures))), 'failed': True}
+    names = 'train_loss', *_EVALUATED, *local_fields(config), *fields(measures)
+    return {**dict.fromkeys(names), 'failed': True}
 
 
 def not_finite(entry: Entry) -> str | None:
@@ -124,7 +130,7 @@ def summarise(
         'best_round': None if best is None else tested[best]['round'],
         'moving_accuracy': moving[-1] if tested else None,
         'best_moving_accuracy': max(moving, default=None),
-        **{name: last(name) for name in _LOCAL},
+        **{name: last(name) for name in local_fields(config)},
         'target_accuracy': target,
         'rounds_to_target': None if target is None else rounds_to_target(curve, target),
         'seconds_per_round': round(float(np.median(times)), 4),

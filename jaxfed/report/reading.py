@@ -20,7 +20,13 @@ _INTEGERS = {'rounds': 1, 'seed': 0, 'num_clients': 1}  # setting -> smallest va
 
 # Fields of metrics.jsonl: lists with one number for each class, shares, and other numbers.
 _BY_CLASS = ('class_accuracy', 'class_forgetting')
-_SHARES = ('test_accuracy', 'local_accuracy', 'personal_accuracy', 'personal_global_accuracy')
+_SHARES = (
+    'test_accuracy',
+    'local_accuracy',
+    'personal_accuracy',
+    'personal_global_accuracy',
+    'personal_worst_tenth',
+)
 _NUMBERS = ('test_loss', 'train_loss', 'seconds')
 
 _MAX_BYTES = 512 * 2**20  # of a file; files of real runs are far smaller

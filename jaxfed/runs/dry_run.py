@@ -16,6 +16,7 @@ from jaxfed.recording import display
 from jaxfed.runs.experiment import Experiment, client_steps, cost_of, make_network, total_steps
 from jaxfed.runs.memory import memory_errors
 from jaxfed.runs.prepare import Prepared, memory_in_words, prepare
+from jaxfed.runs.privacy import privacy_after
 from jaxfed.runs.rounds import train_and_evaluate
 from jaxfed.runs.state import first_state
 from jaxfed.types import PyTree
@@ -54,6 +55,8 @@ def describe_dry_run(experiment: Experiment, prepared: Prepared, timed: Timed) -
     stats = f', {_count(server.stats)} batch statistics' if server.stats else ''
     algorithms = [f'{name}: {way}' for name, way in convolutions(experiment).items()]
     devices = describe_devices(list(prepared.mesh.devices.flat))
+    spent = privacy_after(config, experiment.method, config.rounds)
+    privacy = {'privacy': f'{display.privacy_in_words(spent)}, after all rounds'} if spent else {}
     return {
         'dataset': f'{dataset.name}: {dealt.size.sum()} examples at the clients{auxiliary}, '
         f'{len(dataset.y_test)} {evaluated}, {shape} {dataset.x_train.dtype}, '
@@ -66,6 +69,7 @@ def describe_dry_run(experiment: Experiment, prepared: Prepared, timed: Timed) -
         'rounds': f'{config.rounds}, {console.counted(total, "client-step")} in all',
         'method': _method(config, experiment.parts),
         'cost': display.cost_in_words(cost_of(experiment)._asdict()) or "no more than FedAvg's",
+        **privacy,
         'network': f'{config.model}, {_count(server.params)} parameters{stats}',
         'convolutions': '\n'.join(algorithms) or 'none',
         'devices': f'{devices}; {console.counted(prepared.lanes, "client")} at a time on each; '

@@ -40,7 +40,7 @@ class Evaluator(NamedTuple):
 
     evaluate_global: Callable[[ServerState], Evaluation]
     # (server before the round, after it, ArrivedModels, [S] client ids)
-    # -> (mean accuracies of the round's clients, input of the chosen measures)
+    # -> (fields of accuracies of the round's clients, input of the chosen measures)
     evaluate_locals: Callable[..., tuple[dict[str, float], LocalModels | None]]
     # ([S] client ids, Evaluation, earlier rounds, LocalModels), None if not evaluated
     # -> fields of the chosen measures
@@ -174,7 +174,7 @@ def make_evaluator(
             tested = first_places(examples.mask.any(axis=2), len(arrived))
             if tested.any():
                 local_, global_ = first_places(result, len(arrived))
-                means['personal_accuracy'] = float(local_[tested].mean())
+                means |= spread(local_[tested])
                 means['personal_global_accuracy'] = float(global_[tested].mean())
         if evaluation is None:
             return means, None
@@ -203,6 +203,16 @@ def make_evaluator(
         evaluate_locals=evaluate_local,
         measure=measure,
     )
+
+
+def spread(accuracy: np.ndarray) -> dict[str, float]:
+    """The fields of the personal accuracies of n clients [n]."""
+    worst = np.sort(accuracy)[: -(-len(accuracy) // 10)]
+    return {
+        'personal_accuracy': float(accuracy.mean()),
+        'personal_worst_tenth': float(worst.mean()),
+        'personal_deviation': float(accuracy.std()),
+    }
 
 
 def remember_two(function: Callable[[ServerState], T]) -> Callable[[ServerState], T]:

@@ -24,6 +24,7 @@ from jaxfed.runs import checks, config_flags
 from jaxfed.runs.arrays import checked_arrays, name_arrays
 from jaxfed.runs.attack import with_attack
 from jaxfed.runs.deal import Dealt, deal
+from jaxfed.runs.privacy import check_privacy
 from jaxfed.runs.seeds import sample_cohort
 from jaxfed.types import Cohort, Dataset, Model
 
@@ -90,6 +91,7 @@ def make_experiment(
     method = method or methods.build(parts, switch_round=config.switch_round)
     method = check_hooks(with_attack(config, method))
     _check_optimizer(config, method)
+    check_privacy(config, method)
     augmentations = parse_augment(config.augment)
     check_devices(config.devices)
     if distributed.is_leader():  # the process that records

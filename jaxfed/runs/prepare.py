@@ -164,6 +164,7 @@ def local_settings(experiments: Sequence[Experiment]) -> LocalSettings:
         batch_size=config.batch_size,
         momentum=config.momentum,
         weight_decay=config.weight_decay,
+        dropout=config.dropout,
         aggregation=config.aggregation,
         longest=max(len(part) for e in experiments for part in e.dealt.partition),
         image_shape=experiments[0].input_shape,

@@ -14,7 +14,13 @@ from jaxfed.internal import console
 from jaxfed.internal.signals import Interrupted
 from jaxfed.metrics.history import update_history
 from jaxfed.recording import checkpoints
-from jaxfed.recording.entries import Entry, describe_round, failed_values, not_finite
+from jaxfed.recording.entries import (
+    Entry,
+    describe_round,
+    failed_values,
+    local_fields,
+    not_finite,
+)
 from jaxfed.recording.log import Log, open_log
 from jaxfed.recording.progress import run_progress
 from jaxfed.runs.evaluate import select_experiment
@@ -23,6 +29,7 @@ from jaxfed.runs.feed import PlannedRound
 from jaxfed.runs.learning_rate import learning_rate
 from jaxfed.runs.memory import memory_errors
 from jaxfed.runs.prepare import Prepared
+from jaxfed.runs.privacy import privacy_after
 from jaxfed.runs.state import State, collect, unstack
 
 # (round, all entries of each experiment, numbers of those that run) -> numbers of those to stop
@@ -128,7 +135,7 @@ def train_rounds(
                 failures[x], state.diverged[x], state.recorded[x] = failed, True, number - 1
                 continue
             if failed:
-                entry |= failed_values(experiments[x].measures.names)
+                entry |= failed_values(config, experiments[x].measures.names)
                 state.recorded[x] = number
             recorder.record(x, entry)
         numbers = np.flatnonzero(state.recorded < 0).tolist()
@@ -177,16 +184,18 @@ def train_and_evaluate(
     for x in running:
         evaluator, clients = prepared.evaluators[x], cohort.clients[x]
         config, arrived = experiments[x].config, clients[cohort.epochs[x] > 0]
-        evaluation, accuracies, local = None, dict[str, float](), None
+        accuracies: dict[str, float | None] = dict.fromkeys(local_fields(config))
+        evaluation, local = None, None
         ticks = [time.perf_counter()]
         if is_due(config, config.eval_every, number):
             evaluation = evaluator.evaluate_global(servers[x])
         ticks.append(time.perf_counter())
         if local_due:
             selected = select_experiment(models, x, len(clients))
-            accuracies, local = evaluator.evaluate_locals(
+            found, local = evaluator.evaluate_locals(
                 state.servers[x], servers[x], selected, clients
             )
+            accuracies |= found
         measured = evaluator.measure(arrived, evaluation, past[x], local)
         ticks.append(time.perf_counter())
         loss = None if losses is None or not arrived.size else float(losses[x])
@@ -197,6 +206,8 @@ def train_and_evaluate(
             'evaluation_seconds': round(ticks[1] - ticks[0], 4),
             'local_evaluation_seconds': round(ticks[2] - ticks[1], 4),
         }
+        if spent := privacy_after(config, experiments[x].method, number):
+            entries[x]['epsilon'] = spent['epsilon']
         if evaluation is not None:
             past[x] = update_history(past[x], evaluation)
     return state._replace(server=server, past=past, servers=servers), entries

@@ -26,6 +26,7 @@ from jaxfed.runs.experiment import Experiment, cost_of, set_up, total_steps
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.model_file import save_model
 from jaxfed.runs.prepare import Prepared, memory_in_words, prepare
+from jaxfed.runs.privacy import privacy_after
 from jaxfed.runs.program_cache import kept_programs
 from jaxfed.runs.rounds import Stop, Watch, never, no_recorder, open_recorder, train_rounds
 from jaxfed.runs.shared_program import TRACER_ERRORS
@@ -273,6 +274,7 @@ def _finish(
     compile_seconds = prepared.compile_seconds / shared_by
     summary = summarise(config, experiment.measures.names, metrics, compile_seconds, steps)
     earlier = sum(entry['seconds'] for entry in metrics[:done])
+    summary |= privacy_after(config, experiment.method, len(metrics))
     summary |= {
         'cost': cost_of(experiment)._asdict(),
         'evaluated_on': 'validation' if config.validation else 'test',

@@ -117,7 +117,7 @@ def test_dp_clips_the_norm_of_all_arrays_and_adds_noise():
     view = MergeView(*[None] * len(MergeView._fields))._replace(
         update={'a': jnp.ones(40_000), 'b': jnp.ones(40_000)},
         key=jax.random.key(0),
-        round=type('Round', (), {'clients_per_round': 5}),
+        round=type('Round', (), {'expected_size': 5.0}),
     )
     noise = np.stack([np.asarray(leaf) - 1 for leaf in method.merge(view)[0].values()])
     # The standard error of a deviation over 40 000 draws is 0.35 %.

@@ -15,7 +15,7 @@ from jaxfed.engine.devices import make_mesh
 from jaxfed.engine.lanes import schedule
 from jaxfed.engine.local_evaluation import HeldOut, personal_accuracy
 from jaxfed.runs import feed
-from jaxfed.runs.evaluate import held_out_examples, most_held_out
+from jaxfed.runs.evaluate import held_out_examples, most_held_out, spread
 from jaxfed.runs.experiment import set_up
 from jaxfed.runs.feed import ahead, plan_wave, split_waves
 from jaxfed.types import Outputs
@@ -160,3 +160,12 @@ def test_personal_accuracy_by_hand(lanes):
             for got, w in ((local, params[d, i]), (global_, common)):
                 right = ((x[d, i, :n] @ w).argmax(-1) == y[d, i, :n]).sum()
                 assert float(got[d, i]) == pytest.approx(right / max(n, 1))
+
+
+@pytest.mark.parametrize('count, worst', [(1, 1), (10, 1), (11, 2), (25, 3)])
+def test_spread_over_clients(count, worst):
+    accuracy = np.random.default_rng(count).permutation(np.arange(count) / count)
+    found = spread(accuracy)
+    assert np.isclose(found['personal_accuracy'], (count - 1) / 2 / count)
+    assert np.isclose(found['personal_worst_tenth'], (worst - 1) / 2 / count)
+    assert np.isclose(found['personal_deviation'], np.sqrt((count**2 - 1) / 12) / count)

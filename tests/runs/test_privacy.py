@@ -1,0 +1,99 @@
+"""Epsilon of the noise that `dp` adds, and the runs for which it is known."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from jaxfed import Config, simulate
+from jaxfed.methods import METHODS, build, resolve
+from jaxfed.runs.privacy import Release, check_privacy, epsilon, privacy_after
+
+pytest.importorskip('dp_accounting')
+
+
+def test_epsilon_without_sampling():
+    # Renyi divergence of order a: rounds a / (2 noise^2), and for one replaced client, whose
+    # clipped update moves by twice the norm, with half the noise.
+    orders = np.concatenate([1 + np.arange(1, 100) / 10, np.arange(11, 64), [128, 256, 512]])
+
+    def bound(divergence, delta=1e-3):
+        terms = np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
+        return np.min(divergence + terms)
+
+    everyone = Release(20, 20, dropout=0.0, noise=2.0)
+    assert everyone.neighbours == 'add_or_remove_one'
+    assert_allclose(epsilon(everyone, 30, 1e-3), bound(30 * orders / 8), rtol=1e-6)
+
+
+def test_epsilon_of_random_participation():
+    # McMahan et al., 2018, report 4.634 at delta 1e-9 after 5000 rounds with 5000 of 763430 users
+    # on average, by the moments accountant: integer orders, and an older conversion.
+    from jaxfed.runs.privacy import _renyi_divergences
+
+    release = Release(763430, 763430, dropout=1 - 5000 / 763430, noise=1.0)
+    orders, divergences = _renyi_divergences(release)
+    older = 5000 * divergences + math.log(1e9) / (orders - 1)
+    integer = (orders == np.round(orders)) & (orders <= 32)
+    assert_allclose(older[integer].min(), 4.634, atol=5e-4)
+    assert 3.5 < epsilon(release, 5000, 1e-9) < 4.634
+
+
+def test_epsilon_of_a_fixed_number_of_clients():
+    import dp_accounting
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    noisy = dp_accounting.GaussianDpEvent(0.75)  # 1.5 times the norm, which moves by two norms
+    accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(100, 10, noisy), 40)
+    release = Release(100, 10, dropout=0.0, noise=1.5)
+    assert release.neighbours == 'replace_one'
+    assert_allclose(epsilon(release, 40, 1e-5), accountant.get_epsilon(1e-5), rtol=1e-9)
+    # Failures of sampled clients are not counted on.
+    failing = epsilon(release._replace(dropout=0.5), 40, 1e-5)
+    assert_allclose(failing, epsilon(release, 40, 1e-5), rtol=1e-9)
+
+
+def test_epsilon_falls_with_noise_and_grows_with_rounds():
+    release = Release(100, 10, dropout=0.0, noise=1.0)
+    assert epsilon(release, 10, 1e-5) < epsilon(release, 20, 1e-5)
+    assert epsilon(release._replace(noise=2.0), 10, 1e-5) < epsilon(release, 10, 1e-5)
+    assert epsilon(release._replace(noise=0.0), 10, 1e-5) == math.inf
+    assert epsilon(release, 10, 1e-3) < epsilon(release, 10, 1e-5)
+
+
+@pytest.mark.parametrize(
+    'settings, hyper, message',
+    [
+        ({'sampling': 'size'}, {}, '--sampling=size .* --sampling=uniform only; remove'),
+        ({'over_selection': 0.2}, {}, '--over_selection=0.2 .* remove the flag'),
+        ({}, {'delta': 0.05}, r'--delta=0.05 must be below 1 / --num_clients=0.05'),
+    ],
+)
+def test_runs_whose_epsilon_is_not_known(settings, hyper, message):
+    config = Config(method='dp', **settings)
+    with pytest.raises(ValueError, match=message):
+        check_privacy(config, METHODS['dp'](**hyper))
+    check_privacy(config, METHODS['fedavg']())
+
+
+def test_missing_library(monkeypatch):
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'jaxfed\[privacy\]', or set --noise=0"):
+        check_privacy(Config(method='dp'), METHODS['dp']())
+    check_privacy(Config(method='dp'), METHODS['dp'](noise=0.0))
+    assert privacy_after(Config(), METHODS['dp'](noise=0.0), 3)['epsilon'] is None
+
+
+def test_a_run_records_epsilon(tmp_path):
+    common = {'model': 'mlp', 'partition': 'iid', 'rounds': 3, 'local_epochs': 1}
+    config = Config(method='fedlmd+dp', workdir=str(tmp_path), **common)
+    result = simulate(config, quiet=True)
+    method = build(resolve('fedlmd+dp', {}))
+    want = [privacy_after(config, method, rounds)['epsilon'] for rounds in (1, 2, 3)]
+    assert [entry['epsilon'] for entry in result.metrics] == want and want[0] < want[2]
+    summary = json.loads((tmp_path / 'summary.json').read_text())
+    assert summary['epsilon'] == want[2] and summary['delta'] == 1e-5
+    assert summary['neighbours'] == 'replace_one'
