@@ -261,6 +261,14 @@ class Config:
         None, 'save memory, take more time [False]; recomputes blocks for the gradient'
     )
 
+    init_from: str | None = _setting(
+        None,
+        'safetensors file to start from, as model.safetensors of a run [random parameters]',
+        group='network',
+        in_program='absent',
+        local_path=True,
+    )
+
     eval_every: int = _record(
         1, 'rounds between evaluations on the test data', AT_LEAST_1, affects='evaluation'
     )

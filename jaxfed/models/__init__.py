@@ -11,7 +11,7 @@ from jaxfed.internal.type_checks import check_value
 from jaxfed.models import ops
 from jaxfed.models.check import check_network, one_line
 from jaxfed.models.feedforward import CNN, MLP, LeNet
-from jaxfed.models.functional import as_model, linen_model
+from jaxfed.models.functional import as_model, linen_model, pair_model
 from jaxfed.models.mobilenet import MobileNet
 from jaxfed.models.ops import Convolution
 from jaxfed.models.precision import Precision, with_precision
@@ -31,8 +31,8 @@ __all__ = [
 ]
 
 DEFAULT_CONVOLUTION = ops.convolution()
-# name -> class or function that makes a module of flax.nnx or flax.linen. It receives the arguments
-# of `PASSED` that it declares, by name; its parameters with a default are options.
+# name -> class or function that makes a module of flax.nnx or flax.linen, two functions (init, apply)
+# or a `Model`. It receives the arguments of `PASSED` that it declares, by name; its parameters with a default are options.
 MODELS: dict[str, Any] = {
     'cnn': CNN,
     'lenet': LeNet,
@@ -150,11 +150,15 @@ def make_model(
         module = make()
         if isinstance(module, linen.Module):
             return linen_model(module, input_shape)
+        if isinstance(module, Model):
+            return module
+        if isinstance(module, tuple) and len(module) == 2 and all(map(callable, module)):
+            return pair_model(*module)
     except ValueError:
         raise
     except Exception as error:  # of any kind, from the user's network
         raise ValueError(f'--model={name} fails when it is made: {one_line(error)}') from error
     raise ValueError(
         f'--model={name} must declare rngs, the random streams of its initialisation, or make a '
-        f'flax.linen module, got {type(module).__name__}.'
+        f'flax.linen module or two functions (init, apply), got {type(module).__name__}.'
     )

@@ -1,4 +1,4 @@
-"""Modules of `flax.nnx` and `flax.linen` as pairs of pure functions."""
+"""Modules of `flax.nnx` and `flax.linen`, and users' functions, as pairs of pure functions."""
 
 import inspect
 from collections.abc import Callable
@@ -123,6 +123,19 @@ def linen_model(module: linen.Module, input_shape: tuple[int, int, int]) -> Mode
 
     stats = jax.jit(lambda: variables(jax.random.key(0)).get('batch_stats', ()))()
     return Model(lambda key: variables(key)['params'], apply, stats, _has_mode(call))
+
+
+def pair_model(init: Callable[[Array], PyTree], apply: Callable[..., Any]) -> Model:
+    """Makes a network of two pure functions.
+
+    Args:
+      init: random key -> params, any tree of float32 arrays.
+      apply: (params, x [B, H, W, channels]) -> logits or `Outputs`.
+
+    Returns:
+      The network.
+    """
+    return Model(init, lambda params, x: _as_outputs(apply(params, x)))
 
 
 def _mean_and_var(module: nnx.Module, shapes: Any) -> PyTree:

@@ -26,6 +26,7 @@ from jaxfed.runs.attack import with_attack
 from jaxfed.runs.deal import Dealt, deal
 from jaxfed.runs.privacy import check_privacy
 from jaxfed.runs.seeds import sample_cohort
+from jaxfed.runs.tensors import start_from
 from jaxfed.types import Cohort, Dataset, Model
 
 
@@ -101,10 +102,12 @@ def make_experiment(
     dealt = deal(config, dataset, auxiliary_per_class=method.auxiliary)
     dataset = dealt.dataset
     arrays = (dataset.y_train, dataset.y_test, *dealt.partition, dataset.x_train, dataset.x_test)
-    distributed.check_data(config.dataset, arrays)
+    distributed.check_data(f'--dataset={config.dataset}', arrays)
     input_shape = dataset.x_train.shape[1:]
     check_augment(augmentations, input_shape)
     network = make_network(config, input_shape, dataset.num_classes)
+    if config.init_from is not None:
+        network = start_from(Path(config.init_from), network, config.model)
     model = with_precision(method.adapt(network), config.precision)
     if MODELS[config.model] not in BUILT_IN:
         classes = dataset.num_classes

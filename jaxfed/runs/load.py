@@ -22,7 +22,8 @@ from jaxfed.methods.method import Method
 from jaxfed.models import with_precision
 from jaxfed.recording import run_files
 from jaxfed.runs.experiment import make_network
-from jaxfed.runs.model_file import NETWORK_SETTINGS, ModelMetadata, named, read_model
+from jaxfed.runs.model_file import NETWORK_SETTINGS, ModelMetadata, read_model
+from jaxfed.runs.tensors import fit
 from jaxfed.types import Array, Model, Outputs, PyTree
 
 
@@ -119,11 +120,13 @@ def _rebuild(
     settings = {name: metadata.network[name] for name in NETWORK_SETTINGS}
     described = dataclasses.replace(config, **settings)
     network = used.adapt(make_network(described, (height, width, channels), metadata.num_classes))
-    like = jax.eval_shape(network.init, jax.random.key(0)), network.stats
-    expected = named(*like)
-    _check_arrays(arrays, expected)
-    leaves = [arrays[name] for name in expected]
-    params, stats = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    try:
+        params, stats = fit(network, arrays)
+    except ValueError as error:
+        raise ValueError(
+            f'{error}. If your method adapts the network, pass it: '
+            'jaxfed.load(workdir, method=...).'
+        ) from error
     return with_precision(network, described.precision), params, stats
 
 
@@ -147,16 +150,3 @@ def _method_of(metadata: ModelMetadata) -> Method | None:
     if not parts or any(part.name not in methods.METHODS for part in parts):
         return None
     return methods.build(parts, switch_round=metadata.switch_round)
-
-
-def _check_arrays(arrays: dict[str, np.ndarray], like: dict[str, Any]) -> None:
-    """Raises a ValueError unless there is an array of the right shape and type for each name."""
-    found = {name: f'{array.shape} {array.dtype}' for name, array in arrays.items()}
-    expected = {name: f'{leaf.shape} {leaf.dtype}' for name, leaf in like.items()}
-    for name in sorted(found.keys() | expected.keys()):
-        if found.get(name) != expected.get(name):
-            raise ValueError(
-                f'{name} is {found.get(name, "missing")} in the file, but '
-                f'{expected.get(name, "missing")} in the network. If your method adapts the '
-                'network, pass it: jaxfed.load(workdir, method=...).'
-            )

@@ -1,8 +1,4 @@
-"""The trained network as one file, model.safetensors: its parameters and what rebuilds it.
-
-The format holds only arrays and text: reading a file executes no code, and other programs can read
-it.
-"""
+"""The trained network as one file, model.safetensors: its parameters and what rebuilds it."""
 
 import json
 from pathlib import Path
@@ -10,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from jaxfed.config import SETTINGS
@@ -18,10 +13,10 @@ from jaxfed.internal import files
 from jaxfed.recording import run_files
 from jaxfed.recording.checkpoints import digest
 from jaxfed.runs.experiment import Experiment, make_network
+from jaxfed.runs.tensors import damaged, named, read_tensors
 from jaxfed.types import PyTree
 
 ENTRY = 'jaxfed'  # of the file's metadata
-STATS = 'batch_stats.'  # prefix of the names of batch statistics
 NETWORK_SETTINGS = tuple(name for name, setting in SETTINGS.items() if setting.describes_network)
 
 
@@ -71,31 +66,17 @@ def read_model(path: Path) -> tuple[ModelMetadata, dict[str, np.ndarray]]:
     """
     if not path.is_file():
         raise ValueError(f'{path} does not exist: the run did not write it, or it was removed.')
+    described, arrays = read_tensors(path)
     try:
-        with safe_open(path, framework='numpy') as file:
-            metadata = json.loads((file.metadata() or {})[ENTRY])
-            names = file.keys()
-            arrays = {name: np.asarray(file.get_tensor(name)) for name in names}
+        metadata = json.loads(described[ENTRY])
         fields = {name: metadata[name] for name in ModelMetadata._fields}
         if metadata.pop('digest') != _digest(metadata, arrays):
             raise ValueError('its digest does not match')
     except KeyError as error:
         raise ValueError(f'{path} was not written by jaxfed: it lacks {error}.') from error
-    except (SafetensorError, OSError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f'{path} cannot be read ({error}): it is damaged or incomplete; use another copy.'
-        ) from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise damaged(path, error) from error
     return ModelMetadata(**fields), arrays
-
-
-def named(params: PyTree, stats: PyTree) -> dict[str, np.ndarray]:
-    """Parameters and batch statistics by name, 'conv1.kernel' or 'batch_stats.norm1.mean'."""
-
-    return {
-        prefix + jax.tree_util.keystr(path, simple=True, separator='.'): leaf
-        for prefix, tree in (('', params), (STATS, stats))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
 
 
 def _digest(metadata: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:

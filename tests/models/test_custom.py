@@ -17,7 +17,7 @@ from jaxfed import methods
 from jaxfed.models import MODELS, as_model, check_network, make_model, options
 from jaxfed.runs import rounds
 from jaxfed.runs.experiment import make_experiment
-from jaxfed.types import Outputs
+from jaxfed.types import Model, Outputs
 
 SHAPE = {'input_shape': (3, 3, 1), 'num_classes': 3}
 MASK = np.array([True, True, False])
@@ -358,3 +358,30 @@ def test_command_line(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / 'run' / 'summary.json').exists()
+
+
+def linear(input_shape, num_classes):
+    """A linear classifier as two functions."""
+
+    def init(key):
+        return {'kernel': jax.random.normal(key, (prod(input_shape), num_classes))}
+
+    return init, lambda params, x: x.reshape(len(x), -1) @ params['kernel']
+
+
+def test_a_pair_of_functions(monkeypatch, tmp_path):
+    monkeypatch.setitem(MODELS, 'mine', linear)
+    model = make_model('mine', **SHAPE)
+    x, params = np.arange(18, dtype=np.float32).reshape(2, 3, 3, 1), model.init(jax.random.key(0))
+    want = x.reshape(2, 9) @ params['kernel']
+    chex.assert_trees_all_close(model.apply(params, x), Outputs(want, want))
+    common = {'rounds': 1, 'clients_per_round': 2, 'partition': 'iid', 'local_epochs': 1}
+    common |= {'workdir': str(tmp_path / 'run'), 'model': 'mine'}
+    result = jaxfed.simulate(jaxfed.Config(method='fedlmd', **common), quiet=True)
+    assert result.metrics[0]['train_loss'] > 0 and result.params['kernel'].shape == (64, 10)
+
+
+def test_a_model_is_used_as_it_is(monkeypatch):
+    model = Model(*linear(**SHAPE))
+    monkeypatch.setitem(MODELS, 'mine', lambda: model)
+    assert make_model('mine', **SHAPE) is model

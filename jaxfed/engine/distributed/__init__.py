@@ -171,11 +171,11 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             raise _common_error(f'all processes need the same settings and versions: {shown}.')
 
 
-def check_data(dataset: str, arrays: Sequence[np.ndarray]) -> None:
+def check_data(flag: str, arrays: Sequence[np.ndarray]) -> None:
     """Checks that samples of the data are the same in all processes.
 
     Args:
-      dataset: its name.
+      flag: the flag that names them, with its value.
       arrays: labels and indices, compared completely, and images, of which about a thousand are.
 
     Raises:
@@ -192,7 +192,7 @@ def check_data(dataset: str, arrays: Sequence[np.ndarray]) -> None:
     others = [str(process) for process, other in enumerate(digests) if other != digests[0]]
     if others:
         raise _common_error(
-            f'--dataset={dataset}: the data of process {", ".join(others)} differ from those of '
+            f'{flag}: the data of process {", ".join(others)} differ from those of '
             'process 0; prepare the same files on every host.'
         )
 

@@ -1,0 +1,89 @@
+"""Training that starts from a file of parameters."""
+
+import jax
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from safetensors.numpy import load_file, save_file
+
+import jaxfed
+from jaxfed.models import make_model
+from jaxfed.runs.experiment import make_experiment
+from jaxfed.runs.tensors import named
+
+QUICK = {'rounds': 1, 'local_epochs': 1, 'clients_per_round': 2, 'partition': 'iid'}
+SHAPE = {'input_shape': (8, 8, 1), 'num_classes': 10}
+
+
+def write(path, model='mlp', seed=5, change=lambda arrays: arrays):
+    network = make_model(model, **SHAPE)
+    arrays = named(network.init(jax.random.key(seed)), network.stats)
+    save_file(change({name: np.asarray(array) for name, array in arrays.items()}), path)
+    return load_file(path)
+
+
+def start(path, **settings):
+    experiment = make_experiment(jaxfed.Config(init_from=str(path), **{**QUICK, **settings}))
+    return experiment.model.init(jax.random.key(0)), experiment.model.stats
+
+
+def test_parameters_and_batch_statistics_of_a_file(tmp_path):
+    path = tmp_path / 'start.safetensors'
+    arrays = write(path, 'resnet8', change=lambda arrays: {n: a + 1 for n, a in arrays.items()})
+    assert any(name.startswith('batch_stats.') for name in arrays)
+    for name, array in named(*start(path, model='resnet8')).items():
+        assert_array_equal(array, arrays[name], err_msg=name)
+
+
+def test_both_models_of_ditto_start_from_the_file(tmp_path):
+    arrays = write(path := tmp_path / 'start.safetensors')
+    params, _ = start(path, model='mlp', method='ditto')
+    for part in ('model', 'own'):
+        for name, array in named(params[part], ()).items():
+            assert_array_equal(array, arrays[name], err_msg=name)
+
+
+def test_float64_is_rounded(tmp_path):
+    path = tmp_path / 'start.safetensors'
+    write(path, change=lambda arrays: {n: a.astype(np.float64) for n, a in arrays.items()})
+    assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(start(path, model='mlp')))
+
+
+def test_a_run_continues_from_the_model_of_another(tmp_path):
+    common = {**QUICK, 'model': 'mlp', 'momentum': 0.0}
+    first = jaxfed.simulate(
+        jaxfed.Config(**common, workdir=str(tmp_path / 'a'), cohort_seed=1), quiet=True
+    )
+    # Rounds that hardly move the parameters show where they began.
+    config = jaxfed.Config(
+        **common, workdir=str(tmp_path / 'b'), learning_rate=1e-12,
+        init_from=str(tmp_path / 'a' / 'model.safetensors'),
+    )  # fmt: skip
+    second = jaxfed.simulate(config, quiet=True)
+    jax.tree.map(lambda a, b: assert_allclose(a, b, atol=1e-7), first.params, second.params)
+    assert second.metrics[-1]['test_accuracy'] == first.metrics[-1]['test_accuracy']
+
+
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        (lambda a: {n: a[n] for n in sorted(a)[1:]}, 'is missing in the file, but'),
+        (lambda a: a | {'extra': np.zeros(3, np.float32)}, r'extra is \(3,\) float32 in the file'),
+        (lambda a: {n: v.T.copy() for n, v in a.items()}, r'is \(10, 200\) float32 in the file'),
+        (lambda a: {n: v.astype(np.int32) for n, v in a.items()}, 'int32 in the file'),
+        (lambda a: {n: v * np.nan for n, v in a.items()}, 'has values that are not finite'),
+    ],
+)
+def test_files_that_do_not_fit(tmp_path, change, message):
+    write(path := tmp_path / 'start.safetensors', change=change)
+    with pytest.raises(ValueError, match=f'--init_from={path}.*{message}'):
+        start(path, model='mlp')
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    write(path := tmp_path / 'start.safetensors')
+    with pytest.raises(ValueError, match='nonsuch is no file; name a'):
+        start(tmp_path / 'nonsuch')
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(ValueError, match=f'--init_from={path} cannot be read .* incomplete'):
+        start(path)
