@@ -31,8 +31,9 @@ __all__ = [
 ]
 
 DEFAULT_CONVOLUTION = ops.convolution()
-# name -> class or function that makes a module of flax.nnx or flax.linen, two functions (init, apply)
-# or a `Model`. It receives the arguments of `PASSED` that it declares, by name; its parameters with a default are options.
+# name -> class or function that makes a module of flax.nnx or flax.linen, two functions (init,
+# apply), or a `Model`. It receives the arguments of `PASSED` that it declares, by name; its
+# parameters with a default are options.
 MODELS: dict[str, Any] = {
     'cnn': CNN,
     'lenet': LeNet,
