@@ -74,6 +74,9 @@ _TEXT_TO_LATEX = {
         r'\Delta = \frac{1}{m} \left(\sum_i u_i \min\left(1, '
         r'\frac{C}{\lVert u_i \rVert}\right) + \sigma C\, \mathcal{N}(0, I)\right)'
     ),
+    'w = w_g + 1/K sum (1 + t_i)^-a u_i over the K updates that arrive in the round; t_i in 0..T': (
+        r'w = w_g + \frac{1}{K} \sum_i (1 + t_i)^{-a}\, u_i \qquad t_i \in \{0, \dots, T\}'
+    ),
     'w = w_g + sum_i p_i (w_i - w_g), p_i = n_i / sum n by default (--aggregation)': (
         r'w = w_g + \sum_i p_i\,(w_i - w_g) \qquad p_i = \frac{n_i}{\sum_j n_j}'
         r'\text{ by default}'

@@ -21,6 +21,7 @@ from jaxfed.methods.fedadam import fedadam
 from jaxfed.methods.fedavg import fedavg
 from jaxfed.methods.fedavgm import fedavgm
 from jaxfed.methods.fedbn import fedbn
+from jaxfed.methods.fedbuff import fedbuff
 from jaxfed.methods.fedcad import fedcad
 from jaxfed.methods.fedcurv import fedcurv
 from jaxfed.methods.feddyn import feddyn
@@ -71,7 +72,7 @@ METHODS: dict[str, Callable[..., Method]] = {
         label_smoothing, fedlsd, fedntd, fedntd_tf, fedcad, fedssd, fedlmd, fedlmd_tf,
         fedavgm, fedadam, fedyogi, fedadagrad,
         fedper, fedrep, fedbn, ditto, apfl,
-        median, trimmed_mean, krum, multikrum, quantize, topk, dp,
+        median, trimmed_mean, krum, multikrum, quantize, topk, dp, fedbuff,
     )
 }  # fmt: skip
 

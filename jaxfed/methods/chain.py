@@ -21,7 +21,7 @@ from jaxfed.methods.method import (
 from jaxfed.types import Array, Model, PyTree
 
 _NEUTRAL = Method()
-_FACTS = ('equal_weights', 'counts_steps', 'uploads', 'reads_server', 'alters_messages')
+_FACTS = ('equal_weights', 'counts_steps', 'uploads', 'reads_server', 'alters_messages', 'delays')
 _BY_PART = ('static', 'state', 'shared', 'begun', 'uploads')
 
 
@@ -88,22 +88,29 @@ def _check_order(parts: Sequence[Method], combining: list[int], weighing: list[i
             f'{len(combining)} of the combined methods replace the weighted sum of updates; keep '
             'one of them.'
         )
+    pairs = list(itertools.permutations(enumerate(parts), 2))
+    for (i, part), (j, other) in pairs:
+        if part.delays and (other.delays or other.privacy or other.combine):
+            refuse(i, 'delays updates, but', j, 'needs those of one round; remove one')
     without = 'would have no effect; remove one of the two'
     for i in weighing[1:]:
         if parts[i].equal_weights:
             refuse(i, 'weighs all clients equally, so the weights of', weighing[0], without)
     if combining and weighing:
         refuse(combining[0], 'uses no weights, so those of', weighing[0], without)
-    for (i, part), (j, other) in itertools.permutations(enumerate(parts), 2):
+    for (i, part), (j, other) in pairs:
         if part.alters_messages and other.uploads:
             refuse(i, 'changes updates only, but', j, 'uploads more; remove one of the two')
         if part.receive and other.reads_server:
             text = 'keeps parameters at the clients, but'
             refuse(i, text, j, 'evaluates the global model, which lacks them; remove one')
-        if part.privacy and j > i and (other.send is not _NEUTRAL.send or j in weighing):
-            refuse(i, 'adds noise to what the clients send, so', j, 'must come before it')
-        if part.privacy and j < i and other.merge is not _NEUTRAL.merge:
-            refuse(i, 'adds noise to the sum of updates, so', j, 'must come after it')
+        if not (part.privacy or part.delays):
+            continue
+        does = 'adds noise to' if part.privacy else 'delays'
+        if j > i and (other.send is not _NEUTRAL.send or j in weighing):
+            refuse(i, f'{does} what the clients send, so', j, 'must come before it')
+        if j < i and other.merge is not _NEUTRAL.merge:
+            refuse(i, f'{does} the sum of updates, so', j, 'must come after it')
 
 
 def chain(*parts: Method) -> Method:

@@ -203,6 +203,7 @@ class Method(NamedTuple):
     uploads: bool = False  # whether the server needs more of a client than its update
     reads_server: bool = False  # whether `share` evaluates the global model as a network
     alters_messages: bool = False  # whether it compresses, hides, attacks or combines updates
+    delays: bool = False  # whether updates reach the server in later rounds
     # of a method whose noise must be the last change of the update
     privacy: Privacy | None = None
 

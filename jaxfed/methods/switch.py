@@ -39,7 +39,7 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
 
     Raises:
       ValueError: if `rounds` is below 1, a part is not a valid method, keeps parameters at the
-        clients, or adds noise for privacy.
+        clients, adds noise for privacy, or delays updates.
 
     Reference:
       Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023, figure 8.
@@ -50,11 +50,11 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
                 'methods that keep parameters at the clients cannot follow or precede another '
                 'method; train with one of them alone.'
             )
-    if any(isinstance(part, Method) and part.privacy for part in (first, second)):
-        raise ValueError(
-            'dp cannot follow or precede another method, because epsilon needs the noise in every '
-            'round; train with it alone.'
-        )
+        if isinstance(part, Method) and (part.privacy or part.delays):
+            raise ValueError(
+                'dp and fedbuff cannot follow or precede another method: epsilon needs noise in '
+                'every round, and delayed updates would be lost; train with one of them alone.'
+            )
     if rounds < 1:
         raise ValueError(f'switch_round must be at least 1, got {rounds}.')
     for part in (first, second):

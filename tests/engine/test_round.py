@@ -159,6 +159,7 @@ METHODS = [
     'moon+median',
     'scaffold+fedper',
     'fedlmd+topk+quantize+dp+fedavgm',
+    'fedlmd+fedper+topk+fedbuff+fedavgm',
 ]
 # One of each kind: no state, client state, server state, uploads, weights, a pass before training,
 # own parameters, messages, sums, a pair of parameters.

@@ -126,6 +126,36 @@ def test_dp_clips_the_norm_of_all_arrays_and_adds_noise():
     assert_allclose(noise.mean(), 0, atol=0.015)
 
 
+def test_fedbuff_delays_updates_and_weighs_them_less():
+    method = METHODS['fedbuff'](delay=2, exponent=1.0)
+    state, _ = method.init({'w': jnp.zeros(1)}, ())
+    pending, seen = np.zeros((3, 2)), set()  # sum of weighted updates and their number, by delay
+    for round_ in range(6):
+        uploads = []
+        for i in range(4):
+            view = client({'w': jnp.array([1.0 + i])}, seed=10 * round_ + i)
+            uploads.append(method.finish(view)[1])
+            late = int(np.argmax(uploads[-1][1]))
+            pending[late] += [(1 + i) / (1 + late), 1]
+            seen.add(late)
+        total = jax.tree.map(lambda *leaves: sum(leaves), *uploads)
+        empty = MergeView(*[None] * len(MergeView._fields))
+        update, state = method.merge(empty._replace(state=state, uploads=total))
+        assert_allclose(update['w'], [pending[0, 0] / max(pending[0, 1], 1)], rtol=1e-5)
+        pending = np.concatenate([pending[1:], np.zeros((1, 2))])
+    assert seen == {0, 1, 2}
+
+
+def test_fedbuff_without_delay_is_the_mean():
+    method = METHODS['fedbuff'](delay=0)
+    state, _ = method.init({'w': jnp.zeros(1)}, ())
+    uploads = [method.finish(client({'w': jnp.array([x])}))[1] for x in (1.0, 2.0, 6.0)]
+    total = jax.tree.map(lambda *leaves: sum(leaves), *uploads)
+    empty = MergeView(*[None] * len(MergeView._fields))
+    update, state = method.merge(empty._replace(state=state, uploads=total))
+    assert_allclose(update['w'], [3.0], rtol=1e-6)
+
+
 def test_updates_pass_through_the_parts():
     half = Method(send=lambda c: jax.tree.map(lambda u: u / 2, c.update))
     both = chain(METHODS['topk'](share=0.5), half)
@@ -162,6 +192,11 @@ def test_updates_pass_through_the_parts():
             'keeps parameters at the clients, but method 2 evaluates the global model',
         ),
         ('fedgkd+ditto', 'keeps parameters at the clients'),
+        ('fedbuff+topk', 'method 1 .* delays what the clients send, so method 2 must come before'),
+        ('fedavgm+fedbuff', 'delays the sum of updates, so method 1 must come after it'),
+        ('fedbuff+dp', 'delays updates, but method 2 needs those of one round; remove one'),
+        ('fedbuff+median', 'delays updates, but method 2 needs those of one round'),
+        ('scaffold+fedbuff', 'changes updates only, but method 1 uploads more'),
     ],
 )
 def test_parts_that_would_undo_each_other(names, message):
@@ -169,7 +204,9 @@ def test_parts_that_would_undo_each_other(names, message):
         chain(*(METHODS[name]() for name in names.split('+')))
 
 
-@pytest.mark.parametrize('names', ['fedlmd+topk+dp+fedavgm', 'fedper+quantize', 'moon+krum'])
+@pytest.mark.parametrize(
+    'names', ['fedlmd+topk+dp+fedavgm', 'fedper+quantize', 'moon+krum', 'topk+fedbuff']
+)
 def test_parts_that_combine(names):
     combined = chain(*(METHODS[name]() for name in names.split('+')))
     assert combined.alters_messages
@@ -179,6 +216,12 @@ def test_parts_that_combine(names):
 def test_personal_models_cannot_follow_another_method(name):
     with pytest.raises(ValueError, match='keep parameters at the clients'):
         switch(METHODS['fedavg'](), METHODS[name](), rounds=2)
+
+
+@pytest.mark.parametrize('name', ['dp', 'fedbuff'])
+def test_noise_and_delays_need_every_round(name):
+    with pytest.raises(ValueError, match='train with one of them alone'):
+        switch(METHODS[name](), METHODS['fedavg'](), rounds=2)
 
 
 @pytest.mark.parametrize('name', ['ditto', 'apfl', 'dp'])
