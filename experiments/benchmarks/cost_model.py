@@ -204,7 +204,7 @@ def traffic(name: str, method: str, *, clients: int, devices: int) -> dict[str, 
       federation's server sends and receives, S (download + upload); of a client's state.
     """
     built = methods.build(methods.resolve(method, {}))
-    model = built.adapt(make_model(name, input_shape=SHAPE, num_classes=CLASSES))
+    model = make_model(name, input_shape=SHAPE, num_classes=CLASSES)
     cost = method_cost(built, model, input_shape=SHAPE, num_classes=CLASSES)
     # The sums are over what clients upload: the update, and further messages.
     return {

@@ -67,11 +67,8 @@ def keep_own(select: Select, *, stats: bool = False) -> Method:
     def finish(client: ClientView) -> tuple[PyTree, PyTree]:
         return of_client(client.params, client.stats), ()
 
-    def update_bytes(update: PyTree, size: float) -> float:
-        # Without statistics, because those that stay are not part of the update.
-        leaves = zip(jax.tree.leaves(update), jax.tree.leaves(select(update, ())), strict=True)
-        sent = [leaf.size for leaf, own in leaves if not own]
-        return size * sum(sent) / sum(leaf.size for leaf in jax.tree.leaves(update))
+    def own(params: PyTree, statistics: PyTree) -> tuple[PyTree, PyTree]:
+        return select(params, statistics), jax.tree.map(lambda _: stats, statistics)
 
     return Method(
         adapt=adapt,
@@ -79,7 +76,7 @@ def keep_own(select: Select, *, stats: bool = False) -> Method:
         receive=receive,
         send=send,
         finish=finish,
-        update_bytes=update_bytes,
+        own=own,
     )
 
 

@@ -15,6 +15,7 @@ from jaxfed.methods.method import (
     CohortView,
     LocalView,
     MergeView,
+    MessageSize,
     Method,
     check_method,
 )
@@ -55,11 +56,15 @@ def combine_states(*parts: Method) -> Method:
             params = part.personal(params) if part.personal else params
         return params
 
+    def own(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
+        masks = [part.own(params, stats) for part in parts if part.own]
+        return jax.tree.map(lambda *of_parts: any(of_parts), *masks)
+
     facts: dict[str, Any] = {name: any(getattr(p, name) for p in parts) for name in _FACTS}
 
-    def update_bytes(update: PyTree, size: float) -> float:
+    def message_size(update: PyTree, size: MessageSize) -> MessageSize:
         for part in parts:
-            size = part.update_bytes(update, size)
+            size = part.message_size(update, size)
         return size
 
     return Method(
@@ -69,8 +74,9 @@ def combine_states(*parts: Method) -> Method:
         begin=begin,
         adapt=adapt,
         personal=personal if any(part.personal for part in parts) else None,
+        own=own if any(part.own for part in parts) else None,
         sent=lambda upload: tuple(part.sent(upload[i]) for i, part in indexed),
-        update_bytes=update_bytes,
+        message_size=message_size,
         auxiliary=max(part.auxiliary for part in parts),
         privacy=next((part.privacy for part in parts if part.privacy), None),
         **facts,

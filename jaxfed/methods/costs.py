@@ -5,14 +5,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfed.methods.method import ClientView, LocalView, Method, RoundInfo, ServerView
+from jaxfed.methods.method import (
+    ClientView,
+    LocalView,
+    MessageSize,
+    Method,
+    RoundInfo,
+    ServerView,
+)
 from jaxfed.types import Array, Batch, ClientInfo, Model, PyTree
 
 
 class MethodCost(NamedTuple):
     """Costs for one client and round; FedAvg sends only the parameters, down and up."""
 
-    parameter_bytes: int  # including batch statistics
+    parameter_bytes: int  # of the network as FedAvg trains it, including batch statistics
     upload_bytes: int
     download_bytes: int
     upload: float  # relative to FedAvg's
@@ -37,19 +44,20 @@ def size_of(tree: PyTree) -> int:
 
 
 def method_cost(
-    method: Method, model: Model, *, input_shape: tuple[int, ...], num_classes: int
+    method: Method, network: Model, *, input_shape: tuple[int, ...], num_classes: int
 ) -> MethodCost:
     """Derives a method's costs from an abstract evaluation, without computing.
 
     Args:
       method: the method.
-      model: the network, adapted by the method.
+      network: the network, before the method adapts it.
       input_shape: height, width and channels of an image.
       num_classes: C.
 
     Returns:
       The costs.
     """
+    model = method.adapt(network)
     teachers: set[int] = set()  # ids of the parameters with which a batch is evaluated
     folds: list[Any] = []
 
@@ -111,17 +119,33 @@ def method_cost(
     server_state, client_state, download, upload = map(
         size_of, jax.eval_shape(exchange, params, model.stats, batch, info, shape())
     )
-    base = size_of((params, model.stats))
-    sent = int(method.update_bytes(params, size_of(params))) + size_of(model.stats) + upload
+    base = size_of((jax.eval_shape(network.init, jax.random.key(0)), network.stats))
+    common, stats = _sent(method, params, model.stats)
+    numbers = MessageSize(sum(leaf.size for leaf in common), bits=32)
+    sent = method.message_size(common, numbers).bytes + size_of(stats) + upload
+    received = size_of((common, stats)) + download
     return MethodCost(
         parameter_bytes=base,
         upload_bytes=sent,
-        download_bytes=base + download,
+        download_bytes=received,
         upload=sent / base,
-        download=(base + download) / base,
+        download=received / base,
         client_state_bytes=client_state,
         server_state_bytes=server_state,
         forward_passes=len(teachers),
         data_passes=len(folds),
         auxiliary=method.auxiliary,
     )
+
+
+def _sent(method: Method, params: PyTree, stats: PyTree) -> tuple[list[Any], list[Any]]:
+    """The arrays of parameters and of batch statistics that do not stay with the clients."""
+
+    def rest(tree: PyTree, own: PyTree) -> list[Any]:
+        pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(own), strict=True)
+        return [leaf for leaf, stays in pairs if not stays]
+
+    if method.own is None:
+        return jax.tree.leaves(params), jax.tree.leaves(stats)
+    own_params, own_stats = method.own(params, stats)
+    return rest(params, own_params), rest(stats, own_stats)

@@ -36,6 +36,4 @@ def fedbn() -> Method:
             )
         return jax.tree_util.tree_map_with_path(lambda path, _: path[:-1] in places, params)
 
-    # The shapes of the parameters do not tell which are normalisation; they are few.
-    everything = Method().update_bytes
-    return keep_own(normalisation, stats=True)._replace(update_bytes=everything)
+    return keep_own(normalisation, stats=True)

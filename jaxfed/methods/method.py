@@ -18,6 +18,7 @@ One round, in the order in which the hooks run:
 """
 
 import inspect
+import math
 import reprlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -41,6 +42,19 @@ class RoundInfo(NamedTuple):
     local_epochs: int  # E
     cohort_size: Array  # [] int32, clients of the round whose update is not lost, at most S
     expected_size: Any  # its mean over rounds, S (1 - dropout)
+
+
+class MessageSize(NamedTuple):
+    """The size of the form in which a client sends its update."""
+
+    numbers: float
+    bits: float  # of each number
+    other: float = 0.0  # bytes of places, norms and the like
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the message, rounded up."""
+        return math.ceil(self.numbers * self.bits / 8 + self.other)
 
 
 class Privacy(NamedTuple):
@@ -195,8 +209,10 @@ class Method(NamedTuple):
     personal: Callable[[PyTree], PyTree] | None = None
     # upload -> the part that a client sends; the server can compute the rest
     sent: Callable[[PyTree], PyTree] = lambda upload: upload
-    # (shapes of the update, bytes of its form so far) -> bytes in which a client sends it
-    update_bytes: Callable[[PyTree, float], float] = lambda update, size: size
+    # (params, stats) -> two trees of bools, whether each array stays with the client; None for none
+    own: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] | None = None
+    # (shapes of the sent arrays, size of their form so far) -> size in which a client sends them
+    message_size: Callable[[PyTree, MessageSize], MessageSize] = lambda update, size: size
     auxiliary: int = 0  # examples of each class on the server by default
     equal_weights: bool = False  # whether `weigh` drops the weights of earlier parts
     counts_steps: bool = False  # whether it reads the local steps as those of SGD with momentum
@@ -208,7 +224,7 @@ class Method(NamedTuple):
     privacy: Privacy | None = None
 
 
-_OPTIONAL = ('receive', 'trainable', 'combine', 'personal')  # hooks that may be None
+_OPTIONAL = ('receive', 'trainable', 'combine', 'personal', 'own')  # hooks that may be None
 # hook -> its parameters, as in error messages
 _PARAMETERS = {
     'init': 'params, stats',
@@ -227,7 +243,8 @@ _PARAMETERS = {
     'adapt': 'model',
     'personal': 'params',
     'sent': 'upload',
-    'update_bytes': 'update, size',
+    'own': 'params, stats',
+    'message_size': 'update, size',
 }
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfed.methods._check import check
-from jaxfed.methods.method import ClientView, Method
+from jaxfed.methods.method import ClientView, MessageSize, Method
 from jaxfed.types import Array, PyTree
 
 
@@ -43,8 +43,7 @@ def quantize(*, bits: int = 8) -> Method:
         keys = jax.random.split(client.key, len(leaves))
         return jax.tree.unflatten(structure, map(round_array, leaves, keys))
 
-    def update_bytes(update: PyTree, size: float) -> float:
-        numbers = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(update))
-        return size * bits / 32 + 4 * len(jax.tree.leaves(update)) * size / numbers
+    def message_size(update: PyTree, size: MessageSize) -> MessageSize:
+        return size._replace(bits=bits, other=size.other + 4 * len(jax.tree.leaves(update)))
 
-    return Method(send=send, update_bytes=update_bytes, alters_messages=True)
+    return Method(send=send, message_size=message_size, alters_messages=True)

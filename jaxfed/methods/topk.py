@@ -1,11 +1,13 @@
 """Top-k sparsification with error feedback."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxfed.methods._check import check
-from jaxfed.methods.method import ClientView, Method
+from jaxfed.methods.method import ClientView, MessageSize, Method
 from jaxfed.types import Array, PyTree
 
 
@@ -42,13 +44,16 @@ def topk(*, share: float = 0.1) -> Method:
     def finish(client: ClientView) -> tuple[PyTree, PyTree]:
         return optax.tree.sub(optax.tree.add(client.update, client.state), send(client)), ()
 
-    def update_bytes(update: PyTree, size: float) -> float:
-        return size * min(2 * share, 1.0)  # a number and its place, or all numbers
+    def message_size(update: PyTree, size: MessageSize) -> MessageSize:
+        if share >= 0.5:  # numbers without their places are shorter
+            return size
+        kept = sum(math.ceil(share * leaf.size - 1e-4) for leaf in jax.tree.leaves(update))
+        return size._replace(numbers=kept, other=size.other + 4 * kept)
 
     return Method(
         init=lambda params, stats: ((), optax.tree.zeros_like(params)),
         send=send,
         finish=finish,
-        update_bytes=update_bytes,
+        message_size=message_size,
         alters_messages=True,
     )

@@ -170,12 +170,9 @@ def make_network(
 
 def cost_of(experiment: Experiment) -> MethodCost:
     """The cost of the method beyond FedAvg."""
-    return method_cost(
-        experiment.method,
-        experiment.model,
-        input_shape=experiment.input_shape,
-        num_classes=experiment.dealt.dataset.num_classes,
-    )
+    shape, classes = experiment.input_shape, experiment.dealt.dataset.num_classes
+    network = make_network(experiment.config, shape, classes)
+    return method_cost(experiment.method, network, input_shape=shape, num_classes=classes)
 
 
 def cohort_of(experiment: Experiment, round_: int) -> Cohort:

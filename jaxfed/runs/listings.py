@@ -45,5 +45,5 @@ def cost_of(name: str) -> MethodCost:
     """
     shape, classes = (32, 32, 3), 10
     method, network = methods.METHODS[name](), 'resnet8' if name == 'fedbn' else 'cnn'
-    model = method.adapt(make_model(network, input_shape=shape, num_classes=classes))
+    model = make_model(network, input_shape=shape, num_classes=classes)
     return method_cost(method, model, input_shape=shape, num_classes=classes)

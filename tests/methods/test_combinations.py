@@ -19,7 +19,7 @@ from jaxfed import losses, methods
 from jaxfed.engine.cohorts import everyone
 from jaxfed.methods._steps import effective_steps
 from jaxfed.methods.chain import chain
-from jaxfed.methods.costs import method_cost
+from jaxfed.methods.costs import method_cost, size_of
 from jaxfed.methods.switch import switch
 from jaxfed.models import make_model
 from jaxfed.models.heads import with_projection, without_bias
@@ -166,7 +166,7 @@ def test_with_projection():
 
 def cost(name, **hyper):
     method = methods.METHODS[name](**hyper) if isinstance(name, str) else name
-    model = method.adapt(make_model('mlp', input_shape=(8, 8, 1), num_classes=10))
+    model = make_model('mlp', input_shape=(8, 8, 1), num_classes=10)
     return method_cost(method, model, input_shape=(8, 8, 1), num_classes=10)
 
 
@@ -183,6 +183,9 @@ def cost(name, **hyper):
         ('fedlmd_tf', 1, 1, 0, 0, 0, 0),
         ('fedavgm', 1, 1, 0, 1, 0, 0),
         ('fedadam', 1, 1, 0, 2, 0, 0),
+        ('ditto', 1, 1, 1, 0, 1, 0),
+        ('apfl', 1, 1, 1, 0, 1, 0),
+        ('fedbuff', 1, 1, 0, 3, 0, 0),
     ],
 )
 def test_costs(name, upload, download, client, server, forward, passes):
@@ -191,7 +194,7 @@ def test_costs(name, upload, download, client, server, forward, passes):
     assert size == 4 * (64 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10)
     assert (got.upload, got.download) == (upload, download)
     assert got.client_state_bytes == pytest.approx(client * size, abs=8)
-    assert got.server_state_bytes == pytest.approx(server * size, abs=8)
+    assert got.server_state_bytes == pytest.approx(server * size, abs=12)
     assert (got.forward_passes, got.data_passes) == (forward, passes)
 
 
@@ -203,6 +206,23 @@ def test_costs_of_combinations_and_small_messages():
     both = chain(methods.METHODS['fedlmd'](), methods.METHODS['kd'](), methods.METHODS['moon']())
     assert cost(both).forward_passes == 2
     assert cost('fedcad', source='client').data_passes == 1
+
+
+def test_costs_of_parameters_that_stay():
+    head, body = 4 * (200 * 10 + 10), 4 * (64 * 200 + 200 + 200 * 200 + 200)
+    got = cost('fedper')
+    assert (got.upload_bytes, got.download_bytes, got.client_state_bytes) == (body, body, head)
+    names = 'fedper', 'topk', 'quantize'
+    got = cost(chain(*(methods.METHODS[name]() for name in names)))
+    # A tenth of the entries, each of 8 bits with its place in 32; a norm for each array.
+    assert got.upload_bytes == body // 4 // 10 * 5 + 4 * 4
+    assert got.download_bytes == body
+    network = make_model('resnet8', input_shape=(8, 8, 1), num_classes=10)
+    method = methods.METHODS['fedbn']()
+    got = method_cost(method, network, input_shape=(8, 8, 1), num_classes=10)
+    stays = got.client_state_bytes
+    assert got.upload_bytes == got.download_bytes == got.parameter_bytes - stays
+    assert stays == 2 * size_of(network.stats)  # scale and bias beside mean and variance
 
 
 def test_a_run_that_diverges_can_be_recorded(cheap_runs, tmp_path):
