@@ -1,0 +1,116 @@
+"""A run gives the same result in every form: lanes, devices, waves, resumed, with other runs."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from numpy.testing import assert_allclose
+
+import jaxfed
+from jaxfed.models import MODELS
+from jaxfed.runs import feed, rounds
+
+pytestmark = pytest.mark.slow
+
+CASES = [
+    'fedper', 'fedrep', 'fedbn', 'ditto', 'apfl', 'median', 'trimmed_mean', 'krum', 'multikrum',
+    'quantize', 'topk', 'dp', 'fedbuff', 'fedlmd+ditto', 'moon+fedper+topk+dp',
+    'fedlmd+quantize+fedbuff+fedavgm', 'sign_flip', 'gaussian', 'label_flip', 'clipped adam',
+]  # fmt: skip
+OTHERS = {  # how the other experiment of the same program differs
+    'ditto': {'lam': 0.1},
+    'apfl': {'alpha': 0.9},
+    'trimmed_mean': {'trim': 0.4},
+    'krum': {'byzantine': 0.0},
+    'topk': {'share': 0.5},
+    'dp': {'noise': 0.5},
+    'fedbuff': {'exponent': 2.0},
+}
+
+
+class Tiny(nnx.Module):
+    """One hidden layer with batch normalisation if `normal`."""
+
+    def __init__(self, rngs, num_classes, normal=False):
+        self.hidden = nnx.Linear(64, 8, use_bias=not normal, rngs=rngs)
+        self.norm = nnx.BatchNorm(8, rngs=rngs) if normal else nnx.relu
+        self.classifier = nnx.Linear(8, num_classes, rngs=rngs)
+
+    def __call__(self, x):
+        return self.classifier(nnx.relu(self.norm(self.hidden(x.reshape(len(x), -1)))))
+
+
+class Stopped(Exception):
+    pass
+
+
+def settings_of(case):
+    common = {
+        'model': 'tiny', 'num_clients': 8, 'clients_per_round': 6, 'alpha': 1.0, 'rounds': 3,
+        'local_epochs': 2, 'batch_size': 20, 'dropout': 0.1, 'local_eval_every': 3,
+        'personal_test': 0.2, 'checkpoint_every': 1, 'learning_rate': 0.05,
+    }  # fmt: skip
+    if case in ('sign_flip', 'gaussian', 'label_flip'):
+        return common | {'method': 'median', 'malicious': 0.25, 'attack': case}
+    if case == 'clipped adam':
+        extra = {'optimizer': 'adam', 'clip_norm': 1.0, 'accumulate_steps': 2}
+        return common | extra | {'method': 'fedlmd', 'learning_rate': 0.005}
+    model = 'tiny_normal' if case == 'fedbn' else 'tiny'
+    return common | {'method': case, 'model': model}
+
+
+def check_same(one, other):
+    for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True):
+        assert_allclose(a, b, rtol=1e-4, atol=2e-6)
+    for a, b in zip(one.metrics, other.metrics, strict=True):
+        assert a.keys() == b.keys()
+        assert_allclose(a['train_loss'], b['train_loss'], rtol=1e-4)
+    names = ('personal_accuracy', 'personal_global_accuracy', 'personal_worst_tenth')
+    for name in names:
+        assert one.summary[name] == pytest.approx(other.summary[name], abs=1e-6)
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_every_form_gives_the_same_result(case, cheap_runs, monkeypatch, tmp_path):
+    monkeypatch.setitem(MODELS, 'tiny', Tiny)
+    monkeypatch.setitem(MODELS, 'tiny_normal', functools.partial(Tiny, normal=True))
+    common = settings_of(case)
+
+    def config(form, **changes):
+        settings = {'devices': '1', 'lanes': 1, 'stream': 'off', **common, **changes}
+        return jaxfed.Config(**settings, workdir=str(tmp_path / form))
+
+    simulate = functools.partial(jaxfed.simulate, quiet=True, compilation_cache=False)
+    base = simulate(config('base'))
+    assert np.isfinite([entry['train_loss'] for entry in base.metrics]).all()
+    check_same(base, simulate(config('lanes', lanes=4)))
+    check_same(base, simulate(config('devices', devices='2', lanes=2)))
+    with monkeypatch.context() as patch:
+        patch.setattr(feed, 'memory', lambda mesh: 1.0)  # a wave has the largest client only
+        check_same(base, simulate(config('waves', stream='on')))
+
+    inner = rounds.train_and_evaluate
+
+    def run_round(prepared, experiments, planned, *rest):
+        if planned.number == 3:
+            raise Stopped
+        return inner(prepared, experiments, planned, *rest)
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(rounds, 'train_and_evaluate', run_round)
+        simulate(config('resumed'))
+    resumed = simulate(config('resumed'))
+    assert resumed.summary['resumed_after'] == 2
+    check_same(base, resumed)
+
+    other = OTHERS.get(case)
+    other = {'hyperparameters': other} if other else {'learning_rate': 0.02}
+    together = jaxfed.simulate_all(
+        {'same': config('same'), 'other': config('other', **other)},
+        tmp_path / 'together', quiet=True, compilation_cache=False,
+    )  # fmt: skip
+    assert together['same'].summary['experiments'] == 2
+    check_same(base, together['same'])
+    assert together['other'].metrics != together['same'].metrics
