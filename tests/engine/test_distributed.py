@@ -27,7 +27,7 @@ from safetensors.numpy import load_file
 
 import jaxfed
 from jaxfed.engine import client_states, devices, distributed
-from jaxfed.engine.distributed import join, transfer
+from jaxfed.engine.distributed import join, liveness, transfer
 from jaxfed.engine.distributed.private_api import private_attribute
 from jaxfed.internal import signals
 from jaxfed.runs import config_flags, simulate
@@ -376,6 +376,37 @@ liveness.exit_now = lambda status: (time.sleep(3), exit_now(status))
         errors = [error for _, error in ends(processes)]
     assert [process.returncode for process in processes] == [2, 2], errors
     assert errors[1].startswith('error: --num_processes=3 in process 1, but 2 in process 0')
+
+
+@pytest.mark.parametrize('when', ['before', 'meanwhile'])
+def test_last_words_do_not_wait_for_a_coordinator_that_is_gone(when, monkeypatch, capsys):
+    ended, said = [], []
+    for name, new in {
+        '_ending': threading.RLock(),
+        '_gone': threading.Event(),
+        '_status': [],
+    }.items():
+        monkeypatch.setattr(liveness, name, new)
+    monkeypatch.setattr(liveness, '_joined', joined := threading.Event())
+    monkeypatch.setattr(liveness, 'exit_now', ended.append)
+    joined.set()
+
+    def close():
+        relay = threading.Thread(target=liveness._closed, args=(None,))
+        relay.start()
+        relay.join()
+
+    def last_words():
+        said.append('.')
+        close()  # the store never answers
+        assert ended == [2]
+
+    if when == 'before':
+        monkeypatch.setattr(liveness, 'stop_for_loss', lambda loss: None)
+        close()
+    liveness.stop('wrong number', 2, last_words)
+    assert said == ['.'] * (when == 'meanwhile') and ended[0] == 2
+    assert capsys.readouterr().err == 'error: wrong number\n'
 
 
 def test_an_error_in_one_process_ends_the_other(pair, tmp_path):

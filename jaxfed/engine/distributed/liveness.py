@@ -34,6 +34,7 @@ _follower = threading.Event()  # another process records
 _common = threading.Event()  # all processes end with the error of this one
 _failed = threading.Event()  # a collective has failed, maybe because a process was lost
 _peers_alive = threading.Event()  # all others have sent heartbeats since then
+_gone = threading.Event()  # the coordinator has closed its connection
 _status: list[int] = []  # exit status of this process, if it ends with an error
 _NOTHING = 'no round was trained'
 _advice = [_NOTHING]
@@ -54,7 +55,11 @@ def stop(message: str, status: int, before_exit: Callable[[], None] = lambda: No
     if not _ending.acquire(blocking=False):
         return
     console.show_error(message)
-    before_exit()
+    # A coordinator that is gone never answers, and its client would wait for it; if it goes from
+    # now on, `_closed` ends this process.
+    _status.append(status)
+    if not _gone.is_set():
+        before_exit()
     exit_now(status)
 
 
@@ -110,6 +115,7 @@ def _closed(near: socket.socket) -> None:
         near.close()
         return
     # The connection to JAX stays open from now on, so that JAX does not abort.
+    _gone.set()
     stop_for_loss('process 0 was lost: it closed its connection')
     if _status:
         exit_now(_status[0])
