@@ -213,7 +213,8 @@ class Config:
     local_epochs: int = _training(5, "passes over a client's examples per round", AT_LEAST_1)
     batch_size: int = _training(50, 'examples in a batch of local training', AT_LEAST_1)
     # Every program takes the learning rate of a round as an argument.
-    optimizer: str = _training(
+    # A name, or from Python a function of the learning rate, as optax.lion; `simulate` names it.
+    optimizer: str | Callable[[Any], Any] = _training(
         'sgd', 'of the clients; starts anew every round',
         registry='jaxfed.engine.optimizers:OPTIMIZERS',
     )  # fmt: skip

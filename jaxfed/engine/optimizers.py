@@ -36,10 +36,10 @@ def adamw(
     return optax.adamw(learning_rate, weight_decay=weight_decay)
 
 
-def _of_gradient(
+def of_gradient(
     optimizer: Callable[..., optax.GradientTransformation],
 ) -> Callable[..., optax.GradientTransformation]:
-    """An optimizer of optax without momentum of its own, with coupled weight decay."""
+    """An optimizer of the learning rate alone, with coupled weight decay."""
 
     def make(
         learning_rate: Number, momentum: Number, weight_decay: Number
@@ -62,13 +62,13 @@ def _decayed(
 OPTIMIZERS: dict[str, Callable[[Number, Number, Number], optax.GradientTransformation]] = {
     'sgd': sgd,
     'nesterov': nesterov,
-    'adam': _of_gradient(optax.adam),
+    'adam': of_gradient(optax.adam),
     'adamw': adamw,
-    'adagrad': _of_gradient(optax.adagrad),
-    'rmsprop': _of_gradient(optax.rmsprop),
+    'adagrad': of_gradient(optax.adagrad),
+    'rmsprop': of_gradient(optax.rmsprop),
 }
 
-WITHOUT_MOMENTUM = ('adam', 'adamw', 'adagrad', 'rmsprop')
+WITHOUT_MOMENTUM = {'adam', 'adamw', 'adagrad', 'rmsprop'}
 
 
 def local_optimizer(

@@ -24,6 +24,7 @@ from jaxfed.runs import checks, config_flags
 from jaxfed.runs.arrays import checked_arrays, name_arrays
 from jaxfed.runs.attack import with_attack
 from jaxfed.runs.deal import Dealt, deal
+from jaxfed.runs.own_optimizer import name_optimizers
 from jaxfed.runs.privacy import check_privacy
 from jaxfed.runs.seeds import sample_cohort
 from jaxfed.runs.tensors import start_from
@@ -72,6 +73,7 @@ def set_up(
     if dataset is not None:
         dataset = checked_arrays(dataset)
         config = name_arrays(config, dataset)
+    (config,) = name_optimizers([config])
     experiment = make_experiment(config, method, dataset)
     workdir = distributed.broadcast_from_leader(
         'work directory', lambda: str(run_files.make_workdir(config, experiment.parts))

@@ -169,7 +169,7 @@ def local_settings(experiments: Sequence[Experiment]) -> LocalSettings:
         longest=max(len(part) for e in experiments for part in e.dealt.partition),
         image_shape=experiments[0].input_shape,
         keep_models=config.local_eval_every > 0,
-        optimizer=config.optimizer,
+        optimizer=str(config.optimizer),
         clip_norm=config.clip_norm,
         accumulate_steps=config.accumulate_steps,
     )

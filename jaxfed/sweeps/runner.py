@@ -19,6 +19,7 @@ from jaxfed.runs.arrays import checked_arrays, name_arrays
 from jaxfed.runs.experiment import Experiment, make_experiment
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.load import load
+from jaxfed.runs.own_optimizer import name_optimizers
 from jaxfed.runs.program_cache import kept_programs
 from jaxfed.runs.seeds import seed_of
 from jaxfed.runs.simulate import Diverged, Result
@@ -226,6 +227,7 @@ def simulate_all(
     if dataset is not None:
         dataset = checked_arrays(dataset)
         configs = {name: name_arrays(config, dataset) for name, config in configs.items()}
+    configs = dict(zip(configs, name_optimizers(configs.values()), strict=True))
     placed = {
         name: dataclasses.replace(config, workdir=str(place / name))
         for name, config in configs.items()
