@@ -161,6 +161,9 @@ class Config:
         0, 'natural: number of users, drawn at random; 0 for all', _or_zero('for all')
     )
     min_user_size: int = _partition(1, 'natural: fewest examples of a user', AT_LEAST_1)
+    partition_file: str | None = _partition(
+        None, 'file: JSON or NPZ file of the examples of each client', local_path=True
+    )
     num_clients: int = _partition(20, 'number of clients', AT_LEAST_1, in_program='constant')
     label_noise: float = _partition(
         0.0, 'probability of a wrong training label; at the clients', FROM_0_TO_1

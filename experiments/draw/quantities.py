@@ -8,7 +8,7 @@ import numpy as np
 from experiments.draw.figure import Found
 from experiments.draw.shapes import Curve, Lines, Matrix, Reference, over_seeds, single
 from experiments.grid.runner import RecordedCell
-from jaxfed.runs.partition_map import training_counts
+from jaxfed.runs.partition_map import deal_examples
 
 Entry = dict[str, Any]  # a line of metrics.jsonl
 Score = Callable[[RecordedCell], float | None]
@@ -195,7 +195,7 @@ def partition(title: str, found: Sequence[Found]) -> Matrix:
     Reference:
       FedCAD, figure 3; FedSSD, figure 6.
     """
-    counts = training_counts(found[0].cells[0].config).T
+    counts = deal_examples(found[0].cells[0].config).label_counts.T
     high, label = float(counts.max()), 'training examples'  # each partition has a scale
     return _matrix(title, 'client', 'class', counts, label, high=high, gamma=0.5, form='.0f')
 
@@ -368,7 +368,7 @@ def _local(found: Found) -> np.ndarray:
 
 def _shares(found: Found) -> np.ndarray:
     """[C] share of each class in the client's data."""
-    counts = training_counts(found.cells[0].config)[_client(found.runs[0])]
+    counts = deal_examples(found.cells[0].config).label_counts[_client(found.runs[0])]
     return counts / counts.sum()
 
 

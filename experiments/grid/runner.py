@@ -230,7 +230,8 @@ def experiment_of(cell: Cell) -> Experiment:
       OSError: as `set_up`.
     """
     experiment = set_up(_as_begun(cell))
-    run_files.check_unfinished(experiment.workdir, experiment.dealt.label_counts)
+    dealt = experiment.dealt
+    run_files.check_unfinished(experiment.workdir, dealt.label_counts, dealt.digest)
     return experiment
 
 

@@ -1,8 +1,8 @@
 """Partitions of the training examples among clients, pure functions of data and seed.
 
 `PARTITIONS` maps a name to a function. The keyword-only parameters of the function are its settings
-and flags, except `num_clients`, `seed` and `users`, which the caller passes. To add a partition,
-register a function: `PARTITIONS['mine'] = mine`.
+and flags, except `num_clients`, `seed`, `users` and `dealt`, which the caller passes. To add a
+partition, register a function: `PARTITIONS['mine'] = mine`.
 """
 
 import inspect
@@ -17,6 +17,8 @@ from jaxfed.partition.counts import label_counts
 from jaxfed.partition.dirichlet import dirichlet
 from jaxfed.partition.extended_dirichlet import extended_dirichlet
 from jaxfed.partition.fedntd import fedntd_dirichlet, fedntd_sharding
+from jaxfed.partition.file import file, read_indices
+from jaxfed.partition.flower import from_flower, to_flower
 from jaxfed.partition.hold_out import hold_out
 from jaxfed.partition.iid import iid
 from jaxfed.partition.label_noise import NoiseForm, label_noise
@@ -29,11 +31,11 @@ PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
     function.__name__: function
     for function in (
         iid, dirichlet, client_dirichlet, extended_dirichlet, sharding, label_quantity, quantity,
-        natural, fedntd_dirichlet, fedntd_sharding,
+        natural, fedntd_dirichlet, fedntd_sharding, file,
     )
 }  # fmt: skip
 
-_COMMON = ('labels', 'num_clients', 'seed', 'users')
+_COMMON = ('labels', 'num_clients', 'seed', 'users', 'dealt')
 
 
 def partition_settings(name: str) -> dict[str, inspect.Parameter]:
@@ -56,6 +58,7 @@ def make_partition(
     num_clients: int,
     seed: Seed,
     users: np.ndarray | None = None,
+    dealt: np.ndarray | None = None,
     **settings: Any,
 ) -> list[np.ndarray]:
     """Partitions the examples by the partition `name`.
@@ -66,11 +69,13 @@ def make_partition(
       num_clients: number of clients N.
       seed: random seed of the partition.
       users: [n] integers, the user of each training example; None if the dataset has no users.
+      dealt: [m] bool, which examples of the training data `labels` has; None for all.
       **settings: settings of the partition, see `partition_settings`.
 
     Returns:
       N int64 arrays, the examples of each client. Every example has one client, except with
-      `natural`, which may omit users, and with registered functions, which may omit examples.
+      `natural`, which may omit users, and with `file` and registered functions, which may omit
+      examples.
 
     Raises:
       ValueError: if the name is unknown, a setting is unknown or missing, the partition is
@@ -87,8 +92,9 @@ def make_partition(
         )
     function = PARTITIONS[name]
     arguments = {'num_clients': num_clients, 'seed': seed, **settings}
-    if 'users' in inspect.signature(function).parameters:
-        arguments['users'] = users
+    everything = np.ones(len(labels), bool) if dealt is None else dealt
+    passed = {'users': users, 'dealt': everything}
+    arguments |= {k: v for k, v in passed.items() if k in inspect.signature(function).parameters}
     try:
         inspect.signature(function).bind(labels, **arguments)
     except TypeError as error:
@@ -107,6 +113,8 @@ __all__ = [
     'extended_dirichlet',
     'fedntd_dirichlet',
     'fedntd_sharding',
+    'file',
+    'from_flower',
     'hold_out',
     'iid',
     'label_counts',
@@ -116,5 +124,7 @@ __all__ = [
     'natural',
     'partition_settings',
     'quantity',
+    'read_indices',
     'sharding',
+    'to_flower',
 ]

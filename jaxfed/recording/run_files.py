@@ -108,10 +108,16 @@ def discard_workdir(workdir: Path) -> None:
             workdir.parent.rmdir()
 
 
-def write_partition(path: Path, counts: np.ndarray) -> None:
-    """Write partition.json; counts [N, C] are the training examples by client and class."""
+def write_partition(path: Path, counts: np.ndarray, digest: str) -> None:
+    """Write partition.json.
+
+    Args:
+      path: of the file.
+      counts: [N, C] the training examples by client and class.
+      digest: of the examples of each client.
+    """
     rows = ',\n  '.join(map(json.dumps, counts.tolist()))
-    write_atomic(path, f'{{"label_counts": [\n  {rows}\n]}}\n')
+    write_atomic(path, f'{{"digest": "{digest}",\n "label_counts": [\n  {rows}\n]}}\n')
 
 
 def describe_config(config: Config, parts: list[Part]) -> dict[str, Any]:
@@ -183,12 +189,14 @@ def flat_settings(described: dict[str, Any], path: str | Path = CONFIG) -> dict[
     return flat
 
 
-def check_unfinished(workdir: Path, counts: np.ndarray) -> None:
-    """Raise a ValueError if the run is finished or has other data than counts [N, C]."""
+def check_unfinished(workdir: Path, counts: np.ndarray, digest: str) -> None:
+    """Raise a ValueError if the run is finished, or its partition.json has other values."""
     if (workdir / SUMMARY).exists():
         raise ValueError(f'--workdir={workdir} already holds a finished run; name another one.')
     path = workdir / PARTITION
-    if path.exists() and read_json(path).get('label_counts') != counts.tolist():
+    recorded = read_json(path) if path.exists() else None
+    now = {'label_counts': counts.tolist(), 'digest': digest}
+    if recorded is not None and any(recorded.get(name, now[name]) != now[name] for name in now):
         raise ValueError(
             f'{path} describes other data than the dataset has now; a run continues only '
             'with the same data. Name another --workdir.'

@@ -9,6 +9,7 @@ from jaxfed.config import Config, partition_values
 from jaxfed.data import load_dataset
 from jaxfed.data.auxiliary import split_auxiliary
 from jaxfed.partition import hold_out, label_counts, label_noise, make_partition
+from jaxfed.recording.checkpoints import digest
 from jaxfed.runs.attack import flip_labels
 from jaxfed.runs.seeds import seed_of
 from jaxfed.types import Dataset
@@ -22,6 +23,7 @@ class Dealt(NamedTuple):
     auxiliary: np.ndarray  # index array, the server's examples
     label_counts: np.ndarray  # [N, C] int32, of `partition`, label noise included
     personal: list[np.ndarray]  # N index arrays, held-out examples of each client, true labels
+    digest: str  # of the partition before --personal_test
 
     @property
     def size(self) -> np.ndarray:
@@ -61,10 +63,12 @@ def deal(config: Config, dataset: Dataset | None = None, *, auxiliary_per_class:
         num_clients=config.num_clients,
         seed=seed_of(config, 'partition'),
         users=None if dataset.users is None else dataset.users[remaining],
+        dealt=np.isin(np.arange(len(dataset.y_train)), remaining),
         **partition_values(config),
     )
+    parts = [remaining[part] for part in parts]
     partition, personal = hold_out(
-        [remaining[part] for part in parts],
+        parts,
         dataset.y_train,
         share=config.personal_test,
         seed=seed_of(config, 'hold_out'),
@@ -85,7 +89,14 @@ def deal(config: Config, dataset: Dataset | None = None, *, auxiliary_per_class:
     )
     noisy = flip_labels(config, noisy, partition, dataset.num_classes)
     counts = label_counts(noisy, partition, dataset.num_classes)
-    return Dealt(dataset._replace(y_train=noisy), partition, auxiliary, counts, personal)
+    noisy_set = dataset._replace(y_train=noisy)
+    return Dealt(noisy_set, partition, auxiliary, counts, personal, partition_digest(parts))
+
+
+def partition_digest(parts: Sequence[np.ndarray]) -> str:
+    """A digest of the examples of each client, which do not depend on the images."""
+    sizes = np.array([len(part) for part in parts], np.int64)
+    return digest({'sizes': sizes, 'indices': np.concatenate(parts).astype(np.int64)})
 
 
 def hold_out_validation(dataset: Dataset, config: Config) -> tuple[Dataset, np.ndarray]:

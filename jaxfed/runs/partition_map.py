@@ -1,6 +1,7 @@
 """Shows the partition of the data: python -m jaxfed.partition --alpha=0.1 --num_clients=20."""
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,21 +12,23 @@ from rich.console import Console
 from jaxfed import config, methods
 from jaxfed.data.errors import explain_errors
 from jaxfed.internal import command_line, console
+from jaxfed.internal.files import atomic_path, write_atomic
+from jaxfed.partition.file import SUFFIXES
 from jaxfed.recording.entries import title_of
 from jaxfed.recording.heatmap import draw_heatmap, print_heatmap
 from jaxfed.runs import checks, config_flags, deal
 from jaxfed.runs.listings import list_methods
 
 
-def training_counts(settings: config.Config) -> np.ndarray:
-    """Count the training examples of each class at each client.
+def deal_examples(settings: config.Config) -> deal.Dealt:
+    """Deal the training examples.
 
     Args:
       settings: of the experiment; the method matters, because the partition does not deal the
         auxiliary examples of the server.
 
     Returns:
-      [N, C] int32.
+      The dataset and who holds which of its training examples.
 
     Raises:
       ValueError: if method, data or partition is invalid.
@@ -36,11 +39,31 @@ def training_counts(settings: config.Config) -> np.ndarray:
     checks.check(settings)
     parts = methods.resolve(settings.method, settings.hyperparameters)
     method = methods.build(parts, switch_round=settings.switch_round)
-    return deal.deal(settings, auxiliary_per_class=method.auxiliary).label_counts
+    return deal.deal(settings, auxiliary_per_class=method.auxiliary)
+
+
+def write_indices(path: Path, dealt: deal.Dealt) -> None:
+    """Write who holds which training examples to a JSON or NPZ file, for --partition_file.
+
+    Args:
+      path: ends in .json or .npz.
+      dealt: of settings without --personal_test.
+    """
+    number = len(dealt.dataset.y_train)
+    if path.suffix == '.json':
+        clients = ',\n  '.join(json.dumps(part.tolist()) for part in dealt.partition)
+        text = f'{{"num_examples": {number}, "digest": "{dealt.digest}", "clients": [\n  '
+        write_atomic(path, f'{text}{clients}\n]}}\n')
+        return
+    sizes = np.array([len(part) for part in dealt.partition])
+    with atomic_path(path) as temporary, temporary.open('wb') as file:
+        np.savez_compressed(
+            file, indices=np.concatenate(dealt.partition), sizes=sizes, num_examples=number
+        )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the label counts of the clients, and draw them to --output.
+    """Print the label counts of the clients; draw them to --output, list them in --output_indices.
 
     Args:
       arguments: the program's name, and nothing else.
@@ -56,13 +79,21 @@ def main(arguments: Sequence[str]) -> int:
         if len(arguments) > 1:
             raise ValueError(f'unexpected arguments {" ".join(arguments[1:])}.')
         settings = config_flags.from_flags()
-        counts = training_counts(settings)
-        print_heatmap(counts, Console(highlight=False))
-        if flags.FLAGS.output:
-            path = Path(flags.FLAGS.output)
-            advice = 'name a file in an existing, writable folder'
-            with explain_errors(f'--output={path} cannot be written', advice, catch=OSError):
-                draw_heatmap(counts, path, title=title_of(settings))
+        output, indices = flags.FLAGS.output, flags.FLAGS.output_indices
+        if indices and Path(indices).suffix not in SUFFIXES:
+            raise ValueError(f'--output_indices={indices} must end in {" or ".join(SUFFIXES)}.')
+        dealt = deal_examples(settings)
+        print_heatmap(dealt.label_counts, Console(highlight=False))
+        console.say(f'digest of the partition: {dealt.digest}', quiet=False)
+        advice = 'name a file in an existing, writable folder'
+        if output:
+            with explain_errors(f'--output={output} cannot be written', advice, catch=OSError):
+                draw_heatmap(dealt.label_counts, Path(output), title=title_of(settings))
+        if indices:
+            whole = deal_examples(dataclasses.replace(settings, personal_test=0.0))
+            failure = f'--output_indices={indices} cannot be written'
+            with explain_errors(failure, advice, catch=OSError):
+                write_indices(Path(indices), whole)
     except (ValueError, OSError) as error:
         console.show_error(str(error))
         return 2
@@ -72,4 +103,9 @@ def main(arguments: Sequence[str]) -> int:
 if __name__ == '__main__':
     config_flags.define_flags(groups=('data and seed', 'partition', 'method'))
     flags.DEFINE_string('output', None, 'PNG file for the partition map')
+    flags.DEFINE_string(
+        'output_indices',
+        None,
+        'JSON or NPZ file for the examples of each client, as --partition_file',
+    )
     app.run(main, flags_parser=command_line.parse_program)

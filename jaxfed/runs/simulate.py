@@ -221,7 +221,8 @@ def train_experiments(
 def _prepare(experiments: Sequence[Experiment], *, quiet: bool) -> Prepared:
     """Check the work directories, compile the programs and write the partition."""
     for experiment in experiments:
-        run_files.check_unfinished(experiment.workdir, experiment.dealt.label_counts)
+        dealt = experiment.dealt
+        run_files.check_unfinished(experiment.workdir, dealt.label_counts, dealt.digest)
     try:
         with console.status('compiling', quiet=quiet):
             prepared = prepare(experiments)
@@ -233,8 +234,9 @@ def _prepare(experiments: Sequence[Experiment], *, quiet: bool) -> Prepared:
         raise
     for experiment in experiments:
         workdir, counts = experiment.workdir, experiment.dealt.label_counts
+        digest = experiment.dealt.digest
         draw_heatmap(counts, workdir / 'partition.png', title=title_of(experiment.config))
-        run_files.write_partition(workdir / run_files.PARTITION, counts)
+        run_files.write_partition(workdir / run_files.PARTITION, counts, digest)
     console.say(f'memory: {memory_in_words(prepared)}', quiet=quiet)
     return prepared
 

@@ -329,12 +329,12 @@ def of_client(npz):
 
 
 def test_class_shares_and_accuracies_of_one_client(of_client):
-    from jaxfed.runs.partition_map import training_counts
+    from jaxfed.runs.partition_map import deal_examples
 
     ((panel, found),) = of_client['fedcad/1']
     matrix = panel.shape_of('', found)
     assert matrix.rows == ('data', 'global', 'FedAvg', 'FedLSD', 'FedCAD')
-    counts = training_counts(found[0].cells[0].config)[0]
+    counts = deal_examples(found[0].cells[0].config).label_counts[0]
     np.testing.assert_allclose(matrix.values[0], counts / counts.sum())
     np.testing.assert_allclose(matrix.values[1], [0.7, 0.8, 0.5])  # of round 2
     np.testing.assert_allclose(matrix.values[2:], [[0, 0.8, 0]] * 3)

@@ -125,14 +125,14 @@ def test_one_process_locks_a_work_directory(tmp_path):
 
 def test_a_run_continues_with_the_same_data_only(tmp_path):
     counts = np.array([[1, 2], [3, 0]])
-    run_files.check_unfinished(tmp_path, counts)
-    run_files.write_partition(tmp_path / run_files.PARTITION, counts)
-    run_files.check_unfinished(tmp_path, counts)
+    run_files.check_unfinished(tmp_path, counts, 'ab')
+    run_files.write_partition(tmp_path / run_files.PARTITION, counts, 'ab')
+    run_files.check_unfinished(tmp_path, counts, 'ab')
     with pytest.raises(ValueError, match='other data'):
-        run_files.check_unfinished(tmp_path, counts[::-1])
+        run_files.check_unfinished(tmp_path, counts[::-1], 'ab')
     (tmp_path / run_files.SUMMARY).write_text('{}')
     with pytest.raises(ValueError, match='finished run'):
-        run_files.check_unfinished(tmp_path, counts)
+        run_files.check_unfinished(tmp_path, counts, 'ab')
 
 
 def test_a_custom_method_does_not_continue_the_run_of_a_registered_one(tmp_path):
