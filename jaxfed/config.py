@@ -100,7 +100,9 @@ class Config:
     )
 
     dataset: str = _data(
-        'digits', 'digits, npz, image_folder or a prepared set; from TFDS or jaxfed.data.prepare'
+        'digits',
+        'digits, npz, image_folder, hf:NAME or a prepared set; from Hugging Face, TFDS or '
+        'jaxfed.data.prepare',
     )
     data_dir: str | None = _data(
         None,
@@ -115,6 +117,15 @@ class Config:
         None,
         'folder for --dataset=image_folder; train/CLASS/ and test/CLASS/ with image files',
         local_path=True,
+    )
+    image_column: str | None = _data(
+        None, 'for --dataset=hf:NAME; column of the inputs [the only one of images]'
+    )
+    label_column: str | None = _data(
+        None, 'for --dataset=hf:NAME; column of the labels [that of classes, or label]'
+    )
+    user_column: str | None = _data(
+        None, 'for --dataset=hf:NAME; column of the owners, for --partition=natural'
     )
     augment: str = _data('none', "list of crop, flip, cutout, or 'none'; separated by commas")
     auxiliary_per_class: int | None = _data(

@@ -6,7 +6,7 @@ clients.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -106,3 +106,35 @@ class Dataset(NamedTuple):
     y_test: np.ndarray  # [m] int32
     num_classes: int
     users: np.ndarray | None = None  # [n] int32, the user of each training example, if known
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x_train: Any,
+        y_train: Any,
+        x_test: Any,
+        y_test: Any,
+        *,
+        name: str = 'arrays',
+        num_classes: int | None = None,
+        users: Any = None,
+    ) -> Self:
+        """Makes a dataset of arrays or lists; `simulate` checks them.
+
+        Args:
+          x_train: images [n, H, W, channels] or [n, H, W], or feature vectors [n, d].
+          y_train: [n] integers from 0.
+          x_test: as x_train.
+          y_test: [m] integers.
+          name: letters, digits and any of "_.+-".
+          num_classes: C; by default the largest training label plus one.
+          users: [n] integers or text, the owner of each training example.
+
+        Returns:
+          The dataset.
+        """
+        labels = np.asarray(y_train)
+        classes = int(labels.max()) + 1 if num_classes is None else num_classes
+        owners = None if users is None else np.asarray(users)
+        examples = np.asarray(x_train), labels, np.asarray(x_test), np.asarray(y_test)
+        return cls(name, *examples, classes, owners)

@@ -10,6 +10,13 @@ import os
 
 from jaxfed.data.auxiliary import split_auxiliary
 from jaxfed.data.digits import load_digits
+from jaxfed.data.huggingface import (
+    NO_COLUMNS,
+    PREFIX,
+    Columns,
+    from_huggingface,
+    load_huggingface,
+)
 from jaxfed.data.image_folder import load_image_folder
 from jaxfed.data.npz import load_npz
 from jaxfed.data.statistics import channel_statistics
@@ -22,17 +29,24 @@ ARRAYS_PREFIX = 'arrays/'  # of the names of datasets that a Python program pass
 
 
 def load_dataset(
-    name: str, *, data_dir: Path | None = None, npz: Path | None = None, path: Path | None = None
+    name: str,
+    *,
+    data_dir: Path | None = None,
+    npz: Path | None = None,
+    path: Path | None = None,
+    columns: Columns = NO_COLUMNS,
 ) -> Dataset:
     """Loads a labelled dataset by name.
 
     Args:
       name: 'digits' (part of scikit-learn), 'npz' (a file of arrays), 'image_folder' (folders of
-        image files), or an image classification dataset of TensorFlow Datasets or of
-        `jaxfed.data.prepare`, such as 'cifar10' or 'emnist/letters'.
+        image files), 'hf:NAME' (of Hugging Face's library `datasets`), or an image classification
+        dataset of TensorFlow Datasets or of `jaxfed.data.prepare`, such as 'cifar10' or
+        'emnist/letters'.
       data_dir: folder of the datasets; by default $TFDS_DATA_DIR or ~/tensorflow_datasets.
       npz: the file of 'npz'.
       path: the folder of 'image_folder'.
+      columns: of 'hf:NAME'.
 
     Returns:
       The dataset; its images are in the units of the source and may be read-only.
@@ -41,7 +55,9 @@ def load_dataset(
       ValueError: if the dataset is unknown, missing or malformed, or if `npz` or `path` does not
         match the name.
     """
-    check_source(name, npz=npz, path=path)
+    check_source(name, npz=npz, path=path, columns=columns)
+    if name.startswith(PREFIX):
+        return load_huggingface(name, data_dir, columns)
     if npz is not None:
         return load_npz(npz)
     if path is not None:
@@ -56,8 +72,15 @@ def load_dataset(
     return load_tfds(name, data_dir)
 
 
-def check_source(name: str, *, npz: Path | None, path: Path | None) -> None:
-    """Raises a ValueError if a dataset's name and its file or folder do not match."""
+def check_source(
+    name: str, *, npz: Path | None, path: Path | None, columns: Columns = NO_COLUMNS
+) -> None:
+    """Raises a ValueError if a dataset's name and its file, folder or columns do not match."""
+    for field, column in columns._asdict().items():
+        if column is not None and not name.startswith(PREFIX):
+            raise ValueError(
+                f'--{field}_column={column} needs --dataset={PREFIX}NAME, got --dataset={name}.'
+            )
     for reader, flag, value, kind in (
         ('npz', '--npz', npz, 'FILE'),
         ('image_folder', '--path', path, 'DIR'),
@@ -70,8 +93,10 @@ def check_source(name: str, *, npz: Path | None, path: Path | None) -> None:
 
 __all__ = [
     'ARRAYS_PREFIX',
+    'Columns',
     'channel_statistics',
     'check_source',
+    'from_huggingface',
     'load_dataset',
     'split_auxiliary',
 ]

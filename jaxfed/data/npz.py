@@ -22,8 +22,8 @@ def load_npz(path: str | os.PathLike[str]) -> Dataset:
     label plus one. Class 0 and at least half of the classes must have examples, so that labels from
     1 and stray labels are found.
 
-    The optional array `users` [n], integers or text, is the owner of each training example, for
-    `--partition=natural`. The users are numbered from 0 in sorted order.
+    The optional array `users` (or `users_train`) [n], integers or text, is the owner of each
+    training example, for `--partition=natural`. The users are numbered from 0 in sorted order.
 
     Args:
       path: path of the file.
@@ -59,17 +59,20 @@ def _read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
                 f'--npz={path} has no {", ".join(missing)}, only '
                 f'{printable(", ".join(archive.files)) or "nothing"}: it needs {", ".join(ARRAYS)}.'
             )
-        for key in (*ARRAYS, 'users'):
-            if key not in archive.files:  # users are optional
-                continue
+        # Users are optional.
+        others = [key for key in ('users', 'users_train') if key in archive.files]
+        if len(others) > 1:
+            raise ValueError(f'--npz={path} has users and users_train; keep one of them.')
+        for key in (*ARRAYS, *others):
             with explain_errors(
                 f'--npz={path} has an array {key} that cannot be read',
                 'save numbers or text that fit into memory, not objects (astype(str) makes text of '
                 'names; images of unequal size make objects), or write it again if it is damaged',
             ):
-                arrays[key] = archive[key]
-            if not isinstance(arrays[key], np.ndarray):
+                array = archive[key]
+            if not isinstance(array, np.ndarray):
                 raise ValueError(
                     f'--npz={path} has an entry {key} that is not an array: write it with np.savez.'
                 )
+            arrays['users' if key in others else key] = array
     return arrays

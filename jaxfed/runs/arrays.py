@@ -2,11 +2,13 @@
 
 import dataclasses
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from jaxfed.config import DEFAULTS, Config
-from jaxfed.data import ARRAYS_PREFIX
+from jaxfed.data import ARRAYS_PREFIX, from_huggingface
 from jaxfed.data.arrays import ARRAYS, make_dataset
 from jaxfed.recording.checkpoints import digest
 from jaxfed.types import Dataset
@@ -14,10 +16,18 @@ from jaxfed.types import Dataset
 _DIGITS = 8  # of the digest
 
 
-def checked_arrays(dataset: Dataset) -> Dataset:
-    """Returns a user's dataset checked and converted, with the recorded name and a digest."""
+def checked_arrays(dataset: Dataset | Mapping[str, Any]) -> Dataset:
+    """Returns a user's dataset checked and converted, with the recorded name and a digest.
+
+    A mapping of splits is one of Hugging Face's library `datasets`.
+    """
+    if isinstance(dataset, Mapping):
+        dataset = from_huggingface(dataset, 'dataset')
     if not isinstance(dataset, Dataset):
-        raise ValueError(f'dataset must be a jaxfed.Dataset, got {type(dataset).__name__}.')
+        raise ValueError(
+            'dataset must be a jaxfed.Dataset or a datasets.DatasetDict, got '
+            f'{type(dataset).__name__}.'
+        )
     source = f'dataset={dataset.name!r}'
     if not isinstance(dataset.name, str) or not re.fullmatch(r'[\w.+-]+', dataset.name):
         raise ValueError(f'{source} must have a name of letters, digits and any of "_.+-".')

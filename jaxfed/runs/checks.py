@@ -12,6 +12,7 @@ from jaxfed.internal.type_checks import check_value
 from jaxfed.metrics.measures import MEASURES, parse_clients, parse_measures
 from jaxfed.partition import PARTITIONS, partition_settings
 from jaxfed.runs.attack import check_attack
+from jaxfed.runs.deal import columns_of
 from jaxfed.runs.learning_rate import check_learning_rate
 
 
@@ -52,7 +53,8 @@ def check(config: Config) -> None:
             f'--label_noise_form={config.label_noise_form} needs --label_noise, as in '
             f'--label_noise=0.4, got {config.label_noise}.'
         )
-    check_source(config.dataset, npz=config.npz, path=config.path)
+    columns = columns_of(config)
+    check_source(config.dataset, npz=config.npz, path=config.path, columns=columns)
     _check_measures(config)
     if config.resume and config.workdir is None:
         raise ValueError('--resume needs the --workdir of the run to continue.')

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxfed.config import Config, partition_values
-from jaxfed.data import load_dataset
+from jaxfed.data import Columns, load_dataset
 from jaxfed.data.auxiliary import split_auxiliary
 from jaxfed.partition import hold_out, label_counts, label_noise, make_partition
 from jaxfed.recording.checkpoints import digest
@@ -41,7 +41,11 @@ def deal(config: Config, dataset: Dataset | None = None, *, auxiliary_per_class:
     """
     if dataset is None:
         dataset = load_dataset(
-            config.dataset, data_dir=config.data_dir, npz=config.npz, path=config.path
+            config.dataset,
+            data_dir=config.data_dir,
+            npz=config.npz,
+            path=config.path,
+            columns=columns_of(config),
         )
     per_class = config.auxiliary_per_class
     if per_class == 0 and auxiliary_per_class:
@@ -91,6 +95,11 @@ def deal(config: Config, dataset: Dataset | None = None, *, auxiliary_per_class:
     counts = label_counts(noisy, partition, dataset.num_classes)
     noisy_set = dataset._replace(y_train=noisy)
     return Dealt(noisy_set, partition, auxiliary, counts, personal, partition_digest(parts))
+
+
+def columns_of(config: Config) -> Columns:
+    """The columns of --dataset=hf:NAME."""
+    return Columns(config.image_column, config.label_column, config.user_column)
 
 
 def partition_digest(parts: Sequence[np.ndarray]) -> str:

@@ -1,7 +1,8 @@
 """An experiment: settings checked and parsed, data dealt, method and network built."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,7 +62,9 @@ class Experiment(NamedTuple):
 
 
 def set_up(
-    config: Config, method: Method | None = None, dataset: Dataset | None = None
+    config: Config,
+    method: Method | None = None,
+    dataset: Dataset | Mapping[str, Any] | None = None,
 ) -> Experiment:
     """Make an experiment, then its work directory; if the first fails, nothing is written.
 
@@ -70,11 +73,11 @@ def set_up(
       method: used instead of the one that `config.method` names.
       dataset: arrays in memory, used instead of the data that `config.dataset` names.
     """
-    if dataset is not None:
-        dataset = checked_arrays(dataset)
-        config = name_arrays(config, dataset)
+    arrays = None if dataset is None else checked_arrays(dataset)
+    if arrays is not None:
+        config = name_arrays(config, arrays)
     (config,) = name_optimizers([config])
-    experiment = make_experiment(config, method, dataset)
+    experiment = make_experiment(config, method, arrays)
     workdir = distributed.broadcast_from_leader(
         'work directory', lambda: str(run_files.make_workdir(config, experiment.parts))
     )

@@ -4,7 +4,7 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,7 +60,7 @@ def simulate(
     config: Config,
     *,
     method: Method | None = None,
-    dataset: Dataset | None = None,
+    dataset: Dataset | Mapping[str, Any] | None = None,
     quiet: bool | None = None,
     compilation_cache: bool = True,
 ) -> Result:
@@ -69,8 +69,9 @@ def simulate(
     Args:
       config: the settings.
       method: a method object, used instead of the one that `config.method` names.
-      dataset: arrays in memory, used instead of the data that `config.dataset` names. The records
-        name it `arrays/NAME-DIGEST`, so an interrupted run continues with the same arrays only.
+      dataset: arrays in memory, or splits of Hugging Face's library `datasets`, used instead of the
+        data that `config.dataset` names. The records name it `arrays/NAME-DIGEST`, so an
+        interrupted run continues with the same arrays only.
       quiet: show no progress; by default progress is shown in a terminal and in a notebook.
       compilation_cache: keep compiled programs in ~/.cache/jaxfed, so that a later run of the same
         program does not compile again.

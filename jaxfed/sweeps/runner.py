@@ -196,7 +196,7 @@ def simulate_all(
     configs: Mapping[str, Config],
     folder: str | os.PathLike[str],
     *,
-    dataset: Dataset | None = None,
+    dataset: Dataset | Mapping[str, Any] | None = None,
     quiet: bool | None = None,
     compilation_cache: bool = True,
 ) -> dict[str, Result | Diverged | TooLarge]:
@@ -224,9 +224,9 @@ def simulate_all(
     for name in configs:
         if not name or Path(name).name != name or name.startswith('.'):
             raise ValueError(f'configs: {name!r} must be the name of a folder, without a slash.')
-    if dataset is not None:
-        dataset = checked_arrays(dataset)
-        configs = {name: name_arrays(config, dataset) for name, config in configs.items()}
+    arrays = None if dataset is None else checked_arrays(dataset)
+    if arrays is not None:
+        configs = {name: name_arrays(config, arrays) for name, config in configs.items()}
     configs = dict(zip(configs, name_optimizers(configs.values()), strict=True))
     placed = {
         name: dataclasses.replace(config, workdir=str(place / name))
@@ -239,7 +239,7 @@ def simulate_all(
     with files.exclusive_lock(place), kept_programs(compilation_cache):
         groups = group(unfinished, place)
         try:
-            experiments = set_up_all(unfinished, dataset)
+            experiments = set_up_all(unfinished, arrays)
         except BaseException:
             (place / '.lock').unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # if another file is in it

@@ -1,0 +1,188 @@
+"""Datasets of the library `datasets` of Hugging Face, read offline."""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxfed.data import cache
+from jaxfed.data.arrays import make_dataset
+from jaxfed.data.errors import explain_errors
+from jaxfed.internal.type_checks import printable
+from jaxfed.types import Dataset
+
+PREFIX = 'hf:'  # of the names of these datasets
+_BLOCK = 1000  # images decoded at once
+_CACHE_FORMAT = 1  # raise it when the decoded arrays of the same dataset change
+
+
+class Columns(NamedTuple):
+    """The names of the columns; None to find one by its type, and no users."""
+
+    image: str | None = None
+    label: str | None = None
+    user: str | None = None
+
+
+NO_COLUMNS = Columns()
+
+
+def load_huggingface(
+    name: str, data_dir: str | os.PathLike[str] | None, columns: Columns = NO_COLUMNS
+) -> Dataset:
+    """Loads 'hf:NAME' from the folder `data_dir`/NAME or from the cache `data_dir`.
+
+    The folder is one that `save_to_disk` has written, or holds files that `load_dataset` reads. A
+    cache is that of `load_dataset(NAME, cache_dir=data_dir)`; without `data_dir` that of the user.
+
+    Args:
+      name: 'hf:NAME'.
+      data_dir: the folder.
+      columns: as in `from_huggingface`.
+
+    Raises:
+      ValueError: if the package `datasets` is missing, there is no such dataset, or
+        `from_huggingface` refuses it.
+    """
+    source, bare = f'--dataset={name}', name.removeprefix(PREFIX)
+    os.environ.setdefault('HF_HUB_OFFLINE', '1')  # `datasets` reads it when it is imported
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(
+            f"{source} needs the package datasets: pip install 'jaxfed[hf]'."
+        ) from error
+    datasets.disable_progress_bars()
+    folder = None if data_dir is None else Path(data_dir).expanduser() / bare
+    advice = 'name a folder of --data_dir that save_to_disk has written, or a dataset in its cache'
+    with explain_errors(f'{source} cannot be read', advice):
+        if folder is not None and (folder / 'dataset_dict.json').is_file():
+            splits = datasets.load_from_disk(str(folder))
+        elif folder is not None and folder.is_dir():
+            splits = datasets.load_dataset(str(folder), cache_dir=str(Path(data_dir or '')))
+        else:
+            splits = datasets.load_dataset(bare, cache_dir=data_dir and str(data_dir))
+    return from_huggingface(splits, source, columns, name=bare.replace('/', '_'))
+
+
+def from_huggingface(
+    splits: Mapping[str, Any], source: str, columns: Columns = NO_COLUMNS, *, name: str = 'datasets'
+) -> Dataset:
+    """Makes a dataset from the splits 'train' and 'test' (or 'validation').
+
+    The inputs are the column of images, of one size and 8 bits, or of arrays of one shape; the
+    labels are the column of class labels, else that named 'label'. Text labels are numbered in
+    sorted order.
+
+    Args:
+      splits: a `datasets.DatasetDict`, or a mapping to `datasets.Dataset`.
+      source: flag or argument that passed it, for messages.
+      columns: the names of the columns.
+      name: of the dataset.
+
+    Raises:
+      ValueError: if a split or a column is missing, or columns have other values.
+    """
+    test = next((name for name in ('test', 'validation') if name in splits), None)
+    if 'train' not in splits or test is None:
+        raise ValueError(
+            f'{source} has the splits {_list(splits)}; it needs train, and test or validation.'
+        )
+    parts = {'train': splits['train'], 'test': splits[test]}
+    train = parts['train']
+    inputs, label = _columns(train, source, columns)
+    missing = {inputs, label} - {*parts['test'].column_names}
+    if missing:
+        raise ValueError(f'{source}: test lacks the column {_list(missing)} of train.')
+    arrays = {'users': np.asarray(train[columns.user])} if columns.user else {}
+    known = getattr(train.features[label], 'names', None)
+    values = {part: np.asarray(split[label]) for part, split in parts.items()}
+    if values['train'].dtype.kind in 'US':
+        known, numbers = np.unique(values['train'], return_inverse=True)
+        unknown = np.setdiff1d(values['test'], known)
+        if unknown.size:
+            raise ValueError(f'{source}: test has the label {str(unknown[0])!r}, which train lacks.')
+        values = {'train': numbers, 'test': np.searchsorted(known, values['test'])}
+    arrays |= {f'y_{part}': value for part, value in values.items()}
+    number = None if known is None else len(known)
+    if not _is_image(train.features[inputs]):
+        for part, split in parts.items():
+            arrays[f'x_{part}'] = _stacked(split, inputs, source)
+        return make_dataset(name, source, arrays, number)
+
+    def decode(store: cache.Store) -> Dataset:
+        grey = all(_mode(split, inputs) == 'L' for split in parts.values())
+        for part, split in parts.items():
+            blocks = _images(split, inputs, 'L' if grey else 'RGB', f'{source}: {part}')
+            arrays[f'x_{part}'] = store(f'x_{part}', blocks, len(split))
+        return make_dataset(name, source, arrays, number)
+
+    marks = [getattr(split, '_fingerprint', '') for split in parts.values()]
+    text = repr((_CACHE_FORMAT, marks, inputs, label, columns.user))
+    return cache.decoded(f'hf-{hashlib.sha256(text.encode()).hexdigest()[:16]}', decode)
+
+
+def _columns(train: Any, source: str, columns: Columns) -> tuple[str, str]:
+    """The names of the inputs and of the labels."""
+    features = train.features
+    for flag, name in zip(('image', 'label', 'user'), columns, strict=True):
+        if name is not None and name not in features:
+            raise ValueError(f'{source}: --{flag}_column={name} is none of {_list(features)}.')
+    label = columns.label
+    if label is None:
+        found = [n for n, feature in features.items() if hasattr(feature, 'str2int')]
+        found = found if len(found) == 1 else [n for n in ('label', 'labels') if n in features]
+        if not found:
+            raise ValueError(f'{source}: set --label_column to one of {_list(features)}.')
+        label = found[0]
+    image = columns.image
+    if image is None:
+        others = {n: f for n, f in features.items() if n not in (label, columns.user)}
+        found = [n for n, f in others.items() if _is_image(f)]
+        found = found or [n for n, f in others.items() if _is_array(f)]
+        if len(found) != 1:
+            raise ValueError(f'{source}: set --image_column to one of {_list(others)}.')
+        image = found[0]
+    return image, label
+
+
+def _is_image(feature: Any) -> bool:
+    return type(feature).__name__ == 'Image'
+
+
+def _is_array(feature: Any) -> bool:
+    return type(feature).__name__ in ('Array2D', 'Array3D', 'List', 'Sequence', 'LargeList')
+
+
+def _stacked(split: Any, column: str, source: str) -> np.ndarray:
+    """The arrays of a column as one array."""
+    advice = 'its values must be numbers of one shape; --image_column names another'
+    with explain_errors(f'{source}: the column {printable(column)} cannot be used', advice):
+        return np.stack([np.asarray(value) for value in split.with_format('numpy')[column][:]])
+
+
+def _mode(split: Any, column: str) -> str:
+    """'L' if the first image is grey, else 'RGB'."""
+    return 'L' if split[0][column].mode in ('1', 'L', 'LA') else 'RGB'
+
+
+def _images(split: Any, column: str, mode: str, where: str) -> Iterator[np.ndarray]:
+    """Yields the images as [b, H, W, channels] uint8, in order."""
+    size = split[0][column].size
+    for start in range(0, len(split), _BLOCK):
+        block = []
+        for i, image in enumerate(split[start : start + _BLOCK][column], start):
+            if image.size != size or image.mode.startswith(('I', 'F')):
+                raise ValueError(
+                    f'{where}: image {i} is {image.size[0]} x {image.size[1]} {image.mode}, the '
+                    f'first {size[0]} x {size[1]}; images must have one size and 8 bits.'
+                )
+            block.append(np.asarray(image.convert(mode)).reshape(*size[::-1], -1))
+        yield np.stack(block)
+
+
+def _list(names: Any) -> str:
+    return ', '.join(printable(str(name)) for name in names) or 'none'

@@ -1,0 +1,149 @@
+"""Datasets of Hugging Face's library, made on the spot."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+from PIL import Image
+
+import jaxfed
+from jaxfed.data import Columns, from_huggingface, load_dataset
+
+hf = pytest.importorskip('datasets')
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (60, 6, 5, 3)).astype(np.uint8)
+LABELS = np.arange(60) % 3
+
+
+def images(first=0, last=60, *, mode='RGB', **columns):
+    """A split with a column of images and one of class labels."""
+    features = hf.Features({'img': hf.Image(), 'fine': hf.ClassLabel(names=['a', 'b', 'c'])})
+    values = {
+        'img': [Image.fromarray(p).convert(mode) for p in PIXELS[first:last]],
+        'fine': LABELS[first:last],
+    }
+    for name, column in columns.items():
+        features[name], values[name] = hf.Value('string'), column
+    return hf.Dataset.from_dict(values, features=features)
+
+
+def splits(**columns):
+    return hf.DatasetDict({'train': images(0, 40, **columns), 'test': images(40)})
+
+
+def check(dataset, users=None):
+    assert_array_equal(dataset.x_train, PIXELS[:40])
+    assert_array_equal(dataset.x_test, PIXELS[40:])
+    assert_array_equal(dataset.y_train, LABELS[:40])
+    assert_array_equal(dataset.y_test, LABELS[40:])
+    assert dataset.num_classes == 3
+    assert_array_equal(dataset.users, users)
+
+
+def test_a_saved_folder_and_files(tmp_path, monkeypatch):
+    monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path / 'cache'))
+    writers = [f'w{i % 4}' for i in range(40)]
+    made = splits(writer=writers)
+    made.save_to_disk(tmp_path / 'saved')
+    columns = Columns(user='writer')
+    for _ in range(2):  # the second time from the cache
+        found = load_dataset('hf:saved', data_dir=tmp_path, columns=columns)
+        check(found, [i % 4 for i in range(40)])
+        assert found.name == 'saved'
+    (tmp_path / 'files').mkdir()
+    for name, split in made.items():
+        split.to_parquet(tmp_path / 'files' / f'{name}.parquet')
+    check(load_dataset('hf:files', data_dir=tmp_path))
+
+
+def test_the_cache_of_load_dataset(tmp_path, monkeypatch):
+    monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path / 'cache'))
+    with pytest.raises(ValueError, match=r'--dataset=hf:org/none cannot be read .*save_to_disk'):
+        load_dataset('hf:org/none', data_dir=tmp_path)
+
+
+def test_grey_images_and_validation(tmp_path, monkeypatch):
+    monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path))
+    grey = {'train': images(0, 40, mode='L'), 'validation': images(40, mode='L')}
+    dataset = from_huggingface(grey, 'dataset')
+    assert dataset.x_train.shape == (40, 6, 5, 1) and dataset.x_test.shape == (20, 6, 5, 1)
+    want = np.asarray(Image.fromarray(PIXELS[7]).convert('L'))
+    assert_array_equal(dataset.x_train[7, ..., 0], want)
+
+
+def rows(**changes):
+    values = {'x': np.arange(200.0).reshape(40, 5).tolist(), 'y': ['u', 'v'] * 20} | changes
+    return hf.Dataset.from_dict(values)
+
+
+def test_vectors_and_labels_of_text():
+    dataset = from_huggingface(
+        {'train': rows(), 'test': rows(y=['v'] * 40)}, 'dataset', Columns(label='y')
+    )
+    assert dataset.x_train.shape == (40, 1, 1, 5) and dataset.x_train[1, 0, 0, 2] == 7
+    assert dataset.y_train[:3].tolist() == [0, 1, 0] and dataset.y_test.tolist() == [1] * 40
+
+
+@pytest.mark.parametrize(
+    'made, columns, message',
+    [
+        ({'train': rows()}, {}, 'has the splits train; it needs train, and test or validation'),
+        ({'train': rows(), 'test': rows()}, {}, 'set --label_column to one of x, y'),
+        ({'train': rows(), 'test': rows()}, {'label': 'z'}, '--label_column=z is none of x, y'),
+        (
+            {'train': rows(w=[[1]] * 40), 'test': rows()},
+            {'label': 'y'},
+            'set --image_column to one of x, w',
+        ),
+        (
+            {'train': rows(), 'test': rows().remove_columns('x')},
+            {'label': 'y'},
+            'test lacks the column x of train',
+        ),
+        (
+            {'train': rows(), 'test': rows(y=['w'] * 40)},
+            {'label': 'y'},
+            "test has the label 'w', which train lacks",
+        ),
+        (
+            {'train': rows(x=[[1.0], [2.0, 3.0]] * 20), 'test': rows()},
+            {'label': 'y'},
+            'the column x cannot be used .* numbers of one shape',
+        ),
+        ({'train': rows(), 'test': rows()}, {'label': 'y', 'user': 'u'}, '--user_column=u is none'),
+    ],
+)
+def test_what_cannot_be_used(made, columns, message):
+    with pytest.raises(ValueError, match=message) as error:
+        from_huggingface(made, 'dataset', Columns(**columns))
+    assert '\n' not in str(error.value)
+
+
+def test_images_of_several_sizes(tmp_path, monkeypatch):
+    monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path))
+    values = {'img': [Image.new('L', (4, 4)), Image.new('L', (4, 5))], 'label': [0, 1]}
+    split = hf.Dataset.from_dict(
+        values, features=hf.Features({'img': hf.Image(), 'label': hf.Value('int64')})
+    )
+    with pytest.raises(ValueError, match=r'train: image 1 is 4 x 5 L, the first 4 x 4; .* one size'):
+        from_huggingface({'train': split, 'test': split}, 'dataset')
+
+
+def test_flags_that_need_such_a_dataset():
+    with pytest.raises(ValueError, match=r'--user_column=w needs --dataset=hf:NAME, got .*digits'):
+        jaxfed.simulate(jaxfed.Config(user_column='w'))
+
+
+def test_splits_from_python(tmp_path, cheap_runs, monkeypatch):
+    monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path / 'cache'))
+    config = jaxfed.Config(
+        model='mlp', rounds=1, num_clients=2, clients_per_round=2, partition='iid',
+        local_epochs=1, workdir=str(tmp_path / 'run'),
+    )  # fmt: skip
+    result = jaxfed.simulate(config, dataset=splits(), quiet=True)
+    assert result.summary['dataset'].startswith('arrays/datasets-')
+    again = jaxfed.Dataset.from_arrays(PIXELS[:40], LABELS[:40], PIXELS[40:], LABELS[40:].tolist())
+    same = jaxfed.simulate(
+        jaxfed.Config(**{**config.__dict__, 'workdir': str(tmp_path / 'again')}),
+        dataset=again, quiet=True,
+    )  # fmt: skip
+    assert same.metrics[0]['test_loss'] == result.metrics[0]['test_loss']
