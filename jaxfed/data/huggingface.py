@@ -104,7 +104,9 @@ def from_huggingface(
         known, numbers = np.unique(values['train'], return_inverse=True)
         unknown = np.setdiff1d(values['test'], known)
         if unknown.size:
-            raise ValueError(f'{source}: test has the label {str(unknown[0])!r}, which train lacks.')
+            raise ValueError(
+                f'{source}: test has the label {str(unknown[0])!r}, which train lacks.'
+            )
         values = {'train': numbers, 'test': np.searchsorted(known, values['test'])}
     arrays |= {f'y_{part}': value for part, value in values.items()}
     number = None if known is None else len(known)

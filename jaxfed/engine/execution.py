@@ -66,7 +66,7 @@ def run_waves(
         [X N, ...]. The rows of the cohort are replaced in place.
       cohort: [X, S].
       waves: schedules that divide the cohort's slots, each with the data of its clients; none if
-        no client's update arrives.
+        no client's update arrives and the method does not merge then.
       tuned: [X] arrays.
       keys: [X] random keys of batches.
       keep: whether to return the local models.

@@ -257,8 +257,10 @@ def _merge_experiment(
         round=before.round + 1,
         stats=jax.tree.map(jnp.add, before.stats, total.stats),
     )
-    # An experiment whose clients are all lost does not change.
-    arrived = jnp.any(epochs > 0)
+    # An experiment whose clients are all lost does not change, unless its method says so.
+    changes = jnp.any(epochs > 0)
+    if method.always_merges:
+        changes = jnp.bool_(True) if tuned.running is None else tuned.running > 0
     examples = jnp.maximum(jnp.sum(epochs * inputs.data.size[x, clients]), 1)
-    server = jax.tree.map(lambda new, old: jnp.where(arrived, new, old), after, before)
+    server = jax.tree.map(lambda new, old: jnp.where(changes, new, old), after, before)
     return server, RoundMetrics(total.loss / examples)

@@ -32,6 +32,8 @@ class Tuned(NamedTuple):
     momentum: Any = None  # [X] float32; None for the value in `LocalSettings`
     weight_decay: Any = None  # [X] float32; None for the value in `LocalSettings`
     dropout: Any = None  # [X] float32; None for the value in `LocalSettings`
+    # [X] float32, 0 for a stopped experiment; None for methods that do not merge in every round
+    running: Any = None
     hyperparameters: PyTree = ()  # name -> [X] float32, for `tune`; () if the method is constant
 
 

@@ -201,7 +201,16 @@ def build(parts: list[Part], *, switch_round: int | None = None) -> Method:
             phases[phase].append(method)
         except ValueError as error:
             raise ValueError(f'--method={name}: {error}') from error
-    first, *second = (phase[0] if len(phase) == 1 else chain(*phase) for phase in phases if phase)
+    labels = [[part.name for part in parts if part.phase == i] for i in (0, 1)]
+    try:
+        first, *second = (
+            methods[0] if len(methods) == 1 else chain(*methods, names=names)
+            for methods, names in zip(phases, labels, strict=True)
+            if methods
+        )
+    except ValueError as error:
+        text = ','.join('+'.join(names) for names in labels if names)
+        raise ValueError(f'--method={text}: {error}') from error
     if second and switch_round is None:
         raise ValueError(
             'two methods that follow each other need --switch_round, the last round of the first.'

@@ -58,7 +58,10 @@ def combine_states(*parts: Method) -> Method:
 
     def own(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
         masks = [part.own(params, stats) for part in parts if part.own]
-        return jax.tree.map(lambda *of_parts: any(of_parts), *masks)
+        kept = jax.tree.map(lambda *of_parts: sum(of_parts), *masks)
+        if any(number > 1 for number in jax.tree.leaves(kept)):
+            raise ValueError('two of the combined methods keep the same parameters; remove one.')
+        return jax.tree.map(bool, kept)
 
     facts: dict[str, Any] = {name: any(getattr(p, name) for p in parts) for name in _FACTS}
 
@@ -83,11 +86,13 @@ def combine_states(*parts: Method) -> Method:
     )
 
 
-def _check_order(parts: Sequence[Method], combining: list[int], weighing: list[int]) -> None:
+def _check_order(
+    parts: Sequence[Method], names: Sequence[str], combining: list[int], weighing: list[int]
+) -> None:
     """Raises a ValueError if a part would undo another one, or not see what it needs."""
 
     def refuse(i: int, text: str, j: int, rest: str) -> None:
-        raise ValueError(f'method {i + 1} of the combination {text} method {j + 1} {rest}.')
+        raise ValueError(f'{names[i]} {text} {names[j]} {rest}.')
 
     if len(combining) > 1:
         raise ValueError(
@@ -110,6 +115,12 @@ def _check_order(parts: Sequence[Method], combining: list[int], weighing: list[i
         if part.receive and other.reads_server:
             text = 'keeps parameters at the clients, but'
             refuse(i, text, j, 'evaluates the global model, which lacks them; remove one')
+        if part.personal and other.own:
+            refuse(
+                i, 'trains a model of each client, so', j, 'cannot keep a part of it; remove one'
+            )
+        if part.personal and j > i and other.adapt is not _NEUTRAL.adapt:
+            refuse(i, 'trains two models, so', j, 'must change the network before it')
         if not (part.privacy or part.delays):
             continue
         does = 'adds noise to' if part.privacy else 'delays'
@@ -119,7 +130,7 @@ def _check_order(parts: Sequence[Method], combining: list[int], weighing: list[i
             refuse(i, f'{does} the sum of updates, so', j, 'must come after it')
 
 
-def chain(*parts: Method) -> Method:
+def chain(*parts: Method, names: Sequence[str] = ()) -> Method:
     """Combines methods into one.
 
     Penalties add up, and a step changes the arrays that every part allows. Weights, received
@@ -128,6 +139,7 @@ def chain(*parts: Method) -> Method:
 
     Args:
       *parts: the methods, in the order in which they change the server's update.
+      names: of the parts, for errors; by default their numbers.
 
     Returns:
       The combined method.
@@ -148,7 +160,9 @@ def chain(*parts: Method) -> Method:
         )
     combining = [i for i, part in enumerate(parts) if part.combine is not None]
     weighing = [i for i, part in enumerate(parts) if part.weigh is not _NEUTRAL.weigh]
-    _check_order(parts, combining, weighing)
+    _check_order(
+        parts, names or [f'method {i + 1}' for i in range(len(parts))], combining, weighing
+    )
     parts = tuple(map(check_hooks, parts))
 
     def weigh(cohort: CohortView) -> Array:

@@ -121,7 +121,7 @@ def method_cost(
     )
     base = size_of((jax.eval_shape(network.init, jax.random.key(0)), network.stats))
     common, stats = _sent(method, params, model.stats)
-    numbers = MessageSize(sum(leaf.size for leaf in common), bits=32)
+    numbers = MessageSize(sum(leaf.size for leaf in common))
     sent = method.message_size(common, numbers).bytes + size_of(stats) + upload
     received = size_of((common, stats)) + download
     return MethodCost(

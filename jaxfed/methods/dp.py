@@ -15,7 +15,8 @@ def dp(*, clip: float = 1.0, noise: float = 1.0, delta: float = 1e-5) -> Method:
     update = 1 / m (sum_i u_i min(1, clip / ||u_i||) + noise clip N(0, I)), m the mean cohort size
 
     A run records the epsilon of its rounds, of neighbouring sets of clients. The noise follows
-    --seed, so runs are reproducible; a deployment needs secret randomness.
+    --batch_seed, so runs are reproducible; a deployment needs secret randomness. An update that is
+    not finite counts as zero.
 
     Args:
       clip: largest norm of a client's update, > 0.
@@ -39,7 +40,9 @@ def dp(*, clip: float = 1.0, noise: float = 1.0, delta: float = 1e-5) -> Method:
     def send(client: ClientView) -> PyTree:
         norm = optax.tree.norm(client.update)
         factor = jnp.minimum(1.0, clip / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
-        return optax.tree.scale(factor, client.update)
+        # One client must not change the sum by more than its norm, also if its training diverges.
+        finite = jnp.isfinite(norm)
+        return jax.tree.map(lambda u: jnp.where(finite, factor * u, 0), client.update)
 
     def merge(view: MergeView) -> tuple[PyTree, PyTree]:
         leaves, structure = jax.tree.flatten(view.update)

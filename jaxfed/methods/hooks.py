@@ -59,6 +59,8 @@ def check_hooks(method: Any) -> Any:
     def finish(client: Any) -> tuple[PyTree, PyTree]:
         state, upload = _pair('finish', 'client state', 'upload', method.finish(client))
         _check_form('finish', 'the client state', 'init', state, client.state)
+        if method.privacy is not None and jax.tree.leaves(upload):
+            raise _error('finish', 'no upload, (): noise hides the update only', upload)
         return state, _tree('finish', upload)
 
     def merge(view: Any) -> tuple[PyTree, PyTree]:
@@ -66,6 +68,27 @@ def check_hooks(method: Any) -> Any:
         _check_form('merge', 'the update', 'the parameters', update, view.params, cast=True)
         _check_form('merge', 'the server state', 'init', state, view.state)
         return update, state
+
+    def personal(params: PyTree) -> PyTree:
+        value = method.personal(params)
+        _check_form('personal', 'parameters', 'the given ones', value, params)
+        return value
+
+    def own(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
+        value = _pair(
+            'own', 'bools for parameters', 'bools for statistics', method.own(params, stats)
+        )
+        flag = jnp.bool_(True)
+        for mask, tree in zip(value, (params, stats), strict=True):
+            like = jax.tree.map(lambda _: flag, tree)
+            _check_form('own', 'a bool for each array', 'the parameters and statistics', mask, like)
+        return value
+
+    def message_size(update: Any, size: Any) -> Any:
+        value = method.message_size(update, size)
+        if not isinstance(value, type(size)):
+            raise _error('message_size', 'a jaxfed.methods.method.MessageSize', value)
+        return value
 
     def adapt(model: Model) -> Model:
         adapted = method.adapt(model)
@@ -89,6 +112,9 @@ def check_hooks(method: Any) -> Any:
         sent=lambda upload: _tree('sent', method.sent(upload)),
         merge=merge,
         adapt=adapt,
+        personal=personal if method.personal else None,
+        own=own if method.own else None,
+        message_size=message_size,
     )
 
 

@@ -35,8 +35,9 @@ def krum(*, byzantine: float = 0.2, keep: int = 1) -> Method:
 
     def combine(view: CombineView) -> PyTree:
         sampled = len(view.arrived)
+        check(keep <= sampled, '--keep', keep, f'at most the {sampled} clients of a round')
         check(
-            2 * ((byzantine * sampled + 1e-4) // 1) + 2 < sampled, 'byzantine', byzantine,
+            2 * ((byzantine * sampled + 1e-4) // 1) + 2 < sampled, '--byzantine', byzantine,
             f'such that 2 f + 2 is below the {sampled} clients of a round',
         )  # fmt: skip
         arrived = jnp.sum(view.arrived)

@@ -15,6 +15,17 @@ One round, in the order in which the hooks run:
     state, upload     = finish(client)         each client, after its local training
     update            = combine(updates)       once, on the server; if not set, the weighted sum
     update, state     = merge(aggregate)       once, on the server
+
+A round in which no update is sent changes nothing, except `merge` with noise or delayed updates.
+Outside of the rounds:
+
+    server, client    = init(params, stats)    once: the first states
+    constants         = prepare(info)          each client, once
+    network           = adapt(model)           once: the network that is trained
+    params            = personal(params)       when local models are evaluated, if set
+    sent, own, message_size                    once, for the costs; `own` says what stays
+
+The facts after the hooks let `chain` refuse combinations that would be wrong.
 """
 
 import inspect
@@ -47,14 +58,18 @@ class RoundInfo(NamedTuple):
 class MessageSize(NamedTuple):
     """The size of the form in which a client sends its update."""
 
-    numbers: float
-    bits: float  # of each number
-    other: float = 0.0  # bytes of places, norms and the like
+    numbers: int
+    bits: float = 32  # of each number
+    kept: int | None = None  # numbers that are sent with their places; None for all, without
+    other: float = 0.0  # bytes of norms and the like
 
     @property
     def bytes(self) -> int:
-        """The bytes of the message, rounded up."""
-        return math.ceil(self.numbers * self.bits / 8 + self.other)
+        """The bytes of the message, with or without places of 32 bits, rounded up."""
+        bits = self.numbers * self.bits
+        if self.kept is not None:
+            bits = min(bits, self.kept * (self.bits + 32))
+        return math.ceil(bits / 8 + self.other)
 
 
 class Privacy(NamedTuple):
@@ -223,6 +238,11 @@ class Method(NamedTuple):
     # of a method whose noise must be the last change of the update
     privacy: Privacy | None = None
 
+    @property
+    def always_merges(self) -> bool:
+        """Whether `merge` runs in a round in which no update is sent, too."""
+        return self.delays or self.privacy is not None
+
 
 _OPTIONAL = ('receive', 'trainable', 'combine', 'personal', 'own')  # hooks that may be None
 # hook -> its parameters, as in error messages
@@ -238,7 +258,7 @@ _PARAMETERS = {
     'trainable': 'view',
     'send': 'client',
     'finish': 'client',
-    'combine': 'view',
+    'combine': 'updates',
     'merge': 'view',
     'adapt': 'model',
     'personal': 'params',

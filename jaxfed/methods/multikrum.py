@@ -18,7 +18,7 @@ def multikrum(*, byzantine: float = 0.2) -> Method:
       The method.
 
     Raises:
-      ValueError: if byzantine is out of range.
+      ValueError: if byzantine is out of range, or the cohort is too small for it.
 
     Reference:
       Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent,

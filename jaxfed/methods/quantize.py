@@ -9,7 +9,7 @@ from jaxfed.types import Array, PyTree
 
 
 def quantize(*, bits: int = 8) -> Method:
-    """Unbiased stochastic rounding of a client's update; combines with any method.
+    """Unbiased stochastic rounding of a client's update.
 
     q(u)[j] = ||u|| sign(u[j]) xi / s, s = 2^(bits - 1) - 1,
     xi = floor(s |u[j]| / ||u||), plus 1 with the probability of the remainder

@@ -16,7 +16,7 @@ def topk(*, share: float = 0.1) -> Method:
 
     u = update + e_i; send the ceil(share d) entries of u with the largest |u[j]|; e_i = the rest
 
-    Entries are chosen in each array of the parameters, of d entries. Combines with any method.
+    Entries are chosen in each array of the parameters, of d entries.
 
     Args:
       share: of the entries that are sent, in (0, 1]; 1 sends all.
@@ -33,10 +33,13 @@ def topk(*, share: float = 0.1) -> Method:
     check((share > 0) & (share <= 1), 'share', share, 'above 0 and at most 1')
 
     def largest(u: Array) -> Array:
-        size = jnp.abs(u)
-        place = jnp.ceil(share * u.size - 1e-4).astype(jnp.int32) - 1
-        least = -jnp.sort(-size.ravel())[jnp.maximum(place, 0)]
-        return jnp.where(size >= least, u, 0)
+        size = jnp.abs(u.ravel())
+        number = jnp.maximum(jnp.ceil(share * u.size - 1e-4).astype(jnp.int32), 1)
+        least = -jnp.sort(-size)[number - 1]
+        # Of equal entries the first ones.
+        ties = jnp.cumsum(size == least) <= number - jnp.sum(size > least)
+        sent = (size > least) | ((size == least) & ties)
+        return jnp.where(sent.reshape(u.shape), u, 0)
 
     def send(client: ClientView) -> PyTree:
         return jax.tree.map(largest, optax.tree.add(client.update, client.state))
@@ -45,10 +48,9 @@ def topk(*, share: float = 0.1) -> Method:
         return optax.tree.sub(optax.tree.add(client.update, client.state), send(client)), ()
 
     def message_size(update: PyTree, size: MessageSize) -> MessageSize:
-        if share >= 0.5:  # numbers without their places are shorter
-            return size
-        kept = sum(math.ceil(share * leaf.size - 1e-4) for leaf in jax.tree.leaves(update))
-        return size._replace(numbers=kept, other=size.other + 4 * kept)
+        return size._replace(
+            kept=sum(math.ceil(share * leaf.size - 1e-4) for leaf in jax.tree.leaves(update))
+        )
 
     return Method(
         init=lambda params, stats: ((), optax.tree.zeros_like(params)),

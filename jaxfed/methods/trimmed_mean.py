@@ -33,7 +33,7 @@ def trimmed_mean(*, trim: float = 0.2) -> Method:
     def combine(view: CombineView) -> PyTree:
         sampled = len(view.arrived)
         check(
-            (trim == 0) | (trim * sampled + 1e-4 >= 1), 'trim', trim,
+            (trim == 0) | (trim * sampled + 1e-4 >= 1), '--trim', trim,
             f'0, or enough to remove one of the {sampled} clients of a round at each end',
         )  # fmt: skip
         arrived = jnp.sum(view.arrived)

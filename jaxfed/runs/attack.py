@@ -20,8 +20,8 @@ def check_attack(config: Config) -> None:
             read = read and config.attack in ATTACKS
         if value != getattr(Config, name) and not read:
             raise ValueError(
-                f'--{name}={value} has no effect with --malicious={config.malicious} and '
-                f'--attack={config.attack}; set --malicious, as --malicious=0.2, or remove it.'
+                f'--{name}={value} is for malicious clients that send other updates; set '
+                '--malicious=0.2 and such an --attack, or remove the flag.'
             )
     if config.malicious and not malicious_clients(config):
         raise ValueError(

@@ -13,7 +13,7 @@ from jaxfed.internal import console
 from jaxfed.methods import Part
 from jaxfed.models import ops
 from jaxfed.recording import display
-from jaxfed.runs.experiment import Experiment, client_steps, cost_of, make_network, total_steps
+from jaxfed.runs.experiment import Experiment, client_steps, make_network, total_steps
 from jaxfed.runs.memory import memory_errors
 from jaxfed.runs.prepare import Prepared, memory_in_words, prepare
 from jaxfed.runs.privacy import privacy_after
@@ -68,7 +68,7 @@ def describe_dry_run(experiment: Experiment, prepared: Prepared, timed: Timed) -
         f'a client and round (batch {config.batch_size}, {config.local_epochs} epochs)',
         'rounds': f'{config.rounds}, {console.counted(total, "client-step")} in all',
         'method': _method(config, experiment.parts),
-        'cost': display.cost_in_words(cost_of(experiment)._asdict()) or "no more than FedAvg's",
+        'cost': display.cost_in_words(experiment.cost._asdict()) or "no more than FedAvg's",
         **privacy,
         'network': f'{config.model}, {_count(server.params)} parameters{stats}',
         'convolutions': '\n'.join(algorithms) or 'none',

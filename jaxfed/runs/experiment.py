@@ -53,6 +53,7 @@ class Experiment(NamedTuple):
     mean: np.ndarray  # [channels] of the training images, in the units of the dataset's files
     std: np.ndarray  # [channels]
     workdir: Path  # `set_up` creates it
+    cost: MethodCost  # of the method beyond FedAvg
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -114,6 +115,7 @@ def make_experiment(
     if config.init_from is not None:
         network = start_from(Path(config.init_from), network, config.model)
     model = with_precision(method.adapt(network), config.precision)
+    cost = method_cost(method, network, input_shape=input_shape, num_classes=dataset.num_classes)
     if MODELS[config.model] not in BUILT_IN:
         classes = dataset.num_classes
         check_network(config.model, model, input_shape=input_shape, num_classes=classes)
@@ -122,7 +124,7 @@ def make_experiment(
     mean, std = channel_statistics(dataset.x_train)
     workdir = Path(config.workdir or run_files.RUNS)
     experiment = Experiment(
-        config, parts, method, model, dealt, measures, augmentations, mean, std, workdir
+        config, parts, method, model, dealt, measures, augmentations, mean, std, workdir, cost
     )
     longest = config.local_epochs * steps_per_epoch(int(dealt.size.max()), config.batch_size)
     if config.accumulate_steps > longest:
@@ -171,13 +173,6 @@ def make_network(
         width=config.width,
         remat=config.remat,
     )
-
-
-def cost_of(experiment: Experiment) -> MethodCost:
-    """The cost of the method beyond FedAvg."""
-    shape, classes = experiment.input_shape, experiment.dealt.dataset.num_classes
-    network = make_network(experiment.config, shape, classes)
-    return method_cost(experiment.method, network, input_shape=shape, num_classes=classes)
 
 
 def cohort_of(experiment: Experiment, round_: int) -> Cohort:

@@ -120,7 +120,7 @@ def feed_rounds(
         )
     for number, cohort, waves in rounds:
         ready = islice(loaded, len(waves)) if room else iter([load(cohort, s) for s in waves])
-        yield PlannedRound(number, cohort, round_arguments(experiments, number), ready)
+        yield PlannedRound(number, cohort, round_arguments(experiments, number, running), ready)
 
 
 def plan_rounds(
@@ -136,6 +136,8 @@ def plan_rounds(
         waves = [arrived] if arrived.size else []
         if room:
             waves = split_waves(experiments[0].dealt.size[clients[0]], arrived, room)
+        if not waves and any(experiment.method.always_merges for experiment in experiments):
+            waves = [arrived]
         yield number, Cohort(clients, epochs), waves
 
 
@@ -222,7 +224,7 @@ def plan_wave(steps: np.ndarray, slots: np.ndarray, *, lanes: int, devices: int)
       devices: their number.
     """
     plan = schedule(steps[slots], lanes=lanes, devices=devices, cohort_size=len(steps))
-    return plan._replace(slot=slots[plan.slot].astype(np.int32))
+    return plan._replace(slot=slots[plan.slot].astype(np.int32)) if slots.size else plan
 
 
 def ahead(tasks: Iterable[Callable[[], T]]) -> Iterator[T]:

@@ -5,6 +5,9 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import jax
+import numpy as np
+
 from jaxfed.config import Config
 from jaxfed.engine.optimizers import OPTIMIZERS, WITHOUT_MOMENTUM, of_gradient
 
@@ -27,9 +30,28 @@ def name_optimizers(configs: Iterable[Config]) -> list[Config]:
             config = dataclasses.replace(config, optimizer=name)
         named.append(config)
     for name, function in functions.items():
+        _check_steps(name, function)
         OPTIMIZERS[name] = of_gradient(function)
         WITHOUT_MOMENTUM.add(name)
     return named
+
+
+def _check_steps(name: str, function: Callable[..., Any]) -> None:
+    """Traces a step of an optimizer; raises a ValueError in one line if that fails."""
+
+    def step(rate: jax.Array, params: jax.Array) -> Any:
+        made = function(rate)
+        return made.update(params, made.init(params), params)
+
+    number = jax.ShapeDtypeStruct((), np.float32)
+    try:
+        jax.eval_shape(step, number, jax.ShapeDtypeStruct((2,), np.float32))
+    except Exception as error:  # of any kind, from the user's function
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f'optimizer: {name} must be a function of the learning rate that returns an optimizer '
+            f'of optax, whose update takes gradients, state and parameters ({reason}).'
+        ) from error
 
 
 def _name_of(optimizer: Callable[..., Any]) -> str:

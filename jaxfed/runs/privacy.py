@@ -5,6 +5,7 @@ import importlib.util
 from typing import Any, NamedTuple
 
 import numpy as np
+from absl import logging
 
 from jaxfed.config import Config
 from jaxfed.methods import Method
@@ -42,8 +43,8 @@ def check_privacy(config: Config, method: Method) -> None:
         )
     if method.privacy.delta >= 1 / config.num_clients:
         raise ValueError(
-            f'--delta={method.privacy.delta} must be below 1 / --num_clients='
-            f'{1 / config.num_clients:.3g}; else a method that reveals one client could pass.'
+            f'--delta={method.privacy.delta} must be below {1 / config.num_clients:.3g}, 1 over '
+            '--num_clients; else a method that reveals one client could pass.'
         )
     if method.privacy.noise and importlib.util.find_spec('dp_accounting') is None:
         raise ValueError(
@@ -105,5 +106,10 @@ def _renyi_divergences(release: Release) -> tuple[np.ndarray, np.ndarray]:
         accountant = RdpAccountant(neighboring_relation=relation.ADD_OR_REMOVE_ONE)
         noisy = dp_accounting.GaussianDpEvent(release.noise)
         event = dp_accounting.PoissonSampledDpEvent(1 - release.dropout, noisy)
-    accountant.compose(event)
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)  # it warns of orders that it then leaves out
+    try:
+        accountant.compose(event)
+    finally:
+        logging.set_verbosity(before)
     return accountant.orders, accountant.rdp

@@ -87,17 +87,22 @@ def method_builder(experiments: Sequence[Experiment]) -> Callable[[PyTree], Meth
     return build
 
 
-def round_arguments(experiments: Sequence[Experiment], round_: int) -> Tuned:
-    """The arguments [X] of the program of a round."""
+def round_arguments(
+    experiments: Sequence[Experiment], round_: int, running: np.ndarray | None = None
+) -> Tuned:
+    """The arguments [X] of the program of a round; `running` [X] bool, None for all."""
     configs = [experiment.config for experiment in experiments]
     differing = {
         name: np.array([getattr(config, name) for config in configs], np.float32)
         for name in ARGUMENTS
         if len({getattr(config, name) for config in configs}) > 1
     }
+    going = np.ones(len(configs), bool) if running is None else running
+    merges = any(experiment.method.always_merges for experiment in experiments)
     rates = [learning_rate(config, round_) for config in configs]
     return Tuned(
         np.array(rates, np.float32),
         **differing,
+        running=going.astype(np.float32) if merges else None,
         hyperparameters=differing_hyperparameters(experiments) or (),
     )

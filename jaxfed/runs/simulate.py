@@ -22,7 +22,7 @@ from jaxfed.recording.curve import draw_accuracy
 from jaxfed.recording.entries import Entry, summarise, title_of
 from jaxfed.recording.heatmap import draw_heatmap
 from jaxfed.recording.log import Log
-from jaxfed.runs.experiment import Experiment, cost_of, set_up, total_steps
+from jaxfed.runs.experiment import Experiment, set_up, total_steps
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.model_file import save_model
 from jaxfed.runs.prepare import Prepared, memory_in_words, prepare
@@ -279,7 +279,7 @@ def _finish(
     earlier = sum(entry['seconds'] for entry in metrics[:done])
     summary |= privacy_after(config, experiment.method, len(metrics))
     summary |= {
-        'cost': cost_of(experiment)._asdict(),
+        'cost': experiment.cost._asdict(),
         'evaluated_on': 'validation' if config.validation else 'test',
         'devices': prepared.mesh.size,
         'lanes': prepared.lanes,

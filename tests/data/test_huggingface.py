@@ -124,7 +124,9 @@ def test_images_of_several_sizes(tmp_path, monkeypatch):
     split = hf.Dataset.from_dict(
         values, features=hf.Features({'img': hf.Image(), 'label': hf.Value('int64')})
     )
-    with pytest.raises(ValueError, match=r'train: image 1 is 4 x 5 L, the first 4 x 4; .* one size'):
+    with pytest.raises(
+        ValueError, match=r'train: image 1 is 4 x 5 L, the first 4 x 4; .* one size'
+    ):
         from_huggingface({'train': split, 'test': split}, 'dataset')
 
 

@@ -43,6 +43,9 @@ def test_names():
     [
         ([optax.adam(0.1)], 'must be a name or a function .* got a GradientTransformation'),
         ([None], 'must be a name or a function .* got a NoneType'),
+        ([lambda rate: 5], 'must be a function of the learning rate that returns an optimizer'),
+        ([lambda: optax.sgd(0.1)], 'must be a function of the learning rate'),
+        ([optax.lbfgs], 'must be a function of the learning rate'),
         ([lambda rate: optax.sgd(rate), lambda rate: optax.adam(rate)], 'have the name .*<lambda>'),
     ],
 )

@@ -1,5 +1,6 @@
 """Epsilon of the noise that `dp` adds, and the runs for which it is known."""
 
+import itertools
 import json
 import math
 
@@ -8,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from jaxfed import Config, simulate
-from jaxfed.methods import METHODS, build, resolve
+from jaxfed.methods import METHODS, Method, build, chain, resolve
 from jaxfed.runs.privacy import Release, check_privacy, epsilon, privacy_after
 
 pytest.importorskip('dp_accounting')
@@ -69,7 +70,7 @@ def test_epsilon_falls_with_noise_and_grows_with_rounds():
     [
         ({'sampling': 'size'}, {}, '--sampling=size .* --sampling=uniform only; remove'),
         ({'over_selection': 0.2}, {}, '--over_selection=0.2 .* remove the flag'),
-        ({}, {'delta': 0.05}, r'--delta=0.05 must be below 1 / --num_clients=0.05'),
+        ({}, {'delta': 0.05}, r'--delta=0.05 must be below 0.05, 1 over --num_clients'),
     ],
 )
 def test_runs_whose_epsilon_is_not_known(settings, hyper, message):
@@ -97,3 +98,54 @@ def test_a_run_records_epsilon(tmp_path):
     summary = json.loads((tmp_path / 'summary.json').read_text())
     assert summary['epsilon'] == want[2] and summary['delta'] == 1e-5
     assert summary['neighbours'] == 'replace_one'
+
+
+def test_noise_and_late_updates_also_come_without_any_arrival(tmp_path, cheap_runs):
+    common = {
+        'model': 'mlp', 'partition': 'iid', 'num_clients': 4, 'clients_per_round': 4, 'rounds': 8,
+        'local_epochs': 1, 'dropout': 0.7, 'devices': '2', 'lanes': 1,
+    }  # fmt: skip
+
+    def entries(method, stream):
+        config = Config(
+            method=method, stream=stream, workdir=str(tmp_path / f'{method}{stream}'), **common
+        )
+        return simulate(config, quiet=True).metrics
+
+    for method in ('dp', 'fedbuff', 'fedavg'):
+        for stream in ('off', 'on'):
+            metrics = entries(method, stream)
+            pairs = [
+                (before['test_loss'], entry['test_loss'])
+                for before, entry in itertools.pairwise(metrics)
+                if entry['clients'] == 0
+            ]
+            assert pairs
+            same = [before == after for before, after in pairs]
+            assert all(same) if method == 'fedavg' else not all(same)
+
+
+def test_a_private_client_uploads_nothing_else():
+    leak = Method(finish=lambda client: ((), client.update))
+    config = Config(model='mlp', partition='iid', rounds=1)
+    with pytest.raises(ValueError, match=r'finish must return no upload, \(\): noise hides'):
+        simulate(config, method=chain(leak, METHODS['dp']()), quiet=True)
+
+
+def test_private_experiments_in_one_program(tmp_path, cheap_runs):
+    from jaxfed.sweeps.runner import simulate_all
+
+    settings = {
+        'method': 'dp', 'model': 'mlp', 'partition': 'iid', 'rounds': 3, 'local_epochs': 1,
+    }  # fmt: skip
+    configs = {
+        str(noise): Config(hyperparameters={'noise': noise}, **settings) for noise in (0.5, 2.0)
+    }
+    together = simulate_all(configs, tmp_path / 'both', quiet=True)
+    alone = simulate(
+        Config(hyperparameters={'noise': 2.0}, workdir=str(tmp_path / 'alone'), **settings),
+        quiet=True,
+    )
+    assert together['2.0'].summary['experiments'] == 2
+    last = together['2.0'].metrics[-1]['test_loss']
+    assert last == pytest.approx(alone.metrics[-1]['test_loss'], rel=1e-5)

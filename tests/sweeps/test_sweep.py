@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from rich.console import Console
+from safetensors.numpy import load_file
 
 import jaxfed
 from jaxfed import methods
@@ -317,6 +318,22 @@ def test_halving_keeps_the_better_half(cheap_runs, programs, tmp_path):
     for member, other in zip(members, whole):
         ours = lines(tmp_path / member.config.workdir)
         assert_same(ours, lines(tmp_path / other.config.workdir)[: len(ours)])
+
+
+@pytest.mark.slow
+def test_a_stopped_experiment_gets_no_more_noise(cheap_runs, tmp_path):
+    config = small(method='dp', rounds=4, validation=0.2)
+    run(config, 'noise=0.5,3', 1, tmp_path, rungs=[2])
+    summaries = [json.loads((f / 'summary.json').read_text()) for f in folders(tmp_path)]
+    (stopped,) = (f for f, s in zip(folders(tmp_path), summaries) if s['stopped_early'])
+    noise = float(stopped.name.partition('noise')[2].partition('_')[0])
+    alone = dataclasses.replace(
+        config, rounds=2, hyperparameters={'noise': noise}, workdir=str(tmp_path / 'alone')
+    )
+    jaxfed.simulate(alone, quiet=True)
+    ours, want = (load_file(f / 'model.safetensors') for f in (stopped, tmp_path / 'alone'))
+    for name, array in want.items():
+        np.testing.assert_allclose(ours[name], array, rtol=1e-4, atol=1e-6)
 
 
 def test_halving_by_hand():
