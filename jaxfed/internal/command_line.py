@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from absl import app, flags
 from absl import logging as absl_logging
 
+from jaxfed.internal import config_file
 from jaxfed.internal.files import versions
 from jaxfed.internal.type_checks import suggestion
 
@@ -104,7 +105,8 @@ def short_help(groups: Mapping[str, Sequence[FlagHelp]], title: str | None) -> s
         '',
         '--method=list shows every method with its hyper-parameters and its paper.',
         "--helpfull shows all flags in full, with the methods' hyper-parameters.",
-        '--flagfile=FILE reads flags from a file. Bool flags: --remat, or --noremat.',
+        '--flagfile=FILE reads flags, --config=FILE a YAML file or the config.json of a run.',
+        'Bool flags: --remat, or --noremat.',
     ]
     return '\n'.join(lines)
 
@@ -162,10 +164,10 @@ def quiet_libraries() -> None:
 def parse_program(arguments: list[str]) -> list[str]:
     """Parse the program's flags and return the other arguments; exit with status 2 on an error."""
     try:
-        return flags.FLAGS(arguments)
+        return flags.FLAGS(config_file.expand(arguments, flags.FLAGS))
     except BrokenPipeError:  # of --help | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
         sys.exit(0)
-    except (flags.Error, OSError, UnicodeDecodeError) as error:
+    except (flags.Error, OSError, ValueError) as error:
         print(f'error: {what_is_wrong(error, flags.FLAGS)}', file=sys.stderr)
         sys.exit(2)

@@ -9,7 +9,7 @@ from absl import flags
 
 from jaxfed import methods
 from jaxfed.config import DEFAULTS, GROUPS, MAPPINGS, SETTINGS, Config
-from jaxfed.internal import command_line
+from jaxfed.internal import command_line, config_file
 from jaxfed.internal.type_checks import printable
 from jaxfed.partition import PARTITIONS, partition_settings
 from jaxfed.runs.checks import annotations
@@ -211,8 +211,8 @@ def parse(arguments: Sequence[str]) -> Config:
     values = flags.FlagValues()
     define_flags(values)
     try:
-        rest = values(['', *arguments])[1:]
-    except (flags.Error, OSError, UnicodeDecodeError) as error:
+        rest = values(['', *config_file.expand(arguments, values)])[1:]
+    except (flags.Error, OSError, ValueError) as error:
         raise ValueError(printable(command_line.what_is_wrong(error, values))) from error
     if rest:
         raise ValueError(f'unexpected arguments {printable(" ".join(rest))}; flags begin with --.')

@@ -1,0 +1,83 @@
+"""Settings from a YAML or JSON file, as flags: --config=FILE."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from absl import flags
+
+from jaxfed.internal.type_checks import printable
+
+# In the config.json of a run: mappings of settings, facts that are no settings, and those that
+# belong to that run alone.
+_MAPPINGS = ('hyperparameters', 'partition_settings')
+_FACTS = ('method_parts', 'versions', 'device')
+_OF_THE_RUN = ('workdir', 'resume')
+
+
+def expand(arguments: Sequence[str], values: flags.FlagValues) -> list[str]:
+    """Replaces each --config=FILE by the flags that the file sets.
+
+    Flags after it on the command line override the file, as with --flagfile.
+
+    Args:
+      arguments: the program's name and its flags.
+      values: the defined flags.
+
+    Raises:
+      ValueError: if a file cannot be read, or does not map names of flags to values.
+    """
+    expanded, rest = [], iter(arguments)
+    for argument in rest:
+        name, equals, path = argument.partition('=')
+        if name not in ('--config', '-config'):
+            expanded.append(argument)
+            continue
+        expanded += _flags_of(path if equals else next(rest, ''), values)
+    return expanded
+
+
+def _flags_of(path: str, values: flags.FlagValues) -> list[str]:
+    """The flags that a file sets; a run's config.json those that differ from the default."""
+    source = f'--config={printable(path)}'
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        reason = ' '.join(str(error).split()) or type(error).__name__
+        raise ValueError(f'{source} cannot be read ({printable(reason)[:300]}).') from error
+    if not isinstance(content, Mapping):
+        raise ValueError(
+            f'{source} must map names of flags to values, as "method: fedlmd", or be the '
+            'config.json of a run.'
+        )
+    chosen = dict(_settings(content))
+    if all(name in content for name in _FACTS):
+        # It has every setting, also those of other partitions.
+        for name in (*_FACTS, *_OF_THE_RUN):
+            chosen.pop(name, None)
+        chosen = {n: v for n, v in chosen.items() if n not in values or values[n].default != v}
+    return [f'--{name}={_text(source, name, value)}' for name, value in chosen.items()]
+
+
+def _settings(content: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields (name of the flag, its value); none for null."""
+    for name, value in content.items():
+        if name in _MAPPINGS and isinstance(value, Mapping):
+            yield from _settings(value)
+        elif value is not None:
+            yield printable(str(name)), value
+
+
+def _text(source: str, name: Any, value: Any) -> str:
+    """A value as on the command line; a list is joined by commas."""
+    if isinstance(value, bool):
+        return 'true' if value else 'false'
+    if isinstance(value, list) and value:
+        return ','.join(_text(source, name, entry) for entry in value)
+    if not isinstance(value, str | int | float):
+        raise ValueError(
+            f'{source}: {printable(str(name))} must be a number, a text, true or false, got '
+            f'{printable(repr(value))[:100]}.'
+        )
+    return str(value)

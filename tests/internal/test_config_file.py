@@ -1,0 +1,94 @@
+"""Settings from YAML files and from the config.json of a run."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+from absl import flags
+
+import jaxfed
+from jaxfed.internal.config_file import expand
+from jaxfed.recording import run_files
+from jaxfed.runs import config_flags
+
+TEXT = """
+method: fedlmd+fedprox   # two parts
+fedlmd.beta: 0.5
+learning_rate: 1e-3
+partition: sharding
+shards_per_client: 3
+augment: [crop, flip]
+csv: true
+workdir: null
+"""
+
+
+def test_a_yaml_file(tmp_path):
+    (tmp_path / 'mine.yaml').write_text(TEXT)
+    config = config_flags.parse([f'--config={tmp_path / "mine.yaml"}'])
+    assert config == jaxfed.Config(
+        method='fedlmd+fedprox', hyperparameters={'fedlmd.beta': 0.5}, learning_rate=1e-3,
+        partition='sharding', shards_per_client=3, augment='crop,flip', csv=True,
+    )  # fmt: skip
+
+
+def test_later_flags_count(tmp_path):
+    path = tmp_path / 'mine.yaml'
+    path.write_text('rounds: 7\nseed: 3\n')
+    config = config_flags.parse(['--seed=1', '--config', str(path), '--rounds=9'])
+    assert (config.rounds, config.seed) == (9, 3)
+
+
+def test_the_config_of_a_run(tmp_path):
+    made = jaxfed.Config(
+        method='fedlmd', hyperparameters={'beta': 0.25}, partition='label_quantity', seed=4,
+        workdir=str(tmp_path / 'run'), csv=True, lr_decay=0.5,
+    )  # fmt: skip
+    run_files.make_workdir(made, [])
+    recorded = tmp_path / 'run' / 'config.json'
+    assert {'versions', 'device'} <= json.loads(recorded.read_text()).keys()
+    read = config_flags.parse([f'--config={recorded}'])
+    assert read == dataclasses.replace(made, workdir=None)
+
+
+@pytest.mark.parametrize(
+    'text, message',
+    [
+        (None, 'cannot be read .*No such file'),
+        ('a: [1', 'cannot be read .*expected'),
+        ('- 1\n- 2', 'must map names of flags to values, as "method: fedlmd"'),
+        ('', 'must map names of flags'),
+        ('rounds: {a: 1}', 'rounds must be a number, a text, true or false, got .*a.: 1'),
+        ('rounds: []', 'rounds must be a number'),
+        ('when: 2020-01-01', 'when must be a number'),
+        ('runds: 3', '--runds is not a flag; did you mean --rounds'),
+        ('rounds: many', '--rounds must be an integer, got many'),
+        ('method: !!python/object/apply:os.system [ls]', 'cannot be read .*could not determine'),
+        ('"a\\nb": 3', r'--a\\nb is not a flag'),
+    ],
+)
+def test_files_that_set_no_flags(text, message, tmp_path):
+    path = tmp_path / 'mine.yaml'
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+        config_flags.parse([f'--config={path}'])
+    assert '\n' not in str(error.value)
+
+
+def test_other_arguments_stay():
+    assert expand(['jaxfed', '--rounds=3', '--configs=x', 'rest'], flags.FLAGS) == [
+        'jaxfed', '--rounds=3', '--configs=x', 'rest',
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_command_line_reports_a_wrong_file(tmp_path):
+    done = subprocess.run(
+        [sys.executable, '-m', 'jaxfed', '--config=none.yaml'],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stderr.count('\n') == 1
+    assert done.stderr.startswith('error: --config=none.yaml cannot be read')
