@@ -337,6 +337,11 @@ class Config:
         'also send metrics to Weights & Biases; WANDB_MODE=offline keeps them in WORKDIR/wandb',
         affects='machine',
     )
+    mlflow: bool = _record(
+        False,
+        'also send metrics to MLflow; in WORKDIR/mlruns or at $MLFLOW_TRACKING_URI',
+        affects='machine',
+    )
 
     stream: Stream = _machine(
         'auto', 'send images in waves of clients; auto if they do not fit into memory'

@@ -105,8 +105,7 @@ def short_help(groups: Mapping[str, Sequence[FlagHelp]], title: str | None) -> s
         '',
         '--method=list shows every method with its hyper-parameters and its paper.',
         "--helpfull shows all flags in full, with the methods' hyper-parameters.",
-        '--flagfile=FILE reads flags, --config=FILE a YAML file or the config.json of a run.',
-        'Bool flags: --remat, or --noremat.',
+        'Files of settings: --flagfile, --config. Bool flags: --remat, or --noremat.',
     ]
     return '\n'.join(lines)
 

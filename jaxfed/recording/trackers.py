@@ -1,4 +1,4 @@
-"""Copies of metrics.jsonl while training: CSV, TensorBoard, Weights & Biases.
+"""Copies of metrics.jsonl while training: CSV, TensorBoard, Weights & Biases, MLflow.
 
 If a tracker fails during training, a warning and summary.json report it, and the tracker is closed.
 Training continues, because metrics.jsonl already has the round.
@@ -23,7 +23,11 @@ from jaxfed.recording import run_files
 from jaxfed.recording.entries import Entry
 
 CSV = 'metrics.csv'
-PACKAGES = {'tensorboard': 'tensorboardX', 'wandb': 'wandb'}  # flag and extra -> package
+PACKAGES = {
+    'tensorboard': 'tensorboardX',
+    'wandb': 'wandb',
+    'mlflow': 'mlflow',
+}  # flag and extra -> package
 _BY_CLASS = ('class_accuracy', 'class_forgetting', 'prediction_share')  # a curve for each class
 
 Tracker = Callable[[Entry], None]
@@ -108,7 +112,7 @@ def follow(
 def clear(config: Config, workdir: Path) -> None:
     """Remove the trackers' files of an interrupted run; the trackers receive all rounds again.
 
-    Runs of Weights & Biases remain, because they may be uploaded.
+    Runs of Weights & Biases and MLflow remain, because others may see them.
     """
     if config.csv:
         (workdir / CSV).unlink(missing_ok=True)
@@ -237,5 +241,43 @@ def wandb(workdir: Path, config: dict[str, Any]) -> Iterator[Tracker]:
         run.finish(exit_code=exit_code)
 
 
-# wandb is first: it may need a network, and fails before the others create files.
-OPEN: dict[str, Open] = {'wandb': wandb, 'tensorboard': tensorboard, 'csv': csv_file}
+@contextlib.contextmanager
+def mlflow(workdir: Path, config: dict[str, Any]) -> Iterator[Tracker]:
+    """Log to a run of MLflow, in WORKDIR/mlruns unless MLFLOW_TRACKING_URI names another store.
+
+    MLFLOW_EXPERIMENT_NAME and MLFLOW_RUN_NAME name the experiment and the run.
+    """
+    os.environ.setdefault('MLFLOW_ALLOW_FILE_STORE', 'true')  # it prefers a database
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param
+
+    # A client, because experiments in one program have a run each at the same time.
+    store = (workdir / 'mlruns').absolute().as_uri()
+    client = MlflowClient(tracking_uri=os.environ.get('MLFLOW_TRACKING_URI', store))
+    name = os.environ.get('MLFLOW_EXPERIMENT_NAME', 'jaxfed')
+    known = client.get_experiment_by_name(name)
+    number = known.experiment_id if known else client.create_experiment(name)
+    run = client.create_run(number, run_name=os.environ.get('MLFLOW_RUN_NAME', workdir.name))
+    params = [Param(key, str(value)) for key, value in hyperparameters(config).items()]
+    client.log_batch(run.info.run_id, params=params)
+    status = 'FAILED'
+
+    def track(entry: Entry) -> None:
+        time_ = int(1000 * time.time())
+        values = [Metric(k, v, time_, entry['round']) for k, v in scalars(entry).items()]
+        client.log_batch(run.info.run_id, metrics=values)
+
+    try:
+        yield track
+        status = 'FINISHED'
+    finally:
+        client.set_terminated(run.info.run_id, status)
+
+
+# Those that may need a network are first: they fail before the others create files.
+OPEN: dict[str, Open] = {
+    'wandb': wandb,
+    'mlflow': mlflow,
+    'tensorboard': tensorboard,
+    'csv': csv_file,
+}

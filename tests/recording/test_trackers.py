@@ -17,21 +17,38 @@ from jaxfed.report.__main__ import main as report
 from jaxfed.runs.experiment import set_up
 
 WANDB = importlib.util.find_spec('wandb') is not None
+MLFLOW = importlib.util.find_spec('mlflow') is not None
 
 
 @pytest.fixture(scope='module')
 def result(tmp_path_factory):
-    """A run that all trackers follow, of W&B where it is installed."""
+    """A run that all trackers follow, W&B and MLflow where they are installed."""
     workdir = tmp_path_factory.mktemp('runs') / 'out'
     config = Config(
         method='fedlmd', model='mlp', rounds=3, clients_per_round=2, local_epochs=1, eval_every=2,
         measure='forgetting,confusion', csv=True, tensorboard=True, wandb=WANDB,
-        workdir=str(workdir),
+        mlflow=MLFLOW,         workdir=str(workdir),
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('WANDB_MODE', 'offline')
         patch.setenv('WANDB_SILENT', 'true')
         return simulate(config)
+
+
+@pytest.mark.skipif(not MLFLOW, reason='mlflow is not installed')
+def test_mlflow_has_every_scalar(result):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=(result.workdir / 'mlruns').as_uri())
+    experiment = client.get_experiment_by_name('jaxfed')
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == 'FINISHED' and run.info.run_name == 'out'
+    assert run.data.params['fedlmd.tau'] == '1.0' and run.data.params['method'] == 'fedlmd'
+    for name in ('train_loss', 'test_accuracy', 'learning_rate'):
+        history = {m.step: m.value for m in client.get_metric_history(run.info.run_id, name)}
+        want = {e['round']: e[name] for e in result.metrics if e[name] is not None}
+        assert history == pytest.approx(want)
+    assert run.data.metrics['class_accuracy/9'] == result.metrics[-1]['class_accuracy'][9]
 
 
 def test_csv_has_every_number(result):
