@@ -27,6 +27,16 @@ from jaxfed.runs.tensors import fit
 from jaxfed.types import Array, Model, Outputs, PyTree
 
 
+class ReadNetwork(NamedTuple):
+    """A network of a run and what its file says about it."""
+
+    model: Model
+    params: PyTree
+    stats: PyTree
+    metadata: ModelMetadata
+    arrays: dict[str, np.ndarray]  # by name
+
+
 class Loaded(NamedTuple):
     """The final global model of a run."""
 
@@ -62,25 +72,10 @@ def load(workdir: str | os.PathLike[str], *, method: Method | None = None) -> Lo
       ValueError: if there is no finished run, a file of it is missing or damaged, or `method` is
         no valid method.
     """
-    if method is not None:
-        methods.check_method(method)
-    folder = Path(workdir)
-    if not (folder / run_files.CONFIG).is_file():
-        raise ValueError(f'workdir={folder} is not a run: {folder / run_files.CONFIG} is missing.')
-    if not (folder / run_files.SUMMARY).is_file():
-        raise ValueError(
-            f'workdir={folder} holds an unfinished run: {folder / run_files.SUMMARY} is missing.'
-        )
-    config = read_config(folder / run_files.CONFIG)
-    summary = files.read_json(folder / run_files.SUMMARY)
-    path = folder / run_files.MODEL
-    metadata, arrays = read_model(path)
-    try:
-        model, params, stats = _rebuild(config, metadata, arrays, method)
-    except Exception as error:  # the network's builder raises any, if the file is wrong
-        raise ValueError(f'{path} does not describe a network: {error}') from error
-    shape = tuple(metadata.input_shape)
-    mean, std = np.asarray(metadata.mean), np.asarray(metadata.std)
+    config, summary, network = read_network(workdir, method=method)
+    shape, classes = tuple(network.metadata.input_shape), network.metadata.num_classes
+    model, params, stats = network.model, network.params, network.stats
+    mean, std = np.asarray(network.metadata.mean), np.asarray(network.metadata.std)
     to_input = functools.partial(normalise, mean=mean, std=std)
 
     def evaluate(weights: tuple[PyTree, PyTree], x: Array) -> Outputs:
@@ -98,10 +93,45 @@ def load(workdir: str | os.PathLike[str], *, method: Method | None = None) -> Lo
                 f'shape {x.shape} and dtype {x.dtype}.'
             )
         if not len(x):
-            return jax.numpy.zeros((0, metadata.num_classes))
+            return jax.numpy.zeros((0, classes))
         return compiled((params, stats), x)
 
     return Loaded(params, stats, apply, config, summary)
+
+
+def read_network(
+    workdir: str | os.PathLike[str], *, method: Method | None = None, conv: str | None = None
+) -> tuple[Config, dict[str, Any], ReadNetwork]:
+    """Read the settings, the summary and the network of a finished run.
+
+    Args:
+      workdir: as in `load`.
+      method: as in `load`.
+      conv: a lowering of convolutions instead of the run's.
+
+    Raises:
+      ValueError: as in `load`.
+    """
+    if method is not None:
+        methods.check_method(method)
+    folder = Path(workdir)
+    if not (folder / run_files.CONFIG).is_file():
+        raise ValueError(f'workdir={folder} is not a run: {folder / run_files.CONFIG} is missing.')
+    if not (folder / run_files.SUMMARY).is_file():
+        raise ValueError(
+            f'workdir={folder} holds an unfinished run: {folder / run_files.SUMMARY} is missing.'
+        )
+    config = read_config(folder / run_files.CONFIG)
+    summary = files.read_json(folder / run_files.SUMMARY)
+    path = folder / run_files.MODEL
+    metadata, arrays = read_model(path)
+    if conv is not None:
+        metadata = metadata._replace(network=metadata.network | {'conv': conv})
+    try:
+        model, params, stats = _rebuild(config, metadata, arrays, method)
+    except Exception as error:  # the network's builder raises any, if the file is wrong
+        raise ValueError(f'{path} does not describe a network: {error}') from error
+    return config, summary, ReadNetwork(model, params, stats, metadata, arrays)
 
 
 def _rebuild(
