@@ -6,6 +6,7 @@ programs.
 """
 
 import argparse
+import contextlib
 import os
 
 import jax
@@ -13,7 +14,7 @@ import jaxlib
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxfed.runs import simulate
+from jaxfed.runs import rounds, simulate
 from jaxfed.sweeps import training
 
 jax.config.update('jax_num_cpu_devices', 8)
@@ -73,6 +74,29 @@ def cheap_runs(shared_programs, monkeypatch):
     monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', '')
     for picture in ('draw_heatmap', 'draw_accuracy'):
         monkeypatch.setattr(simulate, picture, lambda *_, **__: None)
+
+
+@pytest.fixture
+def stopped_before(monkeypatch):
+    """A context that ends a run before a round, as a kill after the last checkpoint does."""
+
+    class Stopped(BaseException):
+        pass
+
+    @contextlib.contextmanager
+    def stopped(number):
+        inner = rounds.train_and_evaluate
+
+        def run_round(prepared, experiments, planned, *rest):
+            if planned.number == number:
+                raise Stopped
+            return inner(prepared, experiments, planned, *rest)
+
+        with monkeypatch.context() as patch, pytest.raises(Stopped):
+            patch.setattr(rounds, 'train_and_evaluate', run_round)
+            yield
+
+    return stopped
 
 
 @pytest.fixture

@@ -69,6 +69,28 @@ def check_hooks(method: Any) -> Any:
         _check_form('merge', 'the server state', 'init', state, view.state)
         return update, state
 
+    return method._replace(
+        init=init,
+        prepare=lambda info: _tree('prepare', method.prepare(info)),
+        share=lambda server: _tree('share', method.share(server)),
+        weigh=weigh,
+        receive=receive if method.receive else None,
+        begin=lambda client: _tree('begin', method.begin(client)),
+        supervised=supervised,
+        penalty=penalty,
+        trainable=trainable if method.trainable else None,
+        send=send,
+        finish=finish,
+        combine=combine if method.combine else None,
+        sent=lambda upload: _tree('sent', method.sent(upload)),
+        merge=merge,
+        **_outside_rounds(method),
+    )
+
+
+def _outside_rounds(method: Any) -> dict[str, Any]:
+    """The checked hooks that run outside of a round."""
+
     def personal(params: PyTree) -> PyTree:
         value = method.personal(params)
         _check_form('personal', 'parameters', 'the given ones', value, params)
@@ -96,26 +118,12 @@ def check_hooks(method: Any) -> Any:
             raise _error('adapt', 'a jaxfed.types.Model', adapted)
         return adapted
 
-    return method._replace(
-        init=init,
-        prepare=lambda info: _tree('prepare', method.prepare(info)),
-        share=lambda server: _tree('share', method.share(server)),
-        weigh=weigh,
-        receive=receive if method.receive else None,
-        begin=lambda client: _tree('begin', method.begin(client)),
-        supervised=supervised,
-        penalty=penalty,
-        trainable=trainable if method.trainable else None,
-        send=send,
-        finish=finish,
-        combine=combine if method.combine else None,
-        sent=lambda upload: _tree('sent', method.sent(upload)),
-        merge=merge,
-        adapt=adapt,
-        personal=personal if method.personal else None,
-        own=own if method.own else None,
-        message_size=message_size,
-    )
+    return {
+        'adapt': adapt,
+        'personal': personal if method.personal else None,
+        'own': own if method.own else None,
+        'message_size': message_size,
+    }
 
 
 def _error(hook: str, form: str, value: Any) -> ValueError:

@@ -98,17 +98,9 @@ def test_interrupted_cells_of_one_program_resume_together(
 
 
 @pytest.mark.slow
-def test_a_group_restarts_if_a_cell_was_moved_away(cheap_runs, programs, tmp_path, monkeypatch):
+def test_a_group_restarts_if_a_cell_was_moved_away(cheap_runs, programs, tmp_path, stopped_before):
     cells = cells_of(tmp_path, ('FedProx', 'more'), 1, '--rounds=3', '--checkpoint_every=1')
-    inner = rounds.train_and_evaluate
-
-    def run_round(prepared, experiments, planned, *rest):
-        if planned.number == 3:
-            raise Stopped
-        return inner(prepared, experiments, planned, *rest)
-
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(rounds, 'train_and_evaluate', run_round)
+    with stopped_before(3):
         runner.run_cells(cells, quiet=True)
     cells[0].folder.rename(tmp_path / 'elsewhere')
     assert runner.run_cells(cells, quiet=True) == {}

@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 
 import jaxfed
 from jaxfed.models import MODELS
-from jaxfed.runs import feed, rounds
+from jaxfed.runs import feed
 
 pytestmark = pytest.mark.slow
 
@@ -42,10 +42,6 @@ class Tiny(nnx.Module):
         return self.classifier(nnx.relu(self.norm(self.hidden(x.reshape(len(x), -1)))))
 
 
-class Stopped(Exception):
-    pass
-
-
 def settings_of(case):
     common = {
         'model': 'tiny', 'num_clients': 8, 'clients_per_round': 6, 'alpha': 1.0, 'rounds': 3,
@@ -73,7 +69,7 @@ def check_same(one, other):
 
 
 @pytest.mark.parametrize('case', CASES)
-def test_every_form_gives_the_same_result(case, cheap_runs, monkeypatch, tmp_path):
+def test_every_form_gives_the_same_result(case, cheap_runs, monkeypatch, stopped_before, tmp_path):
     monkeypatch.setitem(MODELS, 'tiny', Tiny)
     monkeypatch.setitem(MODELS, 'tiny_normal', functools.partial(Tiny, normal=True))
     common = settings_of(case)
@@ -91,15 +87,7 @@ def test_every_form_gives_the_same_result(case, cheap_runs, monkeypatch, tmp_pat
         patch.setattr(feed, 'memory', lambda mesh: 1.0)  # a wave has the largest client only
         check_same(base, simulate(config('waves', stream='on')))
 
-    inner = rounds.train_and_evaluate
-
-    def run_round(prepared, experiments, planned, *rest):
-        if planned.number == 3:
-            raise Stopped
-        return inner(prepared, experiments, planned, *rest)
-
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(rounds, 'train_and_evaluate', run_round)
+    with stopped_before(3):
         simulate(config('resumed'))
     resumed = simulate(config('resumed'))
     assert resumed.summary['resumed_after'] == 2

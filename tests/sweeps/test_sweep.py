@@ -197,31 +197,22 @@ def test_an_interrupted_sweep_continues(cheap_runs, programs, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_experiments_interrupted_alone_continue_alone(cheap_runs, programs, tmp_path, monkeypatch):
+def test_experiments_interrupted_alone_continue_alone(
+    cheap_runs, programs, tmp_path, stopped_before
+):
     config = small(rounds=4, checkpoint_every=1)
     members = sweep.expand(config, sweep.parse_grid('learning_rate=0.02,0.1', config), 1, tmp_path)
-    inner = rounds.train_and_evaluate
-
-    def run_round(prepared, experiments, planned, *rest):
-        if planned.number == 3:
-            raise Stopped
-        return inner(prepared, experiments, planned, *rest)
-
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(rounds, 'train_and_evaluate', run_round)
+    with stopped_before(3):
         jaxfed.simulate(members[0].config)
     run(config, 'learning_rate=0.02,0.1,0.2', 1, tmp_path)
     assert sorted(programs) == [1, 2]
-    monkeypatch.setattr(rounds, 'train_and_evaluate', inner)
     # Interrupted together, and then one of them restarted and interrupted alone.
     config = small(rounds=3, checkpoint_every=1)
     other = sweep.expand(config, sweep.parse_grid('momentum=0,0.5', config), 1, tmp_path / 'other')
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(rounds, 'train_and_evaluate', run_round)
+    with stopped_before(3):
         sweep.run(other, tmp_path / 'other')
     assert (tmp_path / 'other' / training.SHARED).exists()
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(rounds, 'train_and_evaluate', run_round)
+    with stopped_before(3):
         jaxfed.simulate(other[0].config)
     assert not any(o.failed for o in sweep.run(other, tmp_path / 'other'))
     assert programs[2:] == [1, 1]
@@ -586,18 +577,10 @@ def test_halving_of_a_split_program(cheap_runs, programs, tmp_path, monkeypatch)
 
 @pytest.mark.slow
 def test_experiments_interrupted_together_are_not_restarted_in_part(
-    cheap_runs, programs, tmp_path, monkeypatch
+    cheap_runs, programs, tmp_path, stopped_before
 ):
     config = small(rounds=4, checkpoint_every=1)
-    inner = rounds.train_and_evaluate
-
-    def run_round(prepared, experiments, planned, *rest):
-        if planned.number == 3:
-            raise Stopped
-        return inner(prepared, experiments, planned, *rest)
-
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(rounds, 'train_and_evaluate', run_round)
+    with stopped_before(3):
         run(config, '', 3, tmp_path)
     with pytest.raises(ValueError, match=r'3 experiments were interrupted together, but 1 of'):
         run(config, '', 2, tmp_path)
