@@ -147,7 +147,8 @@ def make_flags(folder: Path):
             )
 
     misspelt = st.tuples(st.sampled_from(names), st.text(max_size=2)).map(''.join)
-    return st.dictionaries(st.sampled_from(names) | misspelt, TEXTS, min_size=1, max_size=3), check
+    values = st.sampled_from(['1', '0.5', 'true']) | TEXTS
+    return st.dictionaries(st.sampled_from(names) | misspelt, values, min_size=1, max_size=3), check
 
 
 def make_flagfile(folder: Path):

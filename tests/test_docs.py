@@ -21,12 +21,14 @@ from jaxfed import methods
 from jaxfed.data.prepare import RECIPES
 from jaxfed.data.prepare import __main__ as prepare_command
 from jaxfed.engine.cohorts import SAMPLINGS
+from jaxfed.engine.optimizers import OPTIMIZERS
 from jaxfed.methods import METHODS
 from jaxfed.metrics.measures import MEASURES
 from jaxfed.models import MODELS
 from jaxfed.partition import PARTITIONS
 from jaxfed.report import __main__ as report_command
 from jaxfed.runs import checks, config_flags, deal
+from jaxfed.runs.own_optimizer import name_optimizers
 from jaxfed.sweeps import sweep
 from jaxfed.sweeps.halving import parse_halving
 
@@ -196,7 +198,7 @@ def test_every_command_has_valid_flags(text, tmp_path, monkeypatch):
 @pytest.fixture
 def registries():
     """Removes what an example registers."""
-    every = (methods.METHODS, MEASURES, MODELS, PARTITIONS, SAMPLINGS)
+    every = (methods.METHODS, MEASURES, MODELS, PARTITIONS, SAMPLINGS, OPTIMIZERS)
     held = [(registry, dict(registry)) for registry in every]
     yield
     for registry, before in held:
@@ -229,7 +231,7 @@ def test_every_example_runs(text, trained, registries, cheap_runs, tmp_path, mon
         parts = methods.resolve(settings.method, settings.hyperparameters)
         built = method or methods.build(parts)
         small = SMALL if settings.model in networks else {**SMALL, 'model': settings.model}
-        settings = dataclasses.replace(settings, **small)
+        (settings,) = name_optimizers([dataclasses.replace(settings, **small)])
         checks.check(settings)
         deal.deal(settings)
         new = {part.name for part in parts} - known or {settings.model} - networks

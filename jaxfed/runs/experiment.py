@@ -115,10 +115,10 @@ def make_experiment(
     if config.init_from is not None:
         network = start_from(Path(config.init_from), network, config.model)
     model = with_precision(method.adapt(network), config.precision)
-    cost = method_cost(method, network, input_shape=input_shape, num_classes=dataset.num_classes)
     if MODELS[config.model] not in BUILT_IN:
         classes = dataset.num_classes
         check_network(config.model, model, input_shape=input_shape, num_classes=classes)
+    cost = method_cost(method, network, input_shape=input_shape, num_classes=dataset.num_classes)
     names = parse_measures(config.measure)
     measures = Measures(names, needs(names), parse_clients(config.confusion_clients))
     mean, std = channel_statistics(dataset.x_train)

@@ -76,7 +76,7 @@ def together(method, tune, hyper, *, devices, lanes, stack, cohorts=COHORTS):
     server, combined, keys = replicate(
         (stacked(servers), combined, jax.random.split(jax.random.key(5), X)), mesh
     )
-    tuned = Tuned(RATES, MOMENTA, DECAYS, hyper)
+    tuned = Tuned(RATES, MOMENTA, DECAYS, hyperparameters=hyper)
     arguments = (mesh, server, rows, cohorts, plan, tuned, keys, combined)
     server, metrics, _ = run_experiments(Round(*map(jax.jit, programs)), *arguments)
     return server, rows, metrics, (programs, arguments)

@@ -54,9 +54,12 @@ def test_label_flip_changes_the_labels_of_the_first_clients_only():
 @pytest.mark.parametrize(
     'settings, message',
     [
-        ({'attack': 'gaussian'}, '--attack=gaussian has no effect with --malicious=0.0'),
-        ({'attack_scale': 2.0}, '--attack_scale=2.0 has no effect'),
-        ({'attack': 'label_flip', 'malicious': 0.2, 'attack_scale': 2.0}, 'has no effect'),
+        ({'attack': 'gaussian'}, '--attack=gaussian is for malicious clients'),
+        ({'attack_scale': 2.0}, '--attack_scale=2.0 is for malicious clients'),
+        (
+            {'attack': 'label_flip', 'malicious': 0.2, 'attack_scale': 2.0},
+            'is for malicious clients',
+        ),
     ],
 )
 def test_settings_without_effect(settings, message):
