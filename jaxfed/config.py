@@ -5,9 +5,11 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
+from jaxfed.data.feature_shift import FeatureShift
 from jaxfed.internal.type_checks import suggestion
 from jaxfed.models import Precision
 from jaxfed.models.blocks import Norm, Stem
+from jaxfed.models.text import Encoder
 from jaxfed.partition import NoiseForm, partition_settings
 
 Aggregation = Literal['size', 'uniform']
@@ -182,6 +184,14 @@ class Config:
     label_noise_form: NoiseForm = _partition(
         'equal', 'rate of the clients; --label_noise for all, or uniform from 0 to --label_noise'
     )
+    feature_shift: FeatureShift = _partition(
+        'none', "how the clients' images differ; of another strength at each client",
+        in_program='constant',
+    )  # fmt: skip
+    shift_strength: float | None = _partition(
+        None, 'degrees, share or pixels at the client that differs most [45, 0.5, 1]',
+        in_program='constant',
+    )  # fmt: skip
     personal_test: float = _partition(
         0.0,
         "share of a client's examples kept for testing; 0 for none",
@@ -272,6 +282,7 @@ class Config:
         None, 'for resnets, mobilenet [cifar]; first layers for images of this size'
     )
     width: float | None = _network(None, 'mobilenet: factor on the channels [1.0]')
+    encoder: Encoder | None = _network(None, 'text [mean]; what precedes the mean of the tokens')
     remat: bool | None = _network(
         None, 'save memory, take more time [False]; recomputes blocks for the gradient'
     )

@@ -9,16 +9,22 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 Array = jax.Array
 PyTree = Any
 
 
+def example_inputs(batch: int, input_shape: tuple[int, ...], vocabulary: int = 0) -> Any:
+    """Shape and dtype of the network's inputs: float32, or int32 if there is a vocabulary."""
+    return jax.ShapeDtypeStruct((batch, *input_shape), jnp.int32 if vocabulary else jnp.float32)
+
+
 class Batch(NamedTuple):
     """Examples of one client, ready for the network."""
 
-    x: Array  # [B, H, W, channels] float32, normalised and augmented
+    x: Array  # [B, H, W, channels] float32, normalised and augmented; token ids int32
     y: Array  # [B] int32 in 0..C-1
     mask: Array  # [B] bool, False for the padding of a short batch
 
@@ -100,12 +106,15 @@ class Dataset(NamedTuple):
     """
 
     name: str
-    x_train: np.ndarray  # [n, H, W, channels] uint8 or float32, in any units; vectors [n, 1, 1, d]
+    # [n, H, W, channels] uint8 or float32, in any units; vectors [n, 1, 1, d], signals
+    # [n, 1, length, channels], token ids [n, 1, length, 1] int32
+    x_train: np.ndarray
     y_train: np.ndarray  # [n] int32 in 0..C-1
     x_test: np.ndarray  # [m, H, W, channels], as x_train
     y_test: np.ndarray  # [m] int32
     num_classes: int
     users: np.ndarray | None = None  # [n] int32, the user of each training example, if known
+    vocabulary: int = 0  # number of token ids; 0 for other inputs
 
     @classmethod
     def from_arrays(
@@ -118,17 +127,20 @@ class Dataset(NamedTuple):
         name: str = 'arrays',
         num_classes: int | None = None,
         users: Any = None,
+        vocabulary: int = 0,
     ) -> Self:
         """Makes a dataset of arrays or lists; `simulate` checks them.
 
         Args:
-          x_train: images [n, H, W, channels] or [n, H, W], or feature vectors [n, d].
+          x_train: images [n, H, W, channels] or [n, H, W], feature vectors [n, d], signals
+            [n, 1, length, channels], or token ids, integers [n, length] that are not uint8.
           y_train: [n] integers from 0.
           x_test: as x_train.
           y_test: [m] integers.
           name: letters, digits and any of "_.+-".
           num_classes: C; by default the largest training label plus one.
           users: [n] integers or text, the owner of each training example.
+          vocabulary: number of token ids; by default the largest plus one.
 
         Returns:
           The dataset.
@@ -137,4 +149,4 @@ class Dataset(NamedTuple):
         classes = int(labels.max()) + 1 if num_classes is None else num_classes
         owners = None if users is None else np.asarray(users)
         examples = np.asarray(x_train), labels, np.asarray(x_test), np.asarray(y_test)
-        return cls(name, *examples, classes, owners)
+        return cls(name, *examples, classes, owners, vocabulary)

@@ -129,7 +129,11 @@ def compile_step(experiment: Experiment, prepared: Prepared, mesh: Mesh) -> tupl
     context = Context(
         experiment.model,
         experiment.method,
-        local_settings([experiment]),
+        local_settings(
+            experiment.config,
+            longest=max(map(len, experiment.dealt.partition)),
+            image_shape=experiment.input_shape,
+        ),
         make_augment(experiment.augmentations, mean=experiment.mean, std=experiment.std),
         functools.partial(normalise, mean=experiment.mean, std=experiment.std),
         None,
@@ -181,7 +185,7 @@ def least_traffic(experiment: Experiment, lanes: int) -> int:
     """
     config, model = experiment.config, experiment.model
     layers = ops.convolution('grouped')
-    plain = make_network(config, experiment.input_shape, CLASSES, layers)
+    plain = make_network(config, experiment.input_shape, CLASSES, convolution=layers)
     params = jax.eval_shape(plain.init, jax.random.key(0))
     x = jax.ShapeDtypeStruct((config.batch_size, *experiment.input_shape), jnp.float32)
     jaxpr = jax.make_jaxpr(plain.evaluate)(params, x, model.stats)

@@ -68,11 +68,8 @@ class Trainer:
         jax.block_until_ready(self.state.server)
 
     def _train_round(self) -> None:
-        planned, prepared = next(self._rounds), self.prepared
-        server, _, _ = run_waves(
-            prepared.programs, prepared.mesh, self.state.server, self.state.clients,
-            planned.cohort, planned.waves, planned.tuned, prepared.keys, keep=False,
-        )  # fmt: skip
+        planned = next(self._rounds)
+        server, _, _ = self.prepared.run(self.state.server, self.state.clients, planned, False)
         self.state = self.state._replace(server=jax.block_until_ready(server))
 
 

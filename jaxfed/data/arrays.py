@@ -8,10 +8,15 @@ from jaxfed.types import Dataset
 
 ARRAYS = ('x_train', 'y_train', 'x_test', 'y_test')
 _LARGEST_LABEL = 1_000_000
+_LARGEST_TOKEN = 10_000_000
 
 
 def make_dataset(
-    name: str, source: str, arrays: Mapping[str, np.ndarray], num_classes: int | None = None
+    name: str,
+    source: str,
+    arrays: Mapping[str, np.ndarray],
+    num_classes: int | None = None,
+    vocabulary: int = 0,
 ) -> Dataset:
     """Makes a dataset from arrays, after checking them.
 
@@ -20,6 +25,7 @@ def make_dataset(
       source: flag or argument that passed the arrays, for messages.
       arrays: name -> array for `ARRAYS`, as in `load_npz`; `users` is optional.
       num_classes: number of classes; by default the largest training label plus one.
+      vocabulary: number of token ids; by default the largest plus one, if the inputs are such.
 
     Raises:
       ValueError: if an array has another shape, dtype or range than `load_npz` describes.
@@ -51,16 +57,21 @@ def make_dataset(
     users = arrays.get('users')
     if users is not None:
         made['users'] = _numbered_users(users, len(train), source)
-    return Dataset(name, num_classes=num_classes, **made)
+    vocabulary = _count_tokens(made, vocabulary, source)
+    return Dataset(name, num_classes=num_classes, **made, vocabulary=vocabulary)
 
 
 def _checked_inputs(array: np.ndarray, source: str, key: str) -> np.ndarray:
-    """Returns images or feature vectors as [n, H, W, channels] uint8 or float32."""
+    """Returns examples as [n, H, W, channels] uint8 or float32, or token ids as int32."""
     shape = array.shape
+    whole = array.dtype.kind in 'iu' and array.dtype != np.uint8
+    if whole and array.size and (array.ndim == 2 or shape[1:] == (1, shape[-2], 1)):
+        return _checked_tokens(array.reshape(len(array), 1, -1, 1), source, key)
     if array.ndim not in (2, 3, 4) or not array.size:
         raise ValueError(
             f'{source} has shape {shape} in {key}: pass images [n, H, W] or [n, H, W, channels], '
-            'or feature vectors [n, d], all sizes at least 1.'
+            'feature vectors [n, d], signals [n, 1, length, channels] or token ids [n, length], '
+            'all sizes at least 1.'
         )
     # One channel is also the height of a signal [n, 1, W, channels], whose width differs.
     colour_first = array.ndim == 4 and shape[1] == 3 and min(shape[2:]) > 4
@@ -73,7 +84,7 @@ def _checked_inputs(array: np.ndarray, source: str, key: str) -> np.ndarray:
     if array.dtype != np.uint8 and array.dtype.kind != 'f':
         raise ValueError(
             f"{source} has dtype {array.dtype} in {key}: use .astype('uint8') for pixels from 0 to "
-            "255, else .astype('float32')."
+            "255, else .astype('float32'); only token ids [n, length] are integers."
         )
     if array.dtype != np.uint8:
         with np.errstate(over='ignore'):
@@ -86,6 +97,30 @@ def _checked_inputs(array: np.ndarray, source: str, key: str) -> np.ndarray:
             )
     # A feature is a channel, so each is normalised by its mean and deviation.
     return array.reshape({2: (-1, 1, 1, shape[-1]), 3: (*shape, 1), 4: shape}[array.ndim])
+
+
+def _checked_tokens(array: np.ndarray, source: str, key: str) -> np.ndarray:
+    """Returns token ids [n, 1, length, 1] as int32."""
+    if not 0 <= array.min() <= array.max() <= _LARGEST_TOKEN:
+        raise ValueError(
+            f'{source} has token ids from {array.min()} to {array.max()} in {key}: they must be '
+            f'from 0 (padding) to {_LARGEST_TOKEN}.'
+        )
+    return array.astype(np.int32, copy=False)
+
+
+def _count_tokens(arrays: Mapping[str, np.ndarray], vocabulary: int, source: str) -> int:
+    """Returns the number of token ids, 0 for other inputs."""
+    inputs = arrays['x_train'], arrays['x_test']
+    tokens = inputs[0].dtype == np.int32
+    least = max(int(x.max()) for x in inputs) + 1 if tokens else 0
+    if vocabulary and (not tokens or vocabulary < least):
+        found = f'token ids up to {least - 1}' if tokens else f'inputs of {inputs[0].dtype}'
+        raise ValueError(
+            f'{source} has {found} with vocabulary={vocabulary}: it is the number of token ids, '
+            'integers [n, length] below it; correct it or leave it out.'
+        )
+    return vocabulary or least
 
 
 def _checked_labels(array: np.ndarray, source: str, key: str) -> np.ndarray:

@@ -32,9 +32,10 @@ def parse_augment(text: str) -> tuple[str, ...]:
 def check_augment(names: tuple[str, ...], image_shape: tuple[int, ...]) -> None:
     """Raises a ValueError if `names` do not suit images of `image_shape` (H, W, ch)."""
     height, width = image_shape[:2]
-    if names and height == width == 1:
+    if names and height == 1:
         raise ValueError(
-            f'--augment must be none for feature vectors, got {",".join(names)}: it moves pixels.'
+            f'--augment must be none for vectors, signals and text, got {",".join(names)}: it '
+            'moves pixels of images.'
         )
     if 'reflect_crop' in names and min(height, width) <= _PADDING:
         raise ValueError(
@@ -51,8 +52,10 @@ def check_augment(names: tuple[str, ...], image_shape: tuple[int, ...]) -> None:
 def normalise(x: Array, mean: np.ndarray | Array, std: np.ndarray | Array) -> Array:
     """Normalises images [..., ch] of any dtype, `(x - mean) / std`, to float32.
 
-    `mean` and `std`, [ch], are in the units of the images.
+    `mean` and `std`, [ch], are in the units of the images. Token ids, int32, remain as they are.
     """
+    if x.dtype == jnp.int32:
+        return jnp.asarray(x)
     mean, std = jnp.asarray(mean, jnp.float32), jnp.asarray(std, jnp.float32)
     return (x.astype(jnp.float32) - mean) / std
 

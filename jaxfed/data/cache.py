@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +67,7 @@ def read(path: Path) -> Dataset | None:
         if not path.exists():
             return None
         description = json.loads((path / _DESCRIPTION).read_text())
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for name, expected in description['arrays'].items():
             array = _map(path / f'{name}.npy')
             if list(array.shape) != expected['shape'] or str(array.dtype) != expected['dtype']:

@@ -14,9 +14,11 @@ from jaxfed.types import Dataset
 def load_npz(path: str | os.PathLike[str]) -> Dataset:
     """Loads a dataset from `np.savez(path, x_train=, y_train=, x_test=, y_test=)`.
 
-    `x_train` and `x_test` are images [n, H, W, channels] or [n, H, W], or feature vectors [n, d]
-    for `--model=mlp`. They are uint8 or finite floats; floats are converted to float32. A feature
-    vector is stored as an image [1, 1, d], so each feature is normalised by its mean and deviation.
+    `x_train` and `x_test` are images [n, H, W, channels] or [n, H, W], feature vectors [n, d] for
+    `--model=mlp`, or signals [n, 1, length, channels] for `--model=cnn1d`. They are uint8 or finite
+    floats; floats are converted to float32. A feature vector is stored as an image [1, 1, d], so
+    each feature is normalised by its mean and deviation. Integers [n, length] that are not uint8
+    are token ids for `--model=text`; 0 is padding, and the largest plus one is the vocabulary.
 
     `y_train` and `y_test` are integers [n] from 0. The number of classes is the largest training
     label plus one. Class 0 and at least half of the classes must have examples, so that labels from

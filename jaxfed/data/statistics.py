@@ -9,17 +9,19 @@ def channel_statistics(x_train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Computes the mean and standard deviation of each channel over all pixels.
 
     Args:
-      x_train: [n, H, W, ch] uint8 or float32.
+      x_train: [n, H, W, ch] uint8 or float32, or int32 token ids.
 
     Returns:
       Mean and population standard deviation, [ch] float32 each, in the units of `x_train`. The
-      deviation of a constant channel is 1, so that division by it is safe.
+      deviation of a constant channel is 1, so that division by it is safe. 0 and 1 for token ids.
 
     Raises:
       ValueError: if `x_train` is not four-dimensional or empty.
     """
     if x_train.ndim != 4 or not x_train.size:
         raise ValueError(f'x_train has shape {x_train.shape}: pass images [n, H, W, channels].')
+    if x_train.dtype == np.int32:  # token ids
+        return np.zeros(x_train.shape[-1:], np.float32), np.ones(x_train.shape[-1:], np.float32)
     if x_train.dtype == np.uint8:
         values = np.arange(256)
         counts = np.stack([_histogram(x_train[..., c]) for c in range(x_train.shape[-1])])

@@ -50,6 +50,8 @@ class Context(NamedTuple):
     normalise: Callable[[Array], Array]  # raw x [B, ...] -> x, for other batches
     tune: Callable[[PyTree], Method] | None  # hyper-parameters -> method; None if constant
     stack: Stacking
+    # (raw x, client) -> raw x, see `make_shift`
+    shift: Callable[[Array, Array], Array] | None = None
 
     @property
     def batch_size(self) -> int:
@@ -266,15 +268,16 @@ def _view_client(
     """The method's view of a client, from its parameters and statistics, now and at the start."""
     slot = device.schedule.slot[position]
     client, (_, _, shared) = row(device.clients, slot), device.origin(slot)
-    size, batch_size = client.info.size, context.batch_size
+    batch_size = context.batch_size
     x, examples = device.experiment(slot), _examples(context, device, slot)
 
     def fold(f: Callable[[PyTree, Batch], PyTree], initial: PyTree) -> PyTree:
         def add_batch(i: Array, carry: PyTree) -> PyTree:
             places = i * batch_size + jnp.arange(batch_size)
-            return f(carry, _batch(context, context.normalise, device, x, examples, places, size))
+            batch = _batch(context, context.normalise, device, x, examples, places, client.info)
+            return f(carry, batch)
 
-        return lax.fori_loop(0, steps_per_epoch(size, batch_size), add_batch, initial)
+        return lax.fori_loop(0, steps_per_epoch(client.info.size, batch_size), add_batch, initial)
 
     return ClientView(
         params=model[0],
@@ -303,11 +306,11 @@ def _examples(context: Context, device: DeviceInputs, slot: Array) -> Array:
 
 def _draw_batch(context: Context, device: DeviceInputs, lane: Lane) -> Batch:
     """The training batch of a lane's next step."""
-    size, batch_size, epoch = lane.info.size, context.batch_size, _epoch(context, lane)
+    batch_size, epoch = context.batch_size, _epoch(context, lane)
     places = lane.step % _per_epoch(context, lane) * batch_size + jnp.arange(batch_size)
     augment = partial(context.augment, jax.random.fold_in(lane.key, lane.step))
     x = device.experiment(lane.slot)
-    return _batch(context, augment, device, x, lane.order[epoch], places, size)
+    return _batch(context, augment, device, x, lane.order[epoch], places, lane.info)
 
 
 def _per_epoch(context: Context, lane: Lane) -> Array:
@@ -328,9 +331,11 @@ def _network_key(lane: Lane) -> Array:
 
 def _batch(
     context: Context, prepare: Callable[[Array], Array], device: DeviceInputs, x: Array | int,
-    order: Array, places: Array, size: Array,
+    order: Array, places: Array, client: ClientInfo,
 ) -> Batch:  # fmt: skip
-    """The images at `places` [B] of `order` [longest]; places >= size are masked."""
+    """The client's images at `places` [B] of `order` [longest]; those from its size are masked."""
     rows, data = order[jnp.minimum(places, len(order) - 1)], device.round.data
     images = data.x[rows].reshape(len(rows), *context.settings.image_shape)
-    return Batch(prepare(images), data.y[x, rows], places < size)
+    if context.shift:
+        images = context.shift(images, client.id)
+    return Batch(prepare(images), data.y[x, rows], places < client.size)

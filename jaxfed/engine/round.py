@@ -63,6 +63,7 @@ def make_round(
     tune: Callable[[PyTree], Method] | None = None,
     mesh: Mesh | None = None,
     stack: Stacking | None = None,
+    shift: Callable[[Array, Array], Array] | None = None,
 ) -> Round:
     """Build the functions of one round.
 
@@ -76,11 +77,12 @@ def make_round(
         between experiments.
       mesh: the devices that train, from `devices.make_mesh`; None for the first device.
       stack: `STACKED` or `UNROLLED`; None for the backend's default.
+      shift: (raw x [B, ...], client []) -> raw x, for all batches of clients.
 
     Returns:
       The functions.
     """
-    context = Context(model, method, settings, augment, normalise, tune, stack or stacking())
+    context = Context(model, method, settings, augment, normalise, tune, stack or stacking(), shift)
     mesh = mesh or make_mesh(1)
     return Round(
         train=map_devices(partial(train, context), mesh, (REPLICATED, SPLIT, SPLIT)),
@@ -115,31 +117,37 @@ def _open_round(
 ) -> tuple[PyTree, SampledClients]:
     """The values that experiment x's server shares, and its clients before they train."""
     data = inputs.data._replace(x=())
-    server, (clients, epochs), tuned, key, data = row(inputs._replace(data=data), x)
-    method, info = context.method_of(tuned), round_info(context, inputs, x)
+    server, (clients, epochs), tuned, key, data, shared = row(inputs._replace(data=data), x)
+    method = context.method_of(tuned)
     size, label_counts = data.size[clients], data.label_counts[clients]
     steps = epochs * steps_per_epoch(size, context.batch_size)
-    share, weight = _weights(context, inputs, x)
+    share, weight = weights_of(context, inputs, x)
     # A client's random stream depends on the seed, the round and its id, not on its lane.
     round_key = jax.random.fold_in(key, server.round)
-    apply = bind_stats(context.model, server.stats)
-    shared = method.share(
-        ServerView(
-            params=server.params,
-            stats=server.stats,
-            state=server.method,
-            predict=lambda x: predict(apply, server.params, x),
-            auxiliary=data.auxiliary,
-            round=info,
-        )
-    )
+    if inputs.shared is None:
+        shared = share_values(context, inputs, x)
     infos = ClientInfo(label_counts, size, clients)
     static = jax.vmap(method.prepare)(infos)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(round_key, clients)
     return shared, SampledClients(clients, infos, static, steps, keys, share, weight)
 
 
-def _weights(context: Context, inputs: RoundInputs, x: Array | int) -> tuple[Array, Array]:
+def share_values(context: Context, inputs: RoundInputs, x: Array | int) -> PyTree:
+    """What experiment x's server shares with the clients of the round."""
+    server, tuned, auxiliary = row((inputs.server, inputs.tuned, inputs.data.auxiliary), x)
+    apply = bind_stats(context.model, server.stats)
+    view = ServerView(
+        params=server.params,
+        stats=server.stats,
+        state=server.method,
+        predict=lambda x: predict(apply, server.params, x),
+        auxiliary=auxiliary,
+        round=round_info(context, inputs, x),
+    )
+    return context.method_of(tuned).share(view)
+
+
+def weights_of(context: Context, inputs: RoundInputs, x: Array | int) -> tuple[Array, Array]:
     """Shares [S] of experiment x's clients by --aggregation, and the weights of their updates."""
     clients, epochs = row(inputs.cohort, x)
     size, label_counts = inputs.data.size[x, clients], inputs.data.label_counts[x, clients]
@@ -236,7 +244,7 @@ def _merge_experiment(
     )
     method, info, update = context.method_of(tuned), round_info(context, inputs, x), total.update
     if method.combine:
-        _, weights = _weights(context, inputs, x)
+        _, weights = weights_of(context, inputs, x)
         arrived = (epochs > 0) & (inputs.data.size[x, clients] > 0)
         update = method.combine(CombineView(update, weights, arrived, info))
     round_key = jax.random.fold_in(inputs.keys[x], before.round)

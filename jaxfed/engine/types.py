@@ -54,6 +54,7 @@ class RoundInputs(NamedTuple):
     tuned: Tuned  # [X]
     keys: Array  # [X] random keys of batches
     data: TrainingData
+    shared: PyTree = None  # [X, ...] from the method's `share`; None to compute it here
 
 
 class RoundMetrics(NamedTuple):

@@ -13,7 +13,7 @@ from jaxfed.methods.method import (
     RoundInfo,
     ServerView,
 )
-from jaxfed.types import Array, Batch, ClientInfo, Model, PyTree
+from jaxfed.types import Array, Batch, ClientInfo, Model, PyTree, example_inputs
 
 
 class MethodCost(NamedTuple):
@@ -44,7 +44,12 @@ def size_of(tree: PyTree) -> int:
 
 
 def method_cost(
-    method: Method, network: Model, *, input_shape: tuple[int, ...], num_classes: int
+    method: Method,
+    network: Model,
+    *,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    vocabulary: int = 0,
 ) -> MethodCost:
     """Derives a method's costs from an abstract evaluation, without computing.
 
@@ -53,6 +58,7 @@ def method_cost(
       network: the network, before the method adapts it.
       input_shape: height, width and channels of an image.
       num_classes: C.
+      vocabulary: number of token ids, 0 for other inputs.
 
     Returns:
       The costs.
@@ -113,8 +119,8 @@ def method_cost(
 
     params = jax.eval_shape(model.init, jax.random.key(0))
     examples = 2 * num_classes
-    x, mask = shape(examples, *input_shape, dtype=jnp.float32), shape(examples, dtype=jnp.bool_)
-    batch = Batch(x, shape(examples), mask)
+    x = example_inputs(examples, input_shape, vocabulary)
+    batch = Batch(x, shape(examples), shape(examples, dtype=jnp.bool_))
     info = ClientInfo(shape(num_classes), shape(), shape())
     server_state, client_state, download, upload = map(
         size_of, jax.eval_shape(exchange, params, model.stats, batch, info, shape())

@@ -16,8 +16,10 @@ from jaxfed.models.mobilenet import MobileNet
 from jaxfed.models.ops import Convolution
 from jaxfed.models.precision import Precision, with_precision
 from jaxfed.models.resnet import ResNet8, ResNet18, ResNet50
+from jaxfed.models.signal import CNN1D
+from jaxfed.models.text import Text
 from jaxfed.models.vgg import VGG11
-from jaxfed.types import Model
+from jaxfed.types import Model, example_inputs
 
 __all__ = [
     'BUILT_IN',
@@ -36,16 +38,18 @@ DEFAULT_CONVOLUTION = ops.convolution()
 # parameters with a default are options.
 MODELS: dict[str, Any] = {
     'cnn': CNN,
+    'cnn1d': CNN1D,
     'lenet': LeNet,
     'mlp': MLP,
     'mobilenet': MobileNet,
     'resnet8': ResNet8,
     'resnet18': ResNet18,
     'resnet50': ResNet50,
+    'text': Text,
     'vgg11': VGG11,
 }
 BUILT_IN = frozenset(MODELS.values())
-PASSED = ('input_shape', 'num_classes', 'convolution', 'rngs')
+PASSED = ('input_shape', 'num_classes', 'convolution', 'vocabulary', 'rngs')
 
 
 def options(name: str) -> Mapping[str, inspect.Parameter]:
@@ -99,15 +103,18 @@ def make_model(
     *,
     input_shape: tuple[int, int, int],
     num_classes: int,
+    vocabulary: int = 0,
     convolution: Convolution = DEFAULT_CONVOLUTION,
     **settings: Any,
 ) -> Model:
-    """Makes a network for images of a given shape.
+    """Makes a network for examples of a given shape.
 
     Args:
       name: a key of `MODELS`.
-      input_shape: height, width and channels of an image.
+      input_shape: height, width and channels of an image; (1, 1, features) of a vector, (1, length,
+        channels) of a signal, (1, length, 1) of token ids.
       num_classes: number of classes C.
+      vocabulary: number of token ids, 0 for other inputs.
       convolution: the implementation of convolutions.
       **settings: options of the network, see `options`; None for the network's default.
 
@@ -142,7 +149,12 @@ def make_model(
         check_value(f'--{option}', value, options(name)[option].annotation)
 
     declared = _declared(name)
-    values = (tuple(input_shape), num_classes, convolution)
+    if vocabulary and 'vocabulary' not in declared and MODELS[name] in BUILT_IN:
+        raise ValueError(
+            f'--model={name} requires numbers, but the inputs are token ids (integers that are not '
+            "uint8); use --model=text, or .astype('float32') for rows of numbers."
+        )
+    values = (tuple(input_shape), num_classes, convolution, vocabulary)
     passed = {key: value for key, value in zip(PASSED, values, strict=False) if key in declared}
     make = functools.partial(MODELS[name], **passed, **settings)
     try:
@@ -150,7 +162,7 @@ def make_model(
             return as_model(lambda rngs: make(rngs=rngs))
         module = make()
         if isinstance(module, linen.Module):
-            return linen_model(module, input_shape)
+            return linen_model(module, example_inputs(1, input_shape, vocabulary))
         if isinstance(module, Model):
             return module
         if isinstance(module, tuple) and len(module) == 2 and all(map(callable, module)):

@@ -5,11 +5,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxfed.types import Model, PyTree
+from jaxfed.types import Model, PyTree, example_inputs
 
 
 def check_network(
-    name: str, model: Model, *, input_shape: tuple[int, ...], num_classes: int
+    name: str, model: Model, *, input_shape: tuple[int, ...], num_classes: int, vocabulary: int = 0
 ) -> None:
     """Checks what a network takes and returns, without computing it.
 
@@ -18,13 +18,15 @@ def check_network(
       model: the network.
       input_shape: height, width and channels of an image.
       num_classes: C.
+      vocabulary: number of token ids, 0 for other inputs.
 
     Raises:
       ValueError: if the network fails on such images, has no parameters, or returns outputs of
         other shapes than logits [B, C] and features [B, F].
     """
-    shape, batch = jax.ShapeDtypeStruct, 2
-    x, mask = shape((batch, *input_shape), jnp.float32), shape((batch,), jnp.bool_)
+    batch = 2
+    x = example_inputs(batch, input_shape, vocabulary)
+    mask = jax.ShapeDtypeStruct((batch,), jnp.bool_)
 
     def run(model_key: Any, x: Any, mask: Any) -> tuple[PyTree, Any, Any]:
         params = model.init(model_key)

@@ -79,12 +79,12 @@ def as_model(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     return Model(init, apply, stats, random)
 
 
-def linen_model(module: linen.Module, input_shape: tuple[int, int, int]) -> Model:
+def linen_model(module: linen.Module, inputs: jax.ShapeDtypeStruct) -> Model:
     """Turns a linen module into a pair of pure functions.
 
     Args:
       module: `__call__` declares and returns the same as that of `as_model`.
-      input_shape: height, width and channels of an image.
+      inputs: shape and dtype of a batch.
 
     Returns:
       The network.
@@ -95,7 +95,7 @@ def linen_model(module: linen.Module, input_shape: tuple[int, int, int]) -> Mode
     call = type(module).__call__
 
     def variables(key: Array) -> dict[str, PyTree]:
-        return dict(module.init(key, jnp.zeros((1, *input_shape)), **_mode(call, None)))
+        return dict(module.init(key, jnp.zeros(inputs.shape, inputs.dtype), **_mode(call, None)))
 
     others = jax.eval_shape(variables, jax.random.key(0)).keys() - {'params', 'batch_stats'}
     if others:

@@ -1,6 +1,6 @@
 """Arithmetic precision of a network; its parameters stay float32."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +20,18 @@ def with_precision(model: Model, precision: Precision) -> Model:
 
     def apply(params: PyTree, x: Array, *mode: PyTree) -> Outputs:
         if precision == 'bfloat16':
-            params, x = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (params, x))
+            params, x = _as_type(jnp.bfloat16, (params, x))
         with jax.default_matmul_precision(products):
             outputs = model.apply(params, x, *mode)
-        return jax.tree.map(_as_float32, outputs)
+        return _as_type(jnp.float32, outputs)
 
     return model._replace(apply=apply)
 
 
-def _as_float32(leaf: Array) -> Array:
-    """Casts floating-point numbers; statistics may also count."""
-    return leaf.astype(jnp.float32) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+def _as_type(dtype: Any, tree: PyTree) -> PyTree:
+    """Casts floating-point numbers; token ids and statistics that count remain."""
+
+    def cast(leaf: Array) -> Array:
+        return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+    return jax.tree.map(cast, tree)

@@ -35,12 +35,13 @@ def checked_arrays(dataset: Dataset | Mapping[str, Any]) -> Dataset:
         raise ValueError(f'{source} must have num_classes of at least 1.')
     fields = ARRAYS if dataset.users is None else (*ARRAYS, 'users')
     arrays = {field: np.asarray(getattr(dataset, field)) for field in fields}
-    made = make_dataset(dataset.name, source, arrays, int(dataset.num_classes))
+    made = make_dataset(dataset.name, source, arrays, int(dataset.num_classes), dataset.vocabulary)
     content = digest(
         {
             field: np.asarray(value)
             for field, value in made._asdict().items()
-            if field != 'name' and value is not None
+            # A vocabulary of 0 would change the names that earlier versions recorded.
+            if field in (*fields, 'num_classes') or (field == 'vocabulary' and value)
         }
     )
     return made._replace(name=f'{ARRAYS_PREFIX}{dataset.name}-{content[:_DIGITS]}')

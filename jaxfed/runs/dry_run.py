@@ -19,7 +19,7 @@ from jaxfed.runs.prepare import Prepared, memory_in_words, prepare
 from jaxfed.runs.privacy import privacy_after
 from jaxfed.runs.rounds import train_and_evaluate
 from jaxfed.runs.state import first_state
-from jaxfed.types import PyTree
+from jaxfed.types import PyTree, example_inputs
 
 
 class Timed(NamedTuple):
@@ -48,7 +48,9 @@ def describe_dry_run(experiment: Experiment, prepared: Prepared, timed: Timed) -
     config, dealt = experiment.config, experiment.dealt
     dataset, steps = dealt.dataset, client_steps(experiment)
     total = total_steps(experiment, config.rounds)
-    shape = 'x'.join(map(str, experiment.input_shape))
+    shape = f'{"x".join(map(str, experiment.input_shape))} {dataset.x_train.dtype}'
+    if dataset.vocabulary:
+        shape = f'{experiment.input_shape[1]} tokens of {dataset.vocabulary} ids'
     evaluated = 'held-out training examples' if config.validation else 'test examples'
     auxiliary = f', {len(dealt.auxiliary)} kept by the server' if len(dealt.auxiliary) else ''
     server = row(prepared.server, 0)
@@ -59,7 +61,7 @@ def describe_dry_run(experiment: Experiment, prepared: Prepared, timed: Timed) -
     privacy = {'privacy': f'{display.privacy_in_words(spent)}, after all rounds'} if spent else {}
     return {
         'dataset': f'{dataset.name}: {dealt.size.sum()} examples at the clients{auxiliary}, '
-        f'{len(dataset.y_test)} {evaluated}, {shape} {dataset.x_train.dtype}, '
+        f'{len(dataset.y_test)} {evaluated}, {shape}, '
         f'{dataset.num_classes} classes',
         'partition': f'{config.partition}{_settings(partition_values(config))}',
         'clients': f'{config.clients_per_round} of {config.num_clients} a round, chosen '
@@ -112,9 +114,10 @@ def convolutions(experiment: Experiment) -> dict[str, str]:
     config, dataset = experiment.config, experiment.dealt.dataset
     use = None if config.conv == 'auto' else config.conv
     convolution, lowerings = ops.recording_convolution(use)
-    network = make_network(config, experiment.input_shape, dataset.num_classes, convolution)
+    shape, vocabulary = experiment.input_shape, dataset.vocabulary
+    network = make_network(config, shape, dataset.num_classes, vocabulary, convolution)
     params = jax.eval_shape(network.init, jax.random.key(0))
-    x = jax.ShapeDtypeStruct((config.batch_size, *experiment.input_shape), np.float32)
+    x = example_inputs(config.batch_size, shape, vocabulary)
     jax.eval_shape(network.evaluate, params, x, network.stats)
     return lowerings
 

@@ -20,6 +20,7 @@ from jaxfed.internal.backend import compile_program
 from jaxfed.metrics import Evaluation, Teacher
 from jaxfed.metrics.history import History
 from jaxfed.metrics.measures import LocalModels, RoundData, measure_round, need_local_models
+from jaxfed.runs.client_images import client_images
 from jaxfed.runs.deal import padded
 from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.gradients import GradientsOf, make_gradients
@@ -266,9 +267,10 @@ def held_out_examples(
     experiment: Experiment, clients: np.ndarray, devices: int, room: int, most: int
 ) -> HeldOut:
     """The examples that clients hold out, NumPy [D, M, H, ...] padded to `most` = H."""
-    dataset, personal = experiment.dealt.dataset, experiment.dealt.personal
+    personal = experiment.dealt.personal
     rows, mask = padded([personal[client] for client in clients], devices * room, most)
-    examples = HeldOut(dataset.x_train[rows], dataset.y_train[rows], mask)
+    images = client_images(experiment, clients, rows)
+    examples = HeldOut(images, experiment.dealt.dataset.y_train[rows], mask)
     return jax.tree.map(lambda leaf: leaf.reshape(devices, room, *leaf.shape[1:]), examples)
 
 

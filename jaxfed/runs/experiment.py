@@ -9,6 +9,7 @@ import numpy as np
 from jaxfed import methods
 from jaxfed.config import Config
 from jaxfed.data.augment import check_augment, parse_augment
+from jaxfed.data.feature_shift import check_feature_shift
 from jaxfed.data.statistics import channel_statistics
 from jaxfed.engine import distributed
 from jaxfed.engine.cohorts import everyone
@@ -94,9 +95,7 @@ def make_experiment(
     checks.check(config)
     distributed.check_settings(config_flags.common_settings(config))
     distributed.check_work(config.clients_per_round, config.lanes)
-    parts = [] if method else methods.resolve(config.method, config.hyperparameters)
-    method = method or methods.build(parts, switch_round=config.switch_round)
-    method = check_hooks(with_attack(config, method))
+    parts, method = build_method(config, method)
     _check_optimizer(config, method)
     check_privacy(config, method)
     augmentations = parse_augment(config.augment)
@@ -111,14 +110,18 @@ def make_experiment(
     distributed.check_data(f'--dataset={config.dataset}', arrays)
     input_shape = dataset.x_train.shape[1:]
     check_augment(augmentations, input_shape)
-    network = make_network(config, input_shape, dataset.num_classes)
-    if config.init_from is not None:
-        network = start_from(Path(config.init_from), network, config.model)
-    model = with_precision(method.adapt(network), config.precision)
+    check_feature_shift(
+        config.feature_shift, config.shift_strength, dataset.x_train, f'--dataset={config.dataset}'
+    )
+    classes, vocabulary = dataset.num_classes, dataset.vocabulary
+    network, model = build_model(config, method, input_shape, classes, vocabulary)
     if MODELS[config.model] not in BUILT_IN:
-        classes = dataset.num_classes
-        check_network(config.model, model, input_shape=input_shape, num_classes=classes)
-    cost = method_cost(method, network, input_shape=input_shape, num_classes=dataset.num_classes)
+        check_network(
+            config.model, model, input_shape=input_shape, num_classes=classes, vocabulary=vocabulary
+        )
+    cost = method_cost(
+        method, network, input_shape=input_shape, num_classes=classes, vocabulary=vocabulary
+    )
     names = parse_measures(config.measure)
     measures = Measures(names, needs(names), parse_clients(config.confusion_clients))
     mean, std = channel_statistics(dataset.x_train)
@@ -138,6 +141,27 @@ def make_experiment(
             'lower it, or raise --rounds.'
         )
     return experiment
+
+
+def build_method(config: Config, method: Method | None = None) -> tuple[list[methods.Part], Method]:
+    """The parts of the method, [] for an object, and the method with --attack."""
+    parts = [] if method else methods.resolve(config.method, config.hyperparameters)
+    method = method or methods.build(parts, switch_round=config.switch_round)
+    return parts, check_hooks(with_attack(config, method))
+
+
+def build_model(
+    config: Config,
+    method: Method,
+    input_shape: tuple[int, int, int],
+    num_classes: int,
+    vocabulary: int,
+) -> tuple[Model, Model]:
+    """The network with its initial parameters, and as the method and --precision change it."""
+    network = make_network(config, input_shape, num_classes, vocabulary)
+    if config.init_from is not None:
+        network = start_from(Path(config.init_from), network, config.model)
+    return network, with_precision(method.adapt(network), config.precision)
 
 
 def _check_optimizer(config: Config, method: Method) -> None:
@@ -160,6 +184,7 @@ def make_network(
     config: Config,
     input_shape: tuple[int, int, int],
     num_classes: int,
+    vocabulary: int = 0,
     convolution: ops.Convolution | None = None,
 ) -> Model:
     """The network of the settings before a method adapts it; `convolution` replaces --conv."""
@@ -167,7 +192,9 @@ def make_network(
         config.model,
         input_shape=input_shape,
         num_classes=num_classes,
+        vocabulary=vocabulary,
         convolution=convolution or ops.convolution(None if config.conv == 'auto' else config.conv),
+        encoder=config.encoder,
         norm=config.norm,
         stem=config.stem,
         width=config.width,

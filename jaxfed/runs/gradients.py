@@ -13,7 +13,8 @@ from jaxfed.engine.evaluation import chunk_size, gradient_sum
 from jaxfed.engine.stacking import row
 from jaxfed.internal.backend import compile_program
 from jaxfed.metrics.measures import Gradients
-from jaxfed.runs.deal import Dealt, padded
+from jaxfed.runs.client_images import client_images
+from jaxfed.runs.deal import padded
 from jaxfed.runs.experiment import Experiment
 from jaxfed.types import Array, PyTree
 
@@ -57,25 +58,25 @@ def make_gradients(
         add, mesh=mesh, in_specs=(over, same, over, over, over), out_specs=over, check_vma=False
     )
 
-    def chunk_of(dealt: Dealt, clients: np.ndarray, start: int) -> tuple[np.ndarray, ...]:
-        parts = [dealt.partition[client][start : start + chunk] for client in clients]
+    def chunk_of(of: Experiment, clients: np.ndarray, start: int) -> tuple[np.ndarray, ...]:
+        parts = [of.dealt.partition[client][start : start + chunk] for client in clients]
         rows, mask = padded(parts, devices, chunk)
-        return dealt.dataset.x_train[rows], dealt.dataset.y_train[rows], mask
+        return client_images(of, clients, rows), of.dealt.dataset.y_train[rows], mask
 
     zeros = jax.tree.map(lambda leaf: np.zeros((devices, *leaf.shape), leaf.dtype), weights[0])
-    total, *examples = split((zeros, *chunk_of(experiments[0].dealt, np.array([], int), 0)), mesh)
+    total, *examples = split((zeros, *chunk_of(experiments[0], np.array([], int), 0)), mesh)
     program = compile_program(add_on_devices, total, weights, *examples)
 
     @np.errstate(over='ignore', invalid='ignore')  # if training diverges
-    def of_cohort(dealt: Dealt, weights: Weights, cohort: np.ndarray) -> Gradients:
-        size = np.array([len(dealt.partition[client]) for client in cohort])
+    def of_cohort(of: Experiment, weights: Weights, cohort: np.ndarray) -> Gradients:
+        size = np.array([len(of.dealt.partition[client]) for client in cohort])
         squares, mean = np.zeros(len(cohort)), jax.tree.map(np.zeros_like, row(zeros, 0))
         by_size = np.argsort(-size, kind='stable')  # so that devices finish together
         for first in range(0, len(cohort), devices):
             slots = by_size[first : first + devices]
             total = split(zeros, mesh)
             for start in range(0, size[slots].max(), chunk):
-                total = program(total, weights, *split(chunk_of(dealt, cohort[slots], start), mesh))
+                total = program(total, weights, *split(chunk_of(of, cohort[slots], start), mesh))
             sums = fetch(total)
             for place, slot in enumerate(slots):
                 n = max(int(size[slot]), 1)
@@ -84,7 +85,7 @@ def make_gradients(
                 mean = jax.tree.map(lambda m, g: m + g / len(cohort), mean, gradient)
         return Gradients(squares, _square(mean))
 
-    return [functools.partial(of_cohort, experiment.dealt) for experiment in experiments], program
+    return [functools.partial(of_cohort, experiment) for experiment in experiments], program
 
 
 def _square(tree: PyTree) -> float:

@@ -74,6 +74,8 @@ def load(workdir: str | os.PathLike[str], *, method: Method | None = None) -> Lo
     """
     config, summary, network = read_network(workdir, method=method)
     shape, classes = tuple(network.metadata.input_shape), network.metadata.num_classes
+    vocabulary = network.metadata.vocabulary
+    tokens = vocabulary > 0
     model, params, stats = network.model, network.params, network.stats
     mean, std = np.asarray(network.metadata.mean), np.asarray(network.metadata.std)
     to_input = functools.partial(normalise, mean=mean, std=std)
@@ -85,13 +87,18 @@ def load(workdir: str | os.PathLike[str], *, method: Method | None = None) -> Lo
 
     def apply(x: Any) -> Array:
         x = np.asarray(x)
-        if x.ndim == 2 and shape[:2] == (1, 1):  # feature vectors [m, d]
-            x = x[:, None, None]
-        if x.ndim != 4 or x.shape[1:] != shape or x.dtype.kind not in 'uif':
+        if x.ndim == 2 and (shape[:2] == (1, 1) or tokens):
+            x = x.reshape(-1, 1, *((x.shape[1], 1) if tokens else (1, x.shape[1])))
+        kinds, what = ('ui', 'token ids') if tokens else ('uif', 'images')
+        if x.ndim != 4 or x.shape[1:] != shape or x.dtype.kind not in kinds:
             raise ValueError(
-                f'x must be images [m, {", ".join(map(str, shape))}] of integers or floats, got '
-                f'shape {x.shape} and dtype {x.dtype}.'
+                f'x must be {what} [m, {", ".join(map(str, shape))}] of integers'
+                f'{"" if tokens else " or floats"}, got shape {x.shape} and dtype {x.dtype}.'
             )
+        if tokens and x.size and not 0 <= x.min() <= x.max() < vocabulary:
+            raise ValueError(f'x must be token ids from 0 to {vocabulary - 1}, got {x.max()}.')
+        if x.dtype != np.uint8:  # `normalise` takes int32 for token ids
+            x = x.astype(np.int32 if tokens else np.float32)
         if not len(x):
             return jax.numpy.zeros((0, classes))
         return compiled((params, stats), x)
@@ -149,7 +156,9 @@ def _rebuild(
         raise ValueError(f'mean and std must have {channels} channels')
     settings = {name: metadata.network[name] for name in NETWORK_SETTINGS}
     described = dataclasses.replace(config, **settings)
-    network = used.adapt(make_network(described, (height, width, channels), metadata.num_classes))
+    shape = height, width, channels
+    made = make_network(described, shape, metadata.num_classes, metadata.vocabulary)
+    network = used.adapt(made)
     try:
         params, stats = fit(network, arrays)
     except ValueError as error:

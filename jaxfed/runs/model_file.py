@@ -33,12 +33,13 @@ class ModelMetadata(NamedTuple):
     num_classes: int
     mean: list[float]  # of each channel, in the units of the dataset's files
     std: list[float]
+    vocabulary: int = 0  # number of token ids; 0 for other inputs
 
 
 def save_model(workdir: Path, experiment: Experiment, params: PyTree, stats: PyTree) -> None:
     """Write the final network to a work directory, completely or not at all."""
-    config, num_classes = experiment.config, experiment.dealt.dataset.num_classes
-    network = make_network(config, experiment.input_shape, num_classes)
+    config, dataset = experiment.config, experiment.dealt.dataset
+    network = make_network(config, experiment.input_shape, dataset.num_classes, dataset.vocabulary)
     metadata = ModelMetadata(
         jaxfed=files.versions(('jaxfed',)).get('jaxfed'),
         method=config.method,
@@ -47,9 +48,10 @@ def save_model(workdir: Path, experiment: Experiment, params: PyTree, stats: PyT
         adapted=experiment.method.adapt(network) is not network,
         network={name: getattr(config, name) for name in NETWORK_SETTINGS},
         input_shape=list(experiment.input_shape),
-        num_classes=num_classes,
+        num_classes=dataset.num_classes,
         mean=experiment.mean.tolist(),
         std=experiment.std.tolist(),
+        vocabulary=dataset.vocabulary,
     )._asdict()
     arrays = named(*jax.device_get((params, stats)))
     metadata['digest'] = _digest(metadata, arrays)
@@ -69,7 +71,11 @@ def read_model(path: Path) -> tuple[ModelMetadata, dict[str, np.ndarray]]:
     described, arrays = read_tensors(path)
     try:
         metadata = json.loads(described[ENTRY])
-        fields = {name: metadata[name] for name in ModelMetadata._fields}
+        fields = ModelMetadata._field_defaults | {
+            name: metadata[name]
+            for name in ModelMetadata._fields
+            if name in metadata or name not in ModelMetadata._field_defaults
+        }
         if metadata.pop('digest') != _digest(metadata, arrays):
             raise ValueError('its digest does not match')
     except KeyError as error:

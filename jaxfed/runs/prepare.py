@@ -6,7 +6,7 @@ Several experiments can share a program, see `shared_program`.
 import functools
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -14,28 +14,40 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxfed.config import Config
 from jaxfed.data.augment import make_augment, normalise
 from jaxfed.engine import client_states as states_of
 from jaxfed.engine import distributed
 from jaxfed.engine.devices import make_mesh, memory, replicate
-from jaxfed.engine.execution import compile_round
-from jaxfed.engine.lanes import choose_lanes
+from jaxfed.engine.execution import compile_round, run_waves
+from jaxfed.engine.lanes import Schedule, choose_lanes
 from jaxfed.engine.local import LocalSettings
 from jaxfed.engine.round import Round, ServerState, make_round
+from jaxfed.engine.types import RoundMetrics
 from jaxfed.internal.backend import on_cpu
 from jaxfed.internal.console import counted
 from jaxfed.methods.costs import size_of
+from jaxfed.methods.method import Method
+from jaxfed.runs.client_images import shift_of
 from jaxfed.runs.evaluate import EvaluationPrograms, Evaluator, compile_evaluators
 from jaxfed.runs.experiment import Experiment, client_steps
-from jaxfed.runs.feed import Feed, TooLarge, make_feed
+from jaxfed.runs.feed import Feed, PlannedRound, TooLarge, make_feed
 from jaxfed.runs.memory import advice, memory_errors, needed_memory, size_in_words
 from jaxfed.runs.seeds import seed_of
 from jaxfed.runs.shared_program import method_builder
-from jaxfed.types import Array, PyTree
+from jaxfed.types import Array, Model, PyTree
 
 # If a CPU is one device, a few clients side by side fill its cores; more only need more memory and
 # compile longer. If each core is a device, one client at a time keeps it busy.
 CPU_LANES = 8
+
+
+# (server, clients' states, round, keep local models) -> (server, metrics, local models), see
+# `run_waves`. Clients that are lost get 0 local epochs in the cohort of the round.
+RunRound = Callable[
+    [ServerState, PyTree, PlannedRound, bool],
+    tuple[ServerState, RoundMetrics | None, list[tuple[Schedule, PyTree]]],
+]
 
 
 class Prepared(NamedTuple):
@@ -46,6 +58,7 @@ class Prepared(NamedTuple):
     feed: Feed
     streams: bool  # whether images are sent in waves
     programs: Round  # compiled
+    run: RunRound
     evaluation: EvaluationPrograms
     evaluators: list[Evaluator]  # X
     server: ServerState  # [X, ...] before the first round
@@ -80,7 +93,8 @@ def prepare(experiments: Sequence[Experiment], mesh: Mesh | None = None) -> Prep
         seeds = [seed_of(experiment.config, 'batches') for experiment in experiments]
         keys = replicate(jnp.stack([jax.random.key(seed) for seed in seeds]), mesh)
         feed, streams = make_feed(experiments, mesh, to_input)
-        settings = local_settings(experiments)
+        longest = max(len(part) for e in experiments for part in e.dealt.partition)
+        settings = local_settings(config, longest=longest, image_shape=first.input_shape)
         augment = make_augment(first.augmentations, mean=first.mean, std=first.std)
         functions = make_round(
             first.model,
@@ -90,6 +104,7 @@ def prepare(experiments: Sequence[Experiment], mesh: Mesh | None = None) -> Prep
             to_input,
             tune=method_builder(experiments),
             mesh=mesh,
+            shift=shift_of(config),
         )
 
         def compile_with(
@@ -125,23 +140,37 @@ def prepare(experiments: Sequence[Experiment], mesh: Mesh | None = None) -> Prep
             f'{counted(mesh.size, "device")} with {size_in_words(available)}: '
             f'{advice(first, mesh, lanes, streams=streams)}.'
         )
+    run = functools.partial(run_here, programs, mesh, keys)
     # JAX releases arrays that it shares with NumPy only when Python collects garbage.
     gc.collect()
     return Prepared(
-        mesh, lanes, feed, streams, programs, evaluation, evaluators, server, client_states, keys,
-        needed, available, compile_seconds=time.perf_counter() - began,
+        mesh, lanes, feed, streams, programs, run, evaluation, evaluators, server, client_states,
+        keys, needed, available, compile_seconds=time.perf_counter() - began,
     )  # fmt: skip
+
+
+def run_here(
+    programs: Round, mesh: Mesh, keys: Array, server: ServerState, client_states: PyTree,
+    planned: PlannedRound, keep: bool,
+) -> tuple[ServerState, RoundMetrics | None, list[tuple[Schedule, PyTree]]]:  # fmt: skip
+    """A `RunRound` on the devices of this process."""
+    return run_waves(
+        programs, mesh, server, client_states, planned.cohort, planned.waves, planned.tuned, keys,
+        keep=keep,
+    )  # fmt: skip
+
+
+def initial_state(config: Config, model: Model, method: Method) -> tuple[ServerState, PyTree]:
+    """The server and the state of a client before the first round."""
+    params = model.init(jax.random.key(seed_of(config, 'initialisation')))
+    state, client = method.init(params, model.stats)
+    return ServerState(params, state, jnp.zeros((), jnp.int32), model.stats), client
 
 
 def initial_states(experiments: Sequence[Experiment]) -> tuple[ServerState, PyTree]:
     """The server [X, ...] and the clients' states [X N, ...] before the first round, in NumPy."""
-    servers, clients = [], []
-    for experiment in experiments:
-        model = experiment.model
-        params = model.init(jax.random.key(seed_of(experiment.config, 'initialisation')))
-        state, client = experiment.method.init(params, model.stats)
-        servers.append(ServerState(params, state, jnp.zeros((), jnp.int32), model.stats))
-        clients.append(client)
+    pairs = [initial_state(e.config, e.model, e.method) for e in experiments]
+    servers, clients = zip(*pairs, strict=True)
     server = jax.tree.map(lambda *leaves: np.stack(leaves), *servers)
     config = experiments[0].config
     try:
@@ -156,9 +185,8 @@ def initial_states(experiments: Sequence[Experiment]) -> tuple[ServerState, PyTr
         ) from error
 
 
-def local_settings(experiments: Sequence[Experiment]) -> LocalSettings:
-    """The common settings of the compiled local training of experiments."""
-    config = experiments[0].config
+def local_settings(config: Config, *, longest: int, image_shape: tuple[int, ...]) -> LocalSettings:
+    """The settings of the compiled local training, see there."""
     return LocalSettings(
         local_epochs=config.local_epochs,
         batch_size=config.batch_size,
@@ -166,8 +194,8 @@ def local_settings(experiments: Sequence[Experiment]) -> LocalSettings:
         weight_decay=config.weight_decay,
         dropout=config.dropout,
         aggregation=config.aggregation,
-        longest=max(len(part) for e in experiments for part in e.dealt.partition),
-        image_shape=experiments[0].input_shape,
+        longest=longest,
+        image_shape=image_shape,
         keep_models=config.local_eval_every > 0,
         optimizer=str(config.optimizer),
         clip_norm=config.clip_norm,

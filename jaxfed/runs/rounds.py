@@ -9,7 +9,6 @@ import numpy as np
 
 from jaxfed.config import Config
 from jaxfed.engine import distributed
-from jaxfed.engine.execution import run_waves
 from jaxfed.internal import console
 from jaxfed.internal.signals import Interrupted
 from jaxfed.metrics.history import update_history
@@ -174,10 +173,7 @@ def train_and_evaluate(
     config, number, cohort = experiments[0].config, planned.number, planned.cohort
     local_due = is_due(config, config.local_eval_every, number)
     began = time.perf_counter()
-    server, trained, models = run_waves(
-        prepared.programs, prepared.mesh, state.server, state.clients, cohort, planned.waves,
-        planned.tuned, prepared.keys, keep=local_due,
-    )  # fmt: skip
+    server, trained, models = prepared.run(state.server, state.clients, planned, local_due)
     losses = None if trained is None else np.asarray(trained.train_loss)
     servers, past, entries = unstack(server, len(experiments)), list(state.past), {}
     seconds = (time.perf_counter() - began) / len(running)

@@ -33,6 +33,8 @@ from jaxfed.runs.shared_program import TRACER_ERRORS
 from jaxfed.runs.state import resume
 from jaxfed.types import Dataset, PyTree
 
+Prepare = Callable[[Sequence[Experiment]], Prepared]
+
 
 class Diverged(RuntimeError):
     """Training produced values that are not finite."""
@@ -96,6 +98,7 @@ def train(
     quiet: bool = False,
     watch: Callable[[Entry], None] = lambda entry: None,
     command: str = '',
+    remote: Prepare | None = None,
 ) -> Result:
     """Train an experiment to its last round, from its last checkpoint if it was interrupted.
 
@@ -104,6 +107,7 @@ def train(
       quiet: show no progress.
       watch: called with the entry of each round after it is recorded.
       command: the command that continues the run, for messages.
+      remote: as in `train_experiments`.
 
     Returns:
       As `simulate`.
@@ -125,8 +129,9 @@ def train(
     try:
         if distributed.is_leader():
             (result,) = train_experiments(
-                [experiment], experiment.workdir, quiet=quiet, watch=lambda _, entry: watch(entry)
-            )
+                [experiment], experiment.workdir, quiet=quiet,
+                watch=lambda _, entry: watch(entry), remote=remote,
+            )  # fmt: skip
         else:
             result = _train_unrecorded(experiment)
         if isinstance(result, Diverged):
@@ -167,6 +172,7 @@ def train_experiments(
     quiet: bool = False,
     watch: Watch = lambda x, entry: None,
     stop: Stop = never,
+    remote: Prepare | None = None,
 ) -> list[Result | Diverged]:
     """Train X experiments in one program, each recorded in its work directory.
 
@@ -178,6 +184,7 @@ def train_experiments(
       quiet: show no progress; several experiments never show any.
       watch: called with the number of an experiment and its entry, after it is recorded.
       stop: called after each round; returns the experiments that stop early.
+      remote: used instead of `prepare`, if other machines train the clients.
 
     Returns:
       The result of each, or the error of one that diverged, which does not stop the others.
@@ -189,7 +196,7 @@ def train_experiments(
     with contextlib.ExitStack() as locks:
         for experiment in experiments:
             locks.enter_context(files.exclusive_lock(experiment.workdir))
-        prepared = _prepare(experiments, quiet=quiet)
+        prepared = _prepare(experiments, remote or prepare, quiet=quiet)
         with contextlib.ExitStack() as stack:
             keep = experiments[0].config.keep
             checkpoints = stack.enter_context(open_checkpoints(folder, keep=keep))
@@ -219,14 +226,14 @@ def train_experiments(
     return results
 
 
-def _prepare(experiments: Sequence[Experiment], *, quiet: bool) -> Prepared:
+def _prepare(experiments: Sequence[Experiment], make: Prepare, *, quiet: bool) -> Prepared:
     """Check the work directories, compile the programs and write the partition."""
     for experiment in experiments:
         dealt = experiment.dealt
         run_files.check_unfinished(experiment.workdir, dealt.label_counts, dealt.digest)
     try:
         with console.status('compiling', quiet=quiet):
-            prepared = prepare(experiments)
+            prepared = make(experiments)
     except BaseException as error:  # also a Ctrl-C in a notebook
         # The caller tries several again in smaller groups if that can help.
         if len(experiments) == 1 or not isinstance(error, (TooLarge, *TRACER_ERRORS)):

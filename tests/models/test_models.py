@@ -142,12 +142,12 @@ def test_mapped_over_clients_equals_one_client_at_a_time(name, input_shape, widt
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads))
 
 
-@pytest.mark.parametrize('name', sorted({*MODELS} - {'resnet18', 'resnet50'}))
+@pytest.mark.parametrize('name', sorted({*MODELS} - {'resnet18', 'resnet50', 'text'}))
 def test_features_are_the_input_of_the_last_layer(name):
-    side = 32 if name == 'vgg11' else 16
-    model = make_model(name, input_shape=(side, side, 3), num_classes=5)
+    shape = {'vgg11': (32, 32, 3), 'cnn1d': (1, 16, 3)}.get(name, (16, 16, 3))
+    model = make_model(name, input_shape=shape, num_classes=5)
     params, _ = draw(model)
-    x = np.random.default_rng(1).standard_normal((4, side, side, 3), np.float32)
+    x = np.random.default_rng(1).standard_normal((4, *shape), np.float32)
     logits, features, _ = jax.jit(model.evaluate)(params, x, model.stats)
     last = params['classifier']
     np.testing.assert_allclose(features @ last['kernel'] + last['bias'], logits, atol=1e-5)
@@ -196,7 +196,7 @@ def test_bfloat16_parameters_give_bfloat16_outputs():
 
 
 def test_unknown_name_lists_the_choices():
-    with pytest.raises(ValueError, match=r"'vgg'.*cnn, lenet, mlp"):
+    with pytest.raises(ValueError, match=r"'vgg'.*cnn, cnn1d, lenet, mlp"):
         make_model('vgg', input_shape=(32, 32, 3), num_classes=10)
 
 

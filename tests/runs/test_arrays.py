@@ -94,7 +94,7 @@ def test_arrays_give_the_results_of_a_file(tmp_path):
         ({'y_train': np.zeros(39, int)}, {}, "dataset='mine' has 40 examples in x_train but 39"),
         ({}, {'dataset': 'cifar10'}, '--dataset=cifar10 and arrays from Python exclude each other'),
         ({}, {'npz': 'x.npz'}, '--npz=x.npz needs --dataset=npz'),
-        ({}, {'augment': 'flip'}, '--augment must be none for feature vectors, got flip'),
+        ({}, {'augment': 'flip'}, '--augment must be none for vectors, signals and text, got flip'),
     ],
 )
 def test_refused_arrays_leave_nothing(tmp_path, changes, settings, message):
