@@ -2,6 +2,7 @@
 
 import os
 import zipfile
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -37,44 +38,56 @@ def load_npz(path: str | os.PathLike[str]) -> Dataset:
       ValueError: if the file is missing or unreadable, or an array is not as above.
     """
     name = os.path.splitext(os.path.basename(path))[0]
-    return make_dataset(name, f'--npz={path}', _read_arrays(path))
+    source = f'--npz={path}'
+    return make_dataset(name, source, read_arrays(path, source))
 
 
-def _read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Returns the arrays of a file by name, unchecked."""
+def read_arrays(
+    path: str | os.PathLike[str], source: str, needed: Sequence[str] = ARRAYS
+) -> dict[str, np.ndarray]:
+    """Returns the needed arrays of a file and `users` by name, unchecked.
+
+    Args:
+      path: path of the file.
+      source: flag or argument that passed it, for messages.
+      needed: names of the arrays.
+
+    Raises:
+      ValueError: if the file is missing or unreadable, or lacks an array.
+    """
     if not os.path.isfile(path):
-        raise ValueError(f'--npz={path} is not a file; pass the path of an .npz file.')
+        raise ValueError(f'{source} is not a file; pass the path of an .npz file.')
     if not zipfile.is_zipfile(path):
         raise ValueError(
-            f'--npz={path} is not an .npz archive, or is truncated: write it again with '
-            f'np.savez(path, {", ".join(f"{key}=..." for key in ARRAYS)}).'
+            f'{source} is not an .npz archive, or is truncated: write it again with '
+            f'np.savez(path, {", ".join(f"{key}=..." for key in needed)}).'
         )
-    with explain_errors(f'--npz={path} cannot be read', 'check its permissions or write it again'):
+    with explain_errors(f'{source} cannot be read', 'check its permissions or write it again'):
         archive = np.load(path, allow_pickle=False)
     if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise ValueError(f'--npz={path} is a single array, not an archive: write it with np.savez.')
+        raise ValueError(f'{source} is a single array, not an archive: write it with np.savez.')
     arrays = {}
     with archive:
-        missing = [key for key in ARRAYS if key not in archive.files]
+        missing = [key for key in needed if key not in archive.files]
         if missing:
             raise ValueError(
-                f'--npz={path} has no {", ".join(missing)}, only '
-                f'{printable(", ".join(archive.files)) or "nothing"}: it needs {", ".join(ARRAYS)}.'
+                f'{source} has no {", ".join(missing)}, only '
+                f'{printable(", ".join(archive.files)) or "nothing"}: it needs {", ".join(needed)}.'
             )
         # Users are optional.
         others = [key for key in ('users', 'users_train') if key in archive.files]
         if len(others) > 1:
-            raise ValueError(f'--npz={path} has users and users_train; keep one of them.')
-        for key in (*ARRAYS, *others):
+            raise ValueError(f'{source} has users and users_train; keep one of them.')
+        for key in (*needed, *others):
             with explain_errors(
-                f'--npz={path} has an array {key} that cannot be read',
+                f'{source} has an array {key} that cannot be read',
                 'save numbers or text that fit into memory, not objects (astype(str) makes text of '
                 'names; images of unequal size make objects), or write it again if it is damaged',
             ):
                 array = archive[key]
             if not isinstance(array, np.ndarray):
                 raise ValueError(
-                    f'--npz={path} has an entry {key} that is not an array: write it with np.savez.'
+                    f'{source} has an entry {key} that is not an array: write it with np.savez.'
                 )
             arrays['users' if key in others else key] = array
     return arrays

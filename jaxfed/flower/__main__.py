@@ -1,0 +1,47 @@
+"""Write a Flower project: python -m jaxfed.flower init DIR --method=fedlmd --num_clients=5."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxfed.internal import console
+
+USAGE = 'usage: python -m jaxfed.flower init DIR [--method=NAME and other flags of jaxfed]'
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the project.
+
+    Args:
+      arguments: the arguments without the program's name.
+
+    Returns:
+      The exit status: 0, or 2 for invalid input or a folder that cannot be written.
+    """
+    if arguments and arguments[0] in ('-h', '--help', '--helpfull'):
+        print(f'{__doc__}\n\n{USAGE}')
+        return 0
+    if len(arguments) < 2 or arguments[0] != 'init' or arguments[1].startswith('-'):
+        console.show_error(USAGE)
+        return 2
+    folder = Path(arguments[1])
+    try:
+        from jaxfed.flower.project import write_project
+
+        config = write_project(folder, arguments[2:])
+    except ImportError as error:
+        console.show_error(f"jaxfed.flower needs Flower: pip install 'jaxfed[flower]' ({error}).")
+        return 2
+    except (ValueError, OSError) as error:
+        console.show_error(' '.join(str(error).split()))
+        return 2
+    console.say(
+        f'{folder}: simulate it with\n'
+        f"  flwr run {folder} --stream --federation-config 'num-supernodes={config.num_clients}'",
+        quiet=False,
+    )
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,93 @@
+"""The content of the messages between a Flower server and its clients."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+import jax
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+
+from jaxfed.config import Config
+from jaxfed.runs import checks, config_flags
+from jaxfed.types import PyTree
+
+FACTS, ROUND, MODEL, SUMS, CLIENTS = 'facts', 'round', 'model', 'sums', 'clients'  # of the records
+
+
+class Facts(NamedTuple):
+    """What a client must know beside the settings, the same in every round."""
+
+    input_shape: list[int]  # height, width, channels
+    num_classes: int
+    vocabulary: int
+    mean: list[float]  # of each channel of the server's images
+    std: list[float]
+    longest: int  # examples of the largest client, 0 if not known yet
+    auxiliary: int  # examples of the server
+
+    def record(self) -> ConfigRecord:
+        """The facts as a record of a message."""
+        return ConfigRecord(self._asdict())
+
+    @classmethod
+    def read(cls, message: Message) -> Self:
+        """The facts that the server sent."""
+        values: Any = message.content.config_records[FACTS]
+        return cls(**values)
+
+
+class RoundOfClient(NamedTuple):
+    """What a client must know about a round."""
+
+    number: int  # rounds done
+    slot: int  # place of the client in the cohort
+    clients: list[int]  # [S] of the cohort
+    epochs: list[int]  # [S] local epochs that each completes
+
+    def record(self) -> ConfigRecord:
+        """The values as a record of a message."""
+        return ConfigRecord(self._asdict())
+
+    @classmethod
+    def read(cls, message: Message) -> Self:
+        """The values that the server sent."""
+        values: Any = message.content.config_records[ROUND]
+        return cls(**values)
+
+
+def pack(tree: PyTree) -> ArrayRecord:
+    """The arrays of a tree, without its structure."""
+    return ArrayRecord([np.asarray(leaf) for leaf in jax.tree.leaves(jax.device_get(tree))])
+
+
+def unpack(record: ArrayRecord, like: PyTree) -> PyTree:
+    """A tree of the arrays of a record, with the structure and the shapes of another tree.
+
+    Raises:
+      ValueError: if the arrays have other shapes or types.
+    """
+    arrays, (leaves, structure) = record.to_numpy_ndarrays(), jax.tree.flatten(like)
+    found = [(array.shape, array.dtype) for array in arrays]
+    expected = [(leaf.shape, leaf.dtype) for leaf in leaves]
+    if found != expected:
+        raise ValueError(
+            f'a message has {len(found)} arrays that do not fit the {len(expected)} expected: '
+            'server and clients must have the same settings and the same version of jaxfed.'
+        )
+    return jax.tree.unflatten(structure, arrays)
+
+
+def read_settings(context: Context) -> Config:
+    """The settings of a run, from the run config of a Flower project: a flag a key.
+
+    Raises:
+      ValueError: if a setting is invalid.
+    """
+    config = config_flags.parse(as_flags(context.run_config))
+    checks.check(config)
+    return config
+
+
+def as_flags(values: Mapping[str, Any]) -> list[str]:
+    """Settings by name as flags."""
+    return [f'--{name}={value}' for name, value in values.items()]

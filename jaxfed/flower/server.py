@@ -1,0 +1,295 @@
+"""The server of a Flower run: it shares, weighs, merges, evaluates and records."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid, ServerApp
+
+from jaxfed.config import Config
+from jaxfed.data.augment import normalise
+from jaxfed.engine.devices import make_mesh, memory, replicate
+from jaxfed.engine.remote import add_up
+from jaxfed.engine.round import Round
+from jaxfed.engine.types import RoundInputs, ServerState, Sums, TrainingData
+from jaxfed.flower.messages import (
+    CLIENTS,
+    FACTS,
+    MODEL,
+    ROUND,
+    SUMS,
+    Facts,
+    RoundOfClient,
+    pack,
+    read_settings,
+    unpack,
+)
+from jaxfed.flower.programs import Programs, make_programs
+from jaxfed.internal import console
+from jaxfed.recording.checkpoints import FOLDER
+from jaxfed.runs.evaluate import compile_evaluators
+from jaxfed.runs.experiment import Experiment, set_up
+from jaxfed.runs.feed import PlannedRound, auxiliary_batch, plan_rounds
+from jaxfed.runs.prepare import Prepared, initial_state
+from jaxfed.runs.program_cache import kept_programs
+from jaxfed.runs.seeds import seed_of
+from jaxfed.runs.shared_program import round_arguments
+from jaxfed.runs.simulate import train
+from jaxfed.types import Dataset, PyTree
+
+_POLL_SECONDS, _SAY_SECONDS = 0.5, 10.0  # while the server waits for clients
+
+
+class Connected(NamedTuple):
+    """The clients that have answered."""
+
+    asked: set[int]  # nodes, also those without clients
+    nodes: dict[int, int]  # client -> node
+    counts: dict[int, list[int]]  # client -> [C] examples of each class
+
+
+def server_app(
+    config: Config | None = None,
+    *,
+    dataset: Dataset | Mapping[str, Any] | None = None,
+    timeout: float | None = None,
+) -> ServerApp:
+    """Make the ServerApp of a method, a network and their settings.
+
+    The server waits until all `num_clients` clients are connected. Its dataset gives the test data,
+    the server's auxiliary examples, and the statistics with which all normalise. Records and
+    checkpoints are those of `jaxfed.simulate`.
+
+    Args:
+      config: the settings; None for the run config of the Flower project, whose keys are flags.
+      dataset: arrays in memory, used instead of the data that the settings name.
+      timeout: seconds after which clients of a round that have not answered are lost; None waits
+        until Flower reports them as lost.
+
+    Returns:
+      The app.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        """Runs all rounds."""
+        try:
+            settings = config or read_settings(context)
+            check_supported(settings)
+            with kept_programs(True):
+                run(grid, set_up(settings, dataset=dataset), timeout)
+        except ValueError as error:
+            console.show_error(' '.join(str(error).split()))
+            raise SystemExit(2) from error
+
+    return app
+
+
+def check_supported(config: Config) -> None:
+    """Raises a ValueError in one line for settings that need what stays with the clients."""
+    for name, allowed in (('local_eval_every', 0), ('personal_test', 0.0), ('measure', 'none')):
+        value = getattr(config, name)
+        if value != allowed:
+            raise ValueError(
+                f'--{name}={value} is for simulation: it reads the models or the examples of the '
+                'clients; remove it.'
+            )
+
+
+def run(grid: Grid, experiment: Experiment, timeout: float | None) -> None:
+    """Wait for all clients, then train."""
+    clients, facts = experiment.config.num_clients, facts_of(experiment)
+    connected = Connected(set(), {}, {})
+    said = time.monotonic()
+    while missing := clients - len(connected.nodes):
+        if not ask_new_nodes(grid, connected, facts, timeout):
+            time.sleep(_POLL_SECONDS)
+        if missing and time.monotonic() > said + _SAY_SECONDS:
+            said = time.monotonic()
+            console.say(
+                f'waiting for {missing} of {clients} clients; start their nodes, or simulate with '
+                f"flwr run --federation-config 'num-supernodes={clients}'",
+                quiet=False,
+            )
+    counts = np.array([connected.counts[client] for client in range(clients)], np.int32)
+    # The server knows sizes, not examples.
+    experiment = experiment._replace(dealt=experiment.dealt._replace(label_counts=counts))
+    train(experiment, remote=partial(connect, grid, connected, timeout))
+
+
+def facts_of(experiment: Experiment, longest: int = 0) -> Facts:
+    """What the server tells the clients."""
+    dataset = experiment.dealt.dataset
+    return Facts(
+        input_shape=list(experiment.input_shape),
+        num_classes=dataset.num_classes,
+        vocabulary=dataset.vocabulary,
+        mean=experiment.mean.tolist(),
+        std=experiment.std.tolist(),
+        longest=longest,
+        auxiliary=len(experiment.dealt.auxiliary),
+    )
+
+
+def ask_new_nodes(grid: Grid, connected: Connected, facts: Facts, timeout: float | None) -> bool:
+    """Ask nodes that have not answered which clients they have; returns whether one did.
+
+    Raises:
+      ValueError: if a node answers with an error, or with the clients of another node.
+    """
+    nodes = set(grid.get_node_ids())
+    connected.asked.intersection_update(nodes)  # one that returns is asked again
+    new = sorted(nodes - connected.asked)
+    content = RecordDict({FACTS: facts.record()})
+    questions = [Message(content, dst_node_id=node, message_type=MessageType.QUERY) for node in new]
+    for answer in grid.send_and_receive(questions, timeout=timeout) if questions else ():
+        node = answer.metadata.src_node_id
+        connected.asked.add(node)
+        if answer.has_error():
+            raise ValueError(f'a node cannot take part: {answer.error.reason}')
+        record: Any = answer.content.config_records[CLIENTS]
+        counts = np.reshape(record['label_counts'], (-1, facts.num_classes)).tolist()
+        for client, of_client in zip(record['ids'], counts, strict=True):
+            if connected.nodes.get(client, node) in nodes - {node}:
+                raise ValueError(
+                    f'two nodes have the client {client}; give each client to one node.'
+                )
+            connected.nodes[client] = node
+            connected.counts[client] = of_client
+    return bool(questions)
+
+
+def connect(
+    grid: Grid, connected: Connected, timeout: float | None, experiments: Sequence[Experiment]
+) -> Prepared:
+    """The rounds of an experiment whose clients other machines train, for `simulate.train`."""
+    began = time.perf_counter()
+    (experiment,) = experiments
+    mesh, config, method = make_mesh('1'), experiment.config, experiment.method
+    facts = facts_of(experiment, longest=int(experiment.dealt.size.max()))
+    programs = make_programs(config, facts)
+    check_new(experiment, programs)
+    start, _ = initial_state(config, experiment.model, method)
+    server = replicate(jax.tree.map(lambda leaf: np.asarray(leaf)[None], start), mesh)
+    to_input = partial(normalise, mean=experiment.mean, std=experiment.std)
+    evaluation, evaluators = compile_evaluators(experiments, mesh, server, to_input, lanes=1)
+    keys = jax.random.key(seed_of(config, 'batches'))[None]
+    data = data_of(experiment, to_input)
+
+    def feed(lanes: int, first: int, running: np.ndarray | None = None) -> Iterator[PlannedRound]:
+        for number, cohort, _ in plan_rounds(experiments, None, first, running):
+            tuned = round_arguments(experiments, number, running)
+            yield PlannedRound(number, cohort, tuned, iter(()))
+
+    def run_round(
+        server: ServerState, states: PyTree, planned: PlannedRound, keep: bool
+    ) -> tuple[ServerState, Any, list[Any]]:
+        inputs = RoundInputs(server, planned.cohort, planned.tuned, keys, data)
+        ask_new_nodes(grid, connected, facts, timeout)  # those that returned
+        messages = train_clients(grid, connected.nodes, programs, facts, inputs, timeout)
+        arrived = [slot for slot, _ in messages]
+        lost = np.setdiff1d(np.arange(config.clients_per_round), arrived)
+        planned.cohort.epochs[0, lost] = 0
+        if not messages and not method.always_merges:
+            return server, None, []
+        # Without messages, one of zeros, of a client without weight.
+        nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), programs.sums)
+        sums = add_up(
+            messages or [(0, nothing)], programs.round.weigh(inputs), config.clients_per_round,
+            combines=method.combine is not None,
+        )  # fmt: skip
+        return *programs.round.merge(inputs, sums), []
+
+    here = Round(programs.round.train, programs.round.merge)
+    return Prepared(
+        mesh, 1, feed, False, here, run_round, evaluation, evaluators, server, (), keys,
+        evaluation.memory, memory(mesh), time.perf_counter() - began,
+    )  # fmt: skip
+
+
+def check_new(experiment: Experiment, programs: Programs) -> None:
+    """Raises a ValueError for a run that continues although its clients have lost their states."""
+    checkpoints = experiment.workdir / FOLDER
+    if jax.tree.leaves(programs.client_state) and checkpoints.exists():
+        raise ValueError(
+            f'--method={experiment.config.method} keeps a state at each client, and Flower keeps '
+            f'it for one run only, so {experiment.workdir} cannot be continued; choose another '
+            '--workdir.'
+        )
+
+
+def data_of(experiment: Experiment, to_input: Callable[[Any], Any]) -> TrainingData:
+    """What the server knows about the data: the clients' counts and its own examples."""
+    dealt = experiment.dealt
+    size: Any = dealt.size[None].astype(np.int32)
+    counts: Any = dealt.label_counts[None].astype(np.int32)
+    none: Any = ()
+    batch = jax.tree.map(lambda leaf: leaf[None], auxiliary_batch(dealt, to_input))
+    return TrainingData(none, none, none, size, size, counts, batch)
+
+
+def train_clients(
+    grid: Grid,
+    nodes: Mapping[int, int],
+    programs: Programs,
+    facts: Facts,
+    inputs: RoundInputs,
+    timeout: float | None,
+) -> list[tuple[int, Sums]]:
+    """Send a round to its clients and wait for their answers.
+
+    Args:
+      grid: of Flower.
+      nodes: client -> node.
+      programs: of the run.
+      facts: of the run.
+      inputs: of the round.
+      timeout: as in `server_app`.
+
+    Returns:
+      (place in the cohort, sums) of the clients that answered; a client whose node is lost or
+      fails is missing.
+
+    Raises:
+      ValueError: if the apps of all clients fail, or an answer does not fit.
+    """
+    shared = programs.round.share(inputs)
+    model = pack((inputs.server.params, inputs.server.stats, shared))
+    number = int(inputs.server.round[0])
+    clients, epochs = (np.asarray(rows)[0].tolist() for rows in inputs.cohort)
+    present = set(grid.get_node_ids())
+    questions = [
+        Message(
+            RecordDict(
+                {
+                    MODEL: model,
+                    FACTS: facts.record(),
+                    ROUND: RoundOfClient(number, slot, clients, epochs).record(),
+                }
+            ),
+            dst_node_id=nodes[client],
+            message_type=MessageType.TRAIN,
+        )
+        for slot, client in enumerate(clients)
+        if epochs[slot] and nodes[client] in present
+    ]
+    messages: list[tuple[int, Sums]] = []
+    failures: list[str] = []
+    for answer in grid.send_and_receive(questions, timeout=timeout) if questions else ():
+        if not answer.has_error():
+            place: Any = answer.content.config_records[ROUND]
+            sums = unpack(answer.content.array_records[SUMS], programs.sums)
+            messages.append((place['slot'], sums))
+        elif answer.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION:
+            failures.append(str(answer.error.reason))
+    if failures and len(failures) == len(questions):
+        raise ValueError(f'round {number + 1}: the apps of all clients failed: {failures[0]}')
+    for failure in failures:
+        console.show_warning(f'round {number + 1}: the app of a client failed: {failure}')
+    return messages

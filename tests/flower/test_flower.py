@@ -1,0 +1,234 @@
+"""Flower's apps give the result of `simulate`, on a grid in this process."""
+
+import functools
+import json
+import tomllib
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+from flwr.common.config import flatten_dict
+from numpy.testing import assert_allclose
+
+import jaxfed
+from jaxfed.flower import __main__ as command
+from jaxfed.flower import client_app, messages, server
+from jaxfed.runs import seeds
+from jaxfed.runs.deal import deal
+from tests.flower.grid import LocalGrid
+
+SETTINGS = {
+    'model': 'mlp', 'num_clients': 5, 'clients_per_round': 3, 'rounds': 3, 'local_epochs': 2,
+    'alpha': 0.5, 'devices': '1', 'lanes': 1,
+}  # fmt: skip
+METHODS = ['fedavg', 'fedlmd', 'fedcad', 'scaffold', 'fedlmd+fedavgm', 'fednova', 'median', 'moon']
+NODES = [
+    {'clients': '0,3'},
+    {'clients': 1},
+    {'partition-id': 2, 'num-partitions': 5},
+    {'clients': '4'},
+    {'partition-id': 9, 'num-partitions': 10},  # without a client
+]
+
+
+@pytest.fixture(autouse=True)
+def identity(monkeypatch):
+    """Flower's engines tell a process whose messages it makes."""
+    from flwr.supercore import task_identity
+
+    for name in ('_task_id', '_run_id', '_node_id'):
+        monkeypatch.setattr(task_identity.TaskIdentity, name, 1)
+
+
+@pytest.fixture
+def simulate(cheap_runs):
+    return functools.partial(jaxfed.simulate, quiet=True, compilation_cache=False)
+
+
+def run(config, nodes=NODES, **options):
+    grid = LocalGrid(client_app(config, **options), nodes)
+    server.run(grid, server.set_up(config), None)
+    return grid
+
+
+def parameters(config):
+    return jaxfed.load(config.workdir).params
+
+
+def check_same(one, other, **tolerance):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert_allclose(a, b, **({'rtol': 1e-5, 'atol': 1e-5} | tolerance))
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_equals_simulation(method, simulate, tmp_path):
+    def config(name):
+        return jaxfed.Config(**SETTINGS, method=method, workdir=str(tmp_path / name))
+
+    result = simulate(config('here'))
+    run(config('there'))
+    check_same(result.params, parameters(config('there')))
+
+
+def test_lost_clients_are_those_of_a_round_without_them(simulate, tmp_path, monkeypatch):
+    """A node that leaves after the first round is lost, and returns in the third."""
+    config = jaxfed.Config(
+        **SETTINGS | {'clients_per_round': 5, 'rounds': 3}, workdir=str(tmp_path / 'run')
+    )
+    grid = LocalGrid(client_app(config), NODES)
+    ask = server.train_clients
+
+    def leaving(grid, nodes, programs, facts, inputs, timeout):
+        grid.gone = {100} if int(inputs.server.round[0]) == 1 else set()
+        return ask(grid, nodes, programs, facts, inputs, timeout)
+
+    monkeypatch.setattr(server, 'train_clients', leaving)
+    server.run(grid, server.set_up(config), None)
+    lines = (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()
+    assert [json.loads(line)['clients'] for line in lines] == [5, 3, 5]
+    monkeypatch.undo()
+
+    # The same failures in simulation.
+    draw = seeds.draw_cohort
+
+    def losing(round_, *arguments, **options):
+        cohort = draw(round_, *arguments, **options)
+        lost = np.isin(cohort.clients, (0, 3)) & (round_ == 2)
+        return cohort._replace(epochs=np.where(lost, 0, cohort.epochs))
+
+    monkeypatch.setattr(seeds, 'draw_cohort', losing)
+    here = simulate(jaxfed.Config(**SETTINGS | {'clients_per_round': 5, 'rounds': 3}))
+    check_same(here.params, parameters(config))
+
+
+def test_a_failing_app_is_a_lost_client_and_failing_apps_end_the_run(tmp_path, capsys):
+    config = jaxfed.Config(**SETTINGS | {'clients_per_round': 5}, workdir=str(tmp_path / 'run'))
+    grid = LocalGrid(client_app(config), NODES)
+    grid.fails = {101: 'out of memory'}
+    server.run(grid, server.set_up(config), None)
+    assert 'round 1: the app of a client failed: RuntimeError: out of' in capsys.readouterr().err
+    grid.fails = dict.fromkeys(grid.contexts, 'out of memory')
+    config = jaxfed.Config(**SETTINGS, workdir=str(tmp_path / 'other'))
+    with pytest.raises(ValueError, match='round 1: the apps of all clients failed: RuntimeError'):
+        server.run(grid, server.set_up(config), None)
+
+
+def test_dp_adds_its_noise_when_nobody_answers(tmp_path, monkeypatch):
+    config = jaxfed.Config(**SETTINGS | {'rounds': 1}, method='dp', workdir=str(tmp_path / 'run'))
+    monkeypatch.setattr(server, 'train_clients', lambda *_: [])
+    run(config)
+    assert json.loads((tmp_path / 'run' / 'metrics.jsonl').read_text())['clients'] == 0
+    plain = jaxfed.Config(**SETTINGS | {'rounds': 1}, workdir=str(tmp_path / 'plain'))
+    run(plain)
+    kernels = [parameters(c)['hidden1']['kernel'] for c in (config, plain)]
+    start = server.set_up(jaxfed.Config(**SETTINGS)).model.init(
+        jax.random.key(seeds.seed_of(config, 'initialisation'))
+    )['hidden1']['kernel']
+    assert np.abs(kernels[0] - start).max() > 0  # noise
+    assert_allclose(kernels[1], start)  # no noise
+
+
+def test_continues_from_a_checkpoint_without_client_states(simulate, tmp_path, stopped_before):
+    def config(name, method='fedlmd'):
+        settings = SETTINGS | {'checkpoint_every': 1}
+        return jaxfed.Config(**settings, method=method, workdir=str(tmp_path / name))
+
+    with stopped_before(3):
+        run(config('run'))
+    run(config('run'))
+    result = simulate(config('here'))
+    check_same(result.params, parameters(config('run')))
+    with stopped_before(3):
+        run(config('state', 'scaffold'))
+    with pytest.raises(ValueError, match='--method=scaffold keeps a state at each client, and Fl'):
+        run(config('state', 'scaffold'))
+
+
+def test_clients_with_their_own_data(simulate, tmp_path, monkeypatch):
+    """Examples from a function and from a file of the node, equal to those that jaxfed deals."""
+    config = jaxfed.Config(**SETTINGS, workdir=str(tmp_path / 'run'))
+    dealt = deal(config)
+
+    def examples(client):
+        rows = dealt.partition[client]
+        return dealt.dataset.x_train[rows, ..., 0], dealt.dataset.y_train[rows]
+
+    run(config, data=lambda context, client: examples(client))
+    result = simulate(jaxfed.Config(**SETTINGS))
+    check_same(result.params, parameters(config))
+
+    nodes = []
+    for client in range(5):
+        x, y = examples(client)
+        np.savez(tmp_path / f'{client}.npz', x_train=x, y_train=y)
+        nodes.append({'partition-id': client, 'data': str(tmp_path / f'{client}.npz')})
+    config = jaxfed.Config(**SETTINGS, workdir=str(tmp_path / 'files'))
+    run(config, nodes)
+    check_same(result.params, parameters(config))
+
+
+@pytest.mark.parametrize(
+    ('nodes', 'message'),
+    [
+        (
+            [{}],
+            'a node cannot take part: ValueError: the node config must name clients',
+        ),
+        ([{'clients': '0,7'}], r"got '0,7'"),
+        ([{'clients': '0,1'}, {'clients': '1,2'}], 'two nodes have the client 1'),
+        ([{'clients': '0', 'data': 'none.npz'}], r'data=none\.npz is not a file'),
+    ],
+)
+def test_nodes_that_cannot_take_part(nodes, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        run(jaxfed.Config(**SETTINGS, workdir=str(tmp_path / 'run')), nodes)
+
+
+def test_data_that_does_not_fit_the_servers(tmp_path):
+    def wrong(shape, label):
+        return lambda context, client: (np.zeros(shape, np.uint8), np.full(shape[0], label))
+
+    config = jaxfed.Config(**SETTINGS, workdir=str(tmp_path / 'run'))
+    with pytest.raises(ValueError, match=r'data of client 0 has inputs \(9, 9, 1\), the server'):
+        run(config, data=wrong((3, 9, 9), 0))
+    with pytest.raises(ValueError, match='data of client 0 has label 10 with num_classes=10'):
+        run(config, data=wrong((3, 8, 8), 10))
+
+
+@pytest.mark.parametrize(
+    ('settings', 'message'),
+    [
+        ({'local_eval_every': 1}, '--local_eval_every=1 is for simulation'),
+        ({'measure': 'norms'}, '--measure=norms is for simulation'),
+    ],
+)
+def test_settings_for_simulation_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        server.check_supported(jaxfed.Config(**settings))
+
+
+def test_init_writes_a_project_whose_apps_read_its_settings(tmp_path, capsys, monkeypatch):
+    folder = tmp_path / 'My federation'
+    flags = ['--method=fedlmd', '--fedlmd.beta=2', '--num_clients=5', '--csv', '--npz=a.npz']
+    flags = [flag if '=' in flag else f'{flag}=true' for flag in flags]
+    assert command.main(['init', str(folder), *flags[:4]]) == 0
+    assert "--federation-config 'num-supernodes=5'" in capsys.readouterr().out
+    project = tomllib.loads((folder / 'pyproject.toml').read_text())
+    settings = flatten_dict(project['tool']['flwr']['app']['config'])
+    config = messages.read_settings(Context(1, 1, {}, RecordDict(), settings))
+    assert (config.method, config.hyperparameters['fedlmd.beta']) == ('fedlmd', 2)
+    assert (config.num_clients, config.csv, Path(config.workdir).is_absolute()) == (5, True, True)
+    assert command.main(['init', str(folder)]) == 2
+    assert 'exists and holds something' in capsys.readouterr().err
+    for flags, message in (
+        (['--method=fedx'], 'fedx'),
+        (['--local_eval_every=1'], 'is for simulation'),
+        (['--method', 'fedlmd'], 'write settings as --NAME=VALUE'),
+    ):
+        assert command.main(['init', str(tmp_path / 'new'), *flags]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / 'new').exists()
+    assert command.main([]) == 2
+    assert 'usage: python -m jaxfed.flower init DIR' in capsys.readouterr().err
