@@ -13,8 +13,11 @@ from jaxfed.runs.experiment import build_method
 _PROJECT = """[project]
 name = "{name}"
 version = "1.0.0"
+description = "Federated training with jaxfed"
 license = "Apache-2.0"
-dependencies = ["jaxfed[flower]"]
+requires-python = ">=3.11"
+# jaxfed with its extra `flower` must be installed on every machine.
+dependencies = []
 
 [build-system]
 requires = ["hatchling"]
