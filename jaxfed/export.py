@@ -12,17 +12,19 @@ import jax
 import numpy as np
 from safetensors.numpy import save
 
+from jaxfed.data.augment import normalise
 from jaxfed.data.errors import explain_errors
 from jaxfed.internal import console
 from jaxfed.internal.files import atomic_path, write_atomic
 from jaxfed.models import BUILT_IN, MODELS
 from jaxfed.runs.load import ReadNetwork, read_network
 from jaxfed.runs.tensors import STATS
+from jaxfed.types import example_inputs
 
 # Names of jaxfed's arrays -> those of PyTorch's modules.
 _LEAVES = {
-    'kernel': 'weight', 'scale': 'weight', 'bias': 'bias', 'mean': 'running_mean',
-    'var': 'running_var',
+    'kernel': 'weight', 'scale': 'weight', 'embedding': 'weight', 'bias': 'bias',
+    'mean': 'running_mean', 'var': 'running_var',
 }  # fmt: skip
 # Names of the residual networks' layers -> those of torchvision's.
 _RESNET = (
@@ -37,7 +39,7 @@ _RESNET = (
 
 
 def to_onnx(network: ReadNetwork, path: Path) -> None:
-    """Writes an ONNX model: images in the units of the dataset's files [B, H, W, C] -> logits.
+    """Writes an ONNX model: inputs in the units of the dataset's files [B, H, W, C] -> logits.
 
     Normalisation is a part of the model.
     """
@@ -51,14 +53,17 @@ def to_onnx(network: ReadNetwork, path: Path) -> None:
     mean, std = (np.asarray(v, np.float32) for v in (described.mean, described.std))
 
     def logits(x: Any) -> Any:
-        return network.model.evaluate(network.params, (x - mean) / std, network.stats).logits
+        x = normalise(x, mean, std)
+        return network.model.evaluate(network.params, x, network.stats).logits
+
+    like = example_inputs(1, tuple(described.input_shape), described.vocabulary)
+    inputs = jax.ShapeDtypeStruct(('B', *described.input_shape), like.dtype)
 
     advice = 'jax2onnx lacks an operation of this network; use --format=safetensors'
     with explain_errors('--format=onnx cannot be made', advice), atomic_path(path) as temporary:
         convert(
-            logits, [('B', *described.input_shape)], model_name='jaxfed', return_mode='file',
-            output_path=str(temporary),
-        )  # fmt: skip
+            logits, [inputs], model_name='jaxfed', return_mode='file', output_path=str(temporary)
+        )
 
 
 def to_torch(network: ReadNetwork, path: Path) -> None:
@@ -102,6 +107,8 @@ FORMATS: dict[str, tuple[Callable[[ReadNetwork, Path], None], str]] = {
 def _torch_name(key: str, network: str) -> str:
     """'blocks.2.conv1.norm.scale' -> 'layer2.0.bn1.weight'."""
     layer, _, leaf = key.removeprefix(STATS).rpartition('.')
+    if leaf not in _LEAVES:
+        return key
     name = f'{layer}.{_LEAVES[leaf]}'
     if network.startswith('resnet'):
         depths, stage = MODELS[network].depths, 0

@@ -179,3 +179,63 @@ def test_an_adapted_network_is_refused(run, tmp_path, capsys):
     workdir, _ = run('mlp', method='ditto')
     assert main([str(workdir), '--format=torch', f'--output={tmp_path / "x.safetensors"}']) == 2
     assert 'knows the built-in networks as they are' in ' '.join(capsys.readouterr().err.split())
+
+
+TOKENS = np.where(np.arange(9) < 4 + LABELS[:, None] % 5, 1 + (IMAGES[:, 0, :9, 0] % 50), 0).astype(
+    int
+)
+SIGNALS = IMAGES[:, :1, :, :].astype(np.float32)
+OTHERS = {
+    'text': (TOKENS, {'model': 'text'}),
+    'transformer': (TOKENS, {'model': 'text', 'encoder': 'transformer'}),
+    'cnn1d': (SIGNALS, {'model': 'cnn1d'}),
+}
+
+
+@pytest.fixture(scope='module')
+def run_on(tmp_path_factory):
+    """Trains a network on other inputs than images; returns its work directory and logits."""
+
+    def of(name):
+        x, settings = OTHERS[name]
+        workdir = tmp_path_factory.mktemp('runs') / name
+        config = jaxfed.Config(
+            num_clients=2, clients_per_round=2, partition='iid', rounds=1, local_epochs=1,
+            batch_size=20, workdir=str(workdir), **settings,
+        )  # fmt: skip
+        dataset = jaxfed.Dataset.from_arrays(x, LABELS, x, LABELS)
+        jaxfed.simulate(config, dataset=dataset, quiet=True)
+        return workdir, np.asarray(jaxfed.load(workdir).apply(x))
+
+    return of
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', OTHERS)
+def test_onnx_runtime_takes_signals_and_token_ids(name, run_on, tmp_path):
+    pytest.importorskip('jax2onnx')
+    runtime = pytest.importorskip('onnxruntime')
+    workdir, want = run_on(name)
+    session = runtime.InferenceSession(written(workdir, 'onnx', tmp_path))
+    (entry,) = session.get_inputs()
+    x = TOKENS[:, None, :, None].astype(np.int32) if name != 'cnn1d' else SIGNALS
+    (got,) = session.run(None, {entry.name: x})
+    assert_allclose(got, want, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_pytorch_takes_the_embeddings(run_on, tmp_path):
+    torch = pytest.importorskip('torch')
+    workdir, want = run_on('text')
+    arrays = {
+        name: torch.tensor(array)
+        for name, array in load_file(written(workdir, 'torch', tmp_path)).items()
+    }
+    embedding = torch.nn.Embedding(*arrays['embedding.weight'].shape, padding_idx=0)
+    embedding.load_state_dict({'weight': arrays['embedding.weight']})
+    classifier = torch.nn.Linear(128, 10)
+    classifier.load_state_dict({name: arrays[f'classifier.{name}'] for name in ('weight', 'bias')})
+    tokens = torch.tensor(TOKENS)
+    real = (tokens > 0).float()[..., None]
+    means = (embedding(tokens) * real).sum(1) / real.sum(1)
+    assert_allclose(classifier(means).detach().numpy(), want, atol=1e-5)

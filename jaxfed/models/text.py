@@ -36,7 +36,8 @@ class Block(nnx.Module):
 
         normed = self.norm1(x)
         query, key, value = (heads(f(normed)) for f in (self.query, self.key, self.value))
-        seen = nnx.dot_product_attention(query, key, value, mask=real[:, None, None])
+        mask = nnx.make_attention_mask(jnp.ones_like(real), real)
+        seen = nnx.dot_product_attention(query, key, value, mask=mask)
         x = x + self.output(seen.reshape(x.shape))
         return x + self.project(nnx.gelu(self.hidden(self.norm2(x))))
 
@@ -79,7 +80,7 @@ class Text(nnx.Module):
 
     def __call__(self, x: Array) -> Outputs:
         """Computes logits [B, C] and features [B, 128] of token ids [B, 1, length, 1]."""
-        tokens = x.reshape(len(x), -1)
+        tokens = x[:, 0, :, 0]
         real = tokens != PADDING
         x = self.embedding(tokens)
         if self.encoder == 'transformer':
