@@ -185,7 +185,7 @@ class Config:
         'equal', 'rate of the clients; --label_noise for all, or uniform from 0 to --label_noise'
     )
     feature_shift: FeatureShift = _partition(
-        'none', "how the clients' images differ; of another strength at each client",
+        'none', "how the clients' images differ; by client, from least to most",
         in_program='constant',
     )  # fmt: skip
     shift_strength: float | None = _partition(

@@ -22,6 +22,7 @@ from jaxfed.data.prepare import RECIPES
 from jaxfed.data.prepare import __main__ as prepare_command
 from jaxfed.engine.cohorts import SAMPLINGS
 from jaxfed.engine.optimizers import OPTIMIZERS
+from jaxfed.flower.project import write_project
 from jaxfed.methods import METHODS
 from jaxfed.metrics.measures import MEASURES
 from jaxfed.models import MODELS
@@ -161,6 +162,10 @@ def test_every_command_has_valid_flags(text, tmp_path, monkeypatch):
             continue
         if module == 'jaxfed.report':
             report_command.make_parser().parse_args(arguments)
+            continue
+        if module == 'jaxfed.flower':
+            assert arguments[0] == 'init'
+            write_project(tmp_path / arguments[1], arguments[2:])
             continue
         if module in GRIDS:
             cut = arguments.index('--') if '--' in arguments else len(arguments)

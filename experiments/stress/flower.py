@@ -159,10 +159,11 @@ def compare(engine: str, methods: list[str], folder: Path) -> dict[str, float]:
         for method in methods:
             project = project_of(home / method.replace('+', '_'), method)
             printed = flower.run(project, *options)
-            if not (project / 'run' / 'summary.json').exists():
+            finished = list(project.glob('runs/*/summary.json'))
+            if not finished:
                 raise RuntimeError(f'{engine}, {method}:\n{printed[-3000:]}')
             alone = folder / f'{engine}_{project.name}'
-            differences[method] = difference(method, project / 'run', alone)
+            differences[method] = difference(method, finished[0].parent, alone)
             reporting.console.print(f'{engine}, {method}: {differences[method]:.1e}')
     return differences
 
@@ -178,12 +179,13 @@ def kill_a_node(folder: Path) -> list[int]:
     home.mkdir()
     with deployment(home) as running:
         settings = {'rounds': 6, 'clients_per_round': 5}
-        project = project_of(home / 'project', 'fedlmd', **settings)
-        records = project / 'run' / 'metrics.jsonl'
+        workdir = home / 'records'
+        project = project_of(home / 'project', 'fedlmd', workdir=workdir, **settings)
+        records = workdir / 'metrics.jsonl'
         run = running.flower.start('flwr', 'run', str(project), '--stream', log='run')
         deadline = time.monotonic() + LIMIT
         killed = False
-        while time.monotonic() < deadline and not (project / 'run' / 'summary.json').exists():
+        while time.monotonic() < deadline and not (workdir / 'summary.json').exists():
             if not killed and records.exists() and records.read_text().count('\n') >= 2:
                 stop(running.nodes[1], signal.SIGKILL)
                 killed = True

@@ -1,6 +1,5 @@
 """The content of the messages between a Flower server and its clients."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -80,14 +79,14 @@ def unpack(record: ArrayRecord, like: PyTree) -> PyTree:
 def read_settings(context: Context) -> Config:
     """The settings of a run, from the run config of a Flower project: a flag a key.
 
+    `{run_id}` in `workdir` is the number of the run.
+
     Raises:
       ValueError: if a setting is invalid.
     """
-    config = config_flags.parse(as_flags(context.run_config))
+    values = dict(context.run_config)
+    if 'workdir' in values:
+        values['workdir'] = str(values['workdir']).replace('{run_id}', str(context.run_id))
+    config = config_flags.parse([f'--{name}={value}' for name, value in values.items()])
     checks.check(config)
     return config
-
-
-def as_flags(values: Mapping[str, Any]) -> list[str]:
-    """Settings by name as flags."""
-    return [f'--{name}={value}' for name, value in values.items()]

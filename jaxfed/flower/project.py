@@ -69,7 +69,7 @@ def write_project(folder: Path, arguments: Sequence[str]) -> Config:
         if SETTINGS[name].local_path or name == 'workdir':
             # Flower starts the apps in a folder of its own.
             values[name] = str(Path(str(values[name])).resolve())
-    values.setdefault('workdir', str((folder / 'run').resolve()))
+    values.setdefault('workdir', str(folder.resolve() / 'runs' / '{run_id}'))
     settings = '\n'.join(f'{name} = {json.dumps(value)}' for name, value in values.items())
     package = folder / 'app'
     package.mkdir(parents=True)

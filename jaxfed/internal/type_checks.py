@@ -52,8 +52,9 @@ def check_value(name: str, value: Any, kind: Any) -> None:
 def suggestion(name: str, names: Iterable[str], prefix: str = '') -> str:
     """Return the end of a message: '; did you mean ...?', or '.' if no name is similar."""
     by_letters = {known.lower(): known for known in names}
-    similar = difflib.get_close_matches(name.lower(), by_letters)
-    shown = ' or '.join(prefix + by_letters[letters] for letters in similar)
+    letters = name.lower()
+    similar = [letters] if letters in by_letters else difflib.get_close_matches(letters, by_letters)
+    shown = ' or '.join(prefix + by_letters[found] for found in similar)
     return f'; did you mean {shown}?' if shown else '.'
 
 
