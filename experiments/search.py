@@ -29,7 +29,7 @@ from jaxfed import methods
 from jaxfed.config import SETTINGS
 from jaxfed.internal import files
 from jaxfed.runs import checks, config_flags
-from jaxfed.sweeps.halving import parse_halving
+from jaxfed.sweeps.halving import halving, parse_halving
 
 WHOLE = '--validation=0'  # trains on all training data
 
@@ -532,7 +532,12 @@ def main(arguments: Sequence[str]) -> int:
     check_report(search, output)
     check_given_up(search)
     command.use_machine()
-    failed = command.train(search.every, output, together=values['together'], rungs=search.rungs)
+    failed = command.train(
+        search.every,
+        output,
+        together=values['together'] or len(search.every) * bool(search.rungs),
+        stop_of=lambda cells: halving(search.rungs, [cell.variant for cell in cells]),
+    )
     ranking = rank(search)
     show(search, ranking)
     texts = {
