@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 import jaxfed
-from experiments import figures, search, tables
+from experiments import figures, tables
+from experiments.search import __main__ as search
 from jaxfed import methods
 from jaxfed.data.prepare import RECIPES
 from jaxfed.data.prepare import __main__ as prepare_command

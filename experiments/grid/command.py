@@ -20,6 +20,7 @@ from jaxfed.engine.devices import keep_compiled_programs, use_every_core
 from jaxfed.internal import command_line, console, files
 from jaxfed.internal.signals import Interrupted
 from jaxfed.recording import run_files
+from jaxfed.runs.rounds import Stop, never
 
 # Why tables and figures refuse a flag after --.
 ROUNDS = 'is a flag of this command'
@@ -163,7 +164,7 @@ def train(
     output: Path,
     *,
     together: int,
-    rungs: Sequence[int] = (),
+    stop_of: Callable[[Sequence[Cell]], Stop] = lambda cells: never,
     untrained: Sequence[Cell] = (),
 ) -> dict[str, str]:
     """Check all runs of a grid, then train the unfinished ones on all cores.
@@ -172,7 +173,7 @@ def train(
       cells: the runs.
       output: folder of the results; created after the check.
       together: see `runner.run_cells`.
-      rungs: see `runner.run_cells`.
+      stop_of: see `runner.run_cells`.
       untrained: cells that are only checked.
 
     Returns:
@@ -183,13 +184,18 @@ def train(
       OSError: if data cannot be read.
     """
     with progress_lines(cells):
-        with console.status('checking', quiet=False):
-            runner.check([*cells, *untrained])
-        try:
-            output.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f'--output={output} cannot be created: {error}.') from error
-        return runner.run_cells(cells, together=together, rungs=rungs)
+        check([*cells, *untrained], output)
+        return runner.run_cells(cells, together=together, stop_of=stop_of)
+
+
+def check(cells: Sequence[Cell], output: Path) -> None:
+    """Check all runs of a grid, then create its folder; errors as of `train`."""
+    with console.status('checking', quiet=False):
+        runner.check(cells)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f'--output={output} cannot be created: {error}.') from error
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from jaxfed.internal import console
 from jaxfed.recording import run_files
 from jaxfed.runs import checks, config_flags
 from jaxfed.runs.experiment import Experiment, set_up
+from jaxfed.runs.rounds import Stop, never
 from jaxfed.sweeps import runner
 from jaxfed.sweeps.training import group
 
@@ -166,7 +167,11 @@ def check(cells: Iterable[Cell]) -> None:
 
 
 def run_cells(
-    cells: Sequence[Cell], *, together: int = 0, rungs: Sequence[int] = (), quiet: bool = False
+    cells: Sequence[Cell],
+    *,
+    together: int = 0,
+    stop_of: Callable[[Sequence[Cell]], Stop] = lambda cells: never,
+    quiet: bool = False,
 ) -> dict[str, str]:
     """Train the unfinished cells; cells that can share a program train together.
 
@@ -176,10 +181,9 @@ def run_cells(
 
     Args:
       cells: of the grid, checked; all of one output folder.
-      together: the largest number of cells in a program; 0 for all if there are rungs, else as
-        `jaxfed.sweeps.training.group` chooses.
-      rungs: rounds after which `jaxfed.sweeps.halving` stops the worse half of the cells in a
-        program; the seeds of one setting stop together.
+      together: the largest number of cells in a program; 0 for what
+        `jaxfed.sweeps.training.program_size` chooses.
+      stop_of: cells of a program -> which of them stop early.
       quiet: show no progress.
 
     Returns:
@@ -193,11 +197,10 @@ def run_cells(
     results = runner.run_groups(
         configs,
         output,
-        group(configs, output, most=together or len(left) * bool(rungs)),
+        group(configs, output, most=together),
         lambda i: experiment_of(left[i]),
         lambda places: name_of([left[i] for i in places]),
-        points=[(cell.column, cell.row, cell.variant) for cell in left],
-        rungs=rungs,
+        stop_of=lambda places: stop_of([left[i] for i in places]),
         quiet=quiet,
     )
     return {

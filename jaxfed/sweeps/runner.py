@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,9 +21,10 @@ from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.load import load
 from jaxfed.runs.own_optimizer import name_optimizers
 from jaxfed.runs.program_cache import kept_programs
+from jaxfed.runs.rounds import never
 from jaxfed.runs.seeds import seed_of
 from jaxfed.runs.simulate import Diverged, Result
-from jaxfed.sweeps.training import group, train_group
+from jaxfed.sweeps.training import StopOf, group, train_group
 from jaxfed.types import Dataset
 
 
@@ -86,8 +87,7 @@ def run_groups(
     set_up: Callable[[int], Experiment],
     describe: Callable[[Sequence[int]], str],
     *,
-    points: Sequence[Hashable] = (),
-    rungs: Sequence[int] = (),
+    stop_of: StopOf = lambda numbers: never,
     show_failures: bool = True,
     quiet: bool = False,
 ) -> list[Result | Exception]:
@@ -101,8 +101,7 @@ def run_groups(
       groups: indices into `configs`, from `training.group`.
       set_up: index -> experiment; called when its group starts.
       describe: indices -> one line about these experiments.
-      points: what halving compares, one for each experiment; equal for the seeds of a setting.
-      rungs: the rounds after which the worse half of the points of a program stops.
+      stop_of: indices of the experiments in a program -> which of them stop early.
       show_failures: print each error when it occurs.
       quiet: show no progress.
 
@@ -115,11 +114,11 @@ def run_groups(
     with grid_progress(len(configs), sum(rounds), quiet=quiet) as (begin, report):
 
         def train(experiments: Mapping[int, Experiment]) -> Sequence[Result | Exception]:
+            indices = list(experiments)
             return train_group(
                 share_images(experiments.values()),
                 folder,
-                points=[points[i] for i in experiments] if rungs else (),
-                rungs=rungs,
+                stop_of=lambda numbers: stop_of([indices[x] for x in numbers]),
                 watch=report,
                 quiet=quiet,
             )

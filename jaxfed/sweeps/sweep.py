@@ -21,6 +21,7 @@ from jaxfed.runs.experiment import make_experiment
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.prepare import memory_in_words, prepare
 from jaxfed.runs.shared_program import TRACER_ERRORS
+from jaxfed.sweeps.halving import halving
 from jaxfed.sweeps.runner import is_done, run_groups, set_up_all, share_images
 from jaxfed.sweeps.training import group
 
@@ -236,8 +237,7 @@ def run(
             groups,
             experiments.__getitem__,
             lambda numbers: describe([unfinished[i] for i in numbers]),
-            points=[member.point for member in unfinished],
-            rungs=rungs,
+            stop_of=lambda numbers: halving(rungs, [unfinished[i].point for i in numbers]),
             quiet=quiet,
         )
         outcomes = summarise(members)

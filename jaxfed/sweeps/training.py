@@ -17,9 +17,9 @@ from jaxfed.recording import run_files
 from jaxfed.recording.checkpoints import FOLDER
 from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.feed import TooLarge
+from jaxfed.runs.rounds import Stop, never
 from jaxfed.runs.shared_program import TRACER_ERRORS, program_key
-from jaxfed.runs.simulate import Diverged, Result, never, train_experiments
-from jaxfed.sweeps.halving import halving
+from jaxfed.runs.simulate import Diverged, Result, train_experiments
 
 # Next to the work directories: one folder of checkpoints for each program.
 SHARED = '.together'
@@ -32,6 +32,21 @@ MEMBERS = 'members.json'
 MOST, MOST_ON_CPU = 32, 8
 
 TrainingResult = Result | Diverged | TooLarge
+
+# Numbers of the experiments in a program -> the decision which of them stop early.
+StopOf = Callable[[Sequence[int]], Stop]
+
+
+def program_size(config: Config, *, most: int = 0) -> int:
+    """The largest number of experiments in a new program.
+
+    Args:
+      config: the settings of one of them.
+      most: the number that the user chose; 0 for the default of the device.
+    """
+    if config.stream == 'on':
+        return 1
+    return most or (MOST_ON_CPU if on_cpu() else MOST)
 
 
 def group(configs: Sequence[Config], folder: Path, *, most: int = 0) -> list[list[int]]:
@@ -55,16 +70,16 @@ def group(configs: Sequence[Config], folder: Path, *, most: int = 0) -> list[lis
     """
     groups = _interrupted_groups(configs, folder)
     fresh = sorted(set(range(len(configs))) - set(itertools.chain(*groups)))
-    most = most or (MOST_ON_CPU if on_cpu() else MOST)
 
     def key(i: int) -> tuple[str, int]:
         config = configs[i]
-        alone = config.stream == 'on' or (Path(str(config.workdir)) / FOLDER).exists()
+        interrupted_alone = (Path(str(config.workdir)) / FOLDER).exists()
+        alone = interrupted_alone or program_size(config, most=most) == 1
         parts = methods.resolve(config.method, config.hyperparameters)
         return program_key(config, parts), i if alone else -1
 
     for numbers in _group_by(fresh, key):
-        count = -(-len(numbers) // most)
+        count = -(-len(numbers) // program_size(configs[numbers[0]], most=most))
         cuts = [len(numbers) * k // count for k in range(count + 1)]
         groups += [numbers[a:b] for a, b in itertools.pairwise(cuts)]
     return sorted(groups, key=min)
@@ -106,8 +121,7 @@ def train_group(
     experiments: Sequence[Experiment],
     folder: Path,
     *,
-    points: Sequence[Hashable] = (),
-    rungs: Sequence[int] = (),
+    stop_of: StopOf = lambda numbers: never,
     watch: Callable[[dict[str, Any]], None] = lambda entry: None,
     quiet: bool = True,
 ) -> list[TrainingResult]:
@@ -116,8 +130,7 @@ def train_group(
     Args:
       experiments: X, set up.
       folder: the parent of their work directories.
-      points: X, what halving compares; equal for the seeds of a setting.
-      rungs: the rounds after which the worse half of the points of a program stops.
+      stop_of: decides which experiments of a program stop early; it receives their numbers.
       watch: called with the metrics of each round of each experiment.
       quiet: print nothing.
 
@@ -139,7 +152,7 @@ def train_group(
                 checkpoints,
                 quiet=True,
                 watch=lambda _, entry: watch(entry),
-                stop=halving(rungs, [points[x] for x in numbers]) if rungs else never,
+                stop=stop_of(numbers),
             )
         except TooLarge as error:
             if len(part) == 1:

@@ -1,4 +1,4 @@
-"""The search of hyper-parameters: its runs, its data, its choice."""
+"""The search of a grid: its runs, its data, its choice, and refused input."""
 
 import csv
 import json
@@ -8,30 +8,11 @@ import shlex
 import numpy as np
 import pytest
 
-from experiments import search
-from experiments.grid import runner
-from experiments.grid.scores import Score
-from experiments.search import Ranked
+from experiments.search.__main__ import main
 from jaxfed.runs import config_flags
 from tests.test_main import make_npz
 
-# Clients of one size have one program for all seeds.
-SMALL = (
-    '--dataset=npz', '--model=mlp', '--num_clients=4', '--clients_per_round=2', '--devices=1',
-    '--partition=iid', '--local_epochs=2', '--auxiliary_per_class=2', '--augment=none',
-)  # fmt: skip
 GRID = ('--method=fedcad', '--grid=beta:0,.3,.6', '--grid=gamma:.5', '--rounds=3')
-
-
-@pytest.fixture
-def command(cheap_runs, tmp_path, monkeypatch):
-    """Runs a search in a new folder; returns its exit status."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments, npz='tiny.npz'):
-        return search.main([*arguments, '--', *SMALL, f'--npz={npz}'])
-
-    return run
 
 
 def plain_npz(path, **changes):
@@ -146,66 +127,6 @@ def test_a_flag_file_and_training_are_searched(command, tmp_path, capsys):
     assert {c['validation'] for c in configs} == {0.1}
 
 
-def test_ranking_of_ties_failed_and_missing_runs(tmp_path, monkeypatch):
-    scored = {
-        '--beta=1': Score(2, (50.001, 49.999)),
-        '--beta=2': Score(2, (60.0,), 1),
-        '--beta=3': Score(2, (50.002,)),
-        '--beta=4': Score(2),
-        '--beta=5': Score(2, (49.0, 48.0)),
-    }
-    made = search.make_search(
-        method='kd', axes=['beta:1,2,3,4,5'], seeds=2, output=tmp_path, flags_=['--rounds=1']
-    )
-    monkeypatch.setattr(search, '_score', lambda cells, _: (scored[cells[0].variant[0]], 0))
-    ranking = search.rank(made)
-    assert [(ranked.flags[0], ranked.place) for ranked in ranking] == [
-        ('--beta=1', 1), ('--beta=3', 1), ('--beta=5', 3), ('--beta=2', 0), ('--beta=4', 0),
-    ]  # fmt: skip
-    words = search.settled(ranking)
-    assert words.startswith('Chosen: --beta=1; 2 combinations share the first place')
-    assert 'not all runs are done' in words
-    text = search.markdown(made, ranking)
-    assert '| 1 | 1 | 50.00 | 0.00 | 2 of 2 | 0 | - |' in text
-    assert '| - | 2 | 60.00 | - | 2 of 2 | 1 | - |' in text
-    assert '| - | 4 | - | - | 0 of 2 | 0 | - |' in text
-    assert search.settled([Ranked(('--beta=4',), Score(1), 0)]).startswith('Nothing is chosen')
-
-
-def test_stopped_combinations_rank_below_finished_ones(tmp_path, monkeypatch):
-    scored = {
-        '--beta=1': (Score(2, (70.0, 70.0)), 2),
-        '--beta=2': (Score(2, (60.0, 60.0)), 0),
-        '--beta=3': (Score(2, (65.0, 66.0)), 4),
-        '--beta=4': (Score(2, (), 2), 0),
-        '--beta=5': (Score(2, (60.0, 60.0)), 4),
-    }
-    made = search.make_search(
-        method='kd', axes=['beta:1,2,3,4,5'], seeds=2, output=tmp_path, flags_=['--rounds=6'],
-        halving='4,2',
-    )  # fmt: skip
-    assert made.rungs == (2, 4)
-    monkeypatch.setattr(search, '_score', lambda cells, _: scored[cells[0].variant[0]])
-    ranking = search.rank(made)
-    assert [(ranked.flags[0], ranked.place) for ranked in ranking] == [
-        ('--beta=2', 1), ('--beta=3', 0), ('--beta=5', 0), ('--beta=1', 0), ('--beta=4', 0),
-    ]  # fmt: skip
-    text = 'Stopped early after round 2: --beta=1. Stopped early after round 4: --beta=3; --beta=5.'
-    assert search.given_up(ranking) == text
-    assert text in search.markdown(made, ranking)
-    assert '| - | 3 | 65.50 | 0.71 | 2 of 2 | 0 | 4 |' in search.markdown(made, ranking)
-    assert json.loads(search.as_json(made, ranking))['chosen'] == ['--beta=2']
-    lines = list(csv.DictReader(search.as_csv(made, ranking).splitlines()))
-    assert [line['given up'] for line in lines] == ['', '4', '4', '2', '']
-    # The winner has diverged.
-    scored['--beta=2'] = Score(2, (60.0,), 1), 0
-    ranking = search.rank(made)
-    assert [(ranked.flags[0], ranked.place) for ranked in ranking][:3] == [
-        ('--beta=3', 1), ('--beta=5', 2), ('--beta=1', 3),
-    ]  # fmt: skip
-    assert 'it stopped early, and all others failed' in search.settled(ranking)
-
-
 @pytest.mark.slow
 def test_halving_stops_the_worse_half(command, tmp_path, capsys):
     plain_npz(tmp_path / 'tiny.npz')
@@ -228,15 +149,6 @@ def test_halving_stops_the_worse_half(command, tmp_path, capsys):
     assert 'was stopped after round 1 by a search with --halving' in capsys.readouterr().err
     assert stamps(tmp_path) == before
     assert {entry['evaluated_on'] for entry in summaries} == {'validation'}
-
-
-def test_runs_evaluated_on_test_data_are_refused(tmp_path, monkeypatch):
-    made = search.make_search(method='kd', axes=['beta:1'], output=tmp_path)
-    summary = {'evaluated_on': 'test', 'failed': False}
-    monkeypatch.setattr(runner, 'is_done', lambda cell: True)
-    monkeypatch.setattr(runner, 'read', lambda cell: runner.RecordedCell({}, summary, []))
-    with pytest.raises(ValueError, match='was evaluated on test data'):
-        search.rank(made)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +206,7 @@ def test_invalid_input_is_refused_before_the_first_run(
     arguments, message, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    assert search.main(arguments) == 2
+    assert main(arguments) == 2
     shown = capsys.readouterr()
     assert re.fullmatch(r'error: .*\n', shown.err)
     assert message in shown.err

@@ -1,0 +1,1 @@
+"""The search of hyper-parameters on held-out training data."""
