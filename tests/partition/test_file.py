@@ -1,6 +1,7 @@
 """Partitions from files, to files, and of Flower."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -155,30 +156,42 @@ def test_a_run_continues_with_the_same_partition_only(tmp_path, cheap_runs):
         jaxfed.simulate(config, quiet=True)
 
 
-def test_partitioners_of_flower_and_back(tmp_path, cheap_runs):
+DATA = {'data_dir': os.environ.get('JAXFED_DATA_DIR')}
+CIFAR = pytest.param(
+    {'dataset': 'cifar10', **DATA, 'batch_size': 500, 'local_epochs': 1, 'devices': '1'},
+    id='cifar10',
+    marks=[
+        pytest.mark.slow,
+        pytest.mark.skipif(DATA['data_dir'] is None, reason='JAXFED_DATA_DIR is not set'),
+    ],
+)
+
+
+@pytest.mark.parametrize('data', [pytest.param({}, id='digits'), CIFAR])
+def test_partitioners_of_flower_and_back(data, tmp_path, cheap_runs):
     datasets = pytest.importorskip('datasets')
     partitioner = pytest.importorskip('flwr_datasets.partitioner')
-    digits = deal.deal(jaxfed.Config()).dataset
+    labels = deal.deal(jaxfed.Config(**data)).dataset.y_train
     parts = from_flower(
         partitioner.DirichletPartitioner(
             num_partitions=6, partition_by='label', alpha=0.3, min_partition_size=5, seed=1
         ),
-        digits.y_train,
+        labels,
     )
-    assert sorted(np.concatenate(parts)) == list(range(len(digits.y_train)))
+    assert sorted(np.concatenate(parts)) == list(range(len(labels)))
     path = write(tmp_path / 'flower.json', [part.tolist() for part in parts])
     config = jaxfed.Config(
-        **QUICK, partition='file', partition_file=str(path), workdir=str(tmp_path / 'run')
+        **QUICK | data, partition='file', partition_file=str(path), workdir=str(tmp_path / 'run')
     )
     assert jaxfed.simulate(config, quiet=True).metrics[-1]['clients'] == 2
     counts = np.array(json.loads((tmp_path / 'run' / 'partition.json').read_text())['label_counts'])
-    want = [np.bincount(digits.y_train[part], minlength=10) for part in parts]
+    want = [np.bincount(labels[part], minlength=10) for part in parts]
     assert_array_equal(counts, want)
     back = to_flower(parts)
-    back.dataset = datasets.Dataset.from_dict({'label': digits.y_train})
+    back.dataset = datasets.Dataset.from_dict({'label': labels})
     assert back.num_partitions == 6
     for i, part in enumerate(parts):
-        assert_array_equal(back.load_partition(i)['label'], digits.y_train[part])
+        assert_array_equal(back.load_partition(i)['label'], labels[part])
 
 
 def test_the_command_writes_indices(tmp_path, capsys, monkeypatch):
