@@ -80,6 +80,14 @@ def settings_of_partition(run: RecordedRun) -> dict[str, str]:
     return {key: value for key, value in every if key in used or key.startswith('partition.')}
 
 
+def data_of(group: RunGroup) -> tuple[Any, ...]:
+    """The settings of data and partition, equal for groups whose accuracies compare."""
+    run, values = group.runs[0], settings(group.runs[0])
+    data = [values[name] for name in ('dataset', 'npz', 'path', 'validation')]
+    clients = values['num_clients'], values['partition']
+    return (*data, *clients, *settings_of_partition(run).items())
+
+
 def header(groups: Sequence[RunGroup]) -> dict[str, tuple[str, str]]:
     """Return the most important settings: setting -> (its name in the header, its values)."""
     runs = [run for group in groups for run in group.runs]

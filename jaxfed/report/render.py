@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from jaxfed.report import figures, grouping, pictures, tables
+from jaxfed.report.comparison import compare
 from jaxfed.report.grouping import RunGroup
 
 
@@ -48,6 +49,7 @@ def render(groups: Sequence[RunGroup], *, target: float | None = None) -> str:
         target=target,
         validation=any(run.config.get('validation') for run in runs),
         results=results,
+        compared=compare(groups),
         best=any(cell.best for row in results.rows for cell in row),
         differing=tables.differing_settings(groups),
         header=header,

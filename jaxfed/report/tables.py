@@ -123,12 +123,8 @@ def _mark_best(
     """Mark the best mean of each column among groups of completed runs on equal data."""
     comparable: dict[Any, list[int]] = {}
     for i, group in enumerate(groups):
-        run, values = group.runs[0], grouping.settings(group.runs[0])
-        data = [values[name] for name in ('dataset', 'npz', 'path', 'validation')]
-        clients = values['num_clients'], values['partition']
-        key = (*data, *clients, *grouping.settings_of_partition(run).items())
         if group.counted[0].complete:
-            comparable.setdefault(key, []).append(i)
+            comparable.setdefault(grouping.data_of(group), []).append(i)
     for column in (name for name in _BETTER if name in columns):
         j = columns.index(column)
         for numbers in comparable.values():

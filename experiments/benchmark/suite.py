@@ -1,0 +1,174 @@
+"""A suite: the data sets, skews, methods and trials of a benchmark, read from a TOML file."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.grid import runner
+from experiments.grid.runner import Cell, GridRow
+from experiments.grid.scores import accuracy
+from jaxfed.internal.type_checks import suggestion
+
+SUITES = Path(__file__).with_name('suites')
+KEYS = ('title', 'seeds', 'validation', 'flags', 'datasets', 'skews', 'trials')
+TUNING_SEED = 0  # the trials of a method are compared with one seed
+
+
+class Suite(NamedTuple):
+    """The settings of a benchmark."""
+
+    name: str
+    title: str
+    seeds: int
+    validation: float  # share of the training data that judges the trials
+    flags: tuple[str, ...]  # of all runs
+    datasets: Mapping[str, tuple[str, ...]]  # name -> flags
+    skews: Mapping[str, tuple[str, ...]]
+    trials: Mapping[str, tuple[tuple[str, ...], ...]]  # method -> flags of each trial
+
+
+class Place(NamedTuple):
+    """What is compared: a method on a data set with a skew."""
+
+    dataset: str
+    skew: str
+    method: str
+
+
+def names() -> list[str]:
+    """The names of the suites."""
+    return sorted(path.stem for path in SUITES.glob('*.toml'))
+
+
+def read_suite(name: str) -> Suite:
+    """Read a suite.
+
+    Args:
+      name: of a file in suites/, or the path of another file.
+
+    Returns:
+      The suite.
+
+    Raises:
+      ValueError: if there is no such suite, or it lacks something, or methods have unequal numbers
+        of trials.
+    """
+    path = SUITES / f'{name}.toml' if name in names() else Path(name)
+    if not path.is_file():
+        raise ValueError(f'--suite={name} is no file{suggestion(name, names())}')
+    try:
+        values = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f'--suite={name} cannot be read: {error}.') from error
+    if set(values) != set(KEYS):
+        raise ValueError(f'--suite={name} must have {", ".join(KEYS)}, got {", ".join(values)}.')
+    trials = {
+        method: tuple(_flags(text.split()) for text in texts)
+        for method, texts in values['trials'].items()
+    }
+    budgets = {method: len(of_method) for method, of_method in trials.items()}
+    if len(set(budgets.values())) != 1:
+        raise ValueError(
+            f'--suite={name}: every method must have the same number of trials, got {budgets}.'
+        )
+    if not 0 < values['validation'] < 1 or values['seeds'] < 1:
+        raise ValueError(f'--suite={name}: validation must be in 0..1 and seeds at least 1.')
+    return Suite(
+        path.stem,
+        values['title'],
+        values['seeds'],
+        values['validation'],
+        _flags(values['flags']),
+        {key: _flags(flags) for key, flags in values['datasets'].items()},
+        {key: _flags(flags) for key, flags in values['skews'].items()},
+        trials,
+    )
+
+
+def _flags(texts: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f'--{text}' for text in texts)
+
+
+def select(suite: Suite, **chosen: Sequence[str] | None) -> Suite:
+    """A suite with some of its data sets, skews or methods (`trials`).
+
+    Raises:
+      ValueError: for a name that the suite lacks.
+    """
+    for field, names_ in chosen.items():
+        held: Mapping[str, Any] = getattr(suite, field)
+        if names_ is None:
+            continue
+        for name in names_:
+            if name not in held:
+                flag = 'methods' if field == 'trials' else field
+                raise ValueError(
+                    f'--{flag}: the suite {suite.name} has no {name}{suggestion(name, held)}'
+                )
+        kept: Any = {field: {name: held[name] for name in names_}}
+        suite = suite._replace(**kept)
+    return suite
+
+
+def places(suite: Suite) -> list[Place]:
+    """Everything that is compared, methods of one data set and skew next to each other."""
+    return [
+        Place(dataset, skew, method)
+        for dataset in suite.datasets
+        for skew in suite.skews
+        for method in suite.trials
+    ]
+
+
+def tuning_cells(suite: Suite, place: Place, output: Path, flags: Sequence[str]) -> list[Cell]:
+    """The runs of the trials of a method, judged on held-out training data."""
+    held_out = (*flags, f'--validation={suite.validation}')
+    return [
+        _cell(suite, place, trial, TUNING_SEED, output / 'tuning', held_out)
+        for trial in suite.trials[place.method]
+    ]
+
+
+def test_cells(
+    suite: Suite, place: Place, trial: Sequence[str], output: Path, flags: Sequence[str]
+) -> list[Cell]:
+    """The runs of the chosen trial, on all training data and judged once on the test data."""
+    return [_cell(suite, place, trial, seed, output / 'runs', flags) for seed in range(suite.seeds)]
+
+
+def _cell(
+    suite: Suite, place: Place, trial: Sequence[str], seed: int, output: Path, flags: Sequence[str]
+) -> Cell:
+    base = [*suite.flags, *suite.datasets[place.dataset], *suite.skews[place.skew]]
+    return runner.make_cell(
+        f'{place.dataset}/{place.skew}',
+        GridRow(place.method, (f'--method={place.method}',)),
+        seed,
+        output=output,
+        flags=flags,
+        variant=trial,
+        base=base,
+    )
+
+
+def choose(cells: Sequence[Cell]) -> tuple[str, ...] | None:
+    """The flags of the trial with the best final accuracy on held-out data.
+
+    The earlier trial wins a tie. A trial that diverged loses; if all did, the first is chosen.
+
+    Returns:
+      The flags, None if a trial is not finished.
+
+    Raises:
+      ValueError: if a run cannot be read or was evaluated on test data.
+    """
+    if not all(map(runner.is_done, cells)):
+        return None
+    scores = []
+    for cell in cells:
+        run = runner.read(cell)
+        if run.summary['evaluated_on'] != 'validation':
+            raise ValueError(f'{cell.folder} was evaluated on test data; move it away.')
+        scores.append(-1.0 if run.summary['failed'] else accuracy(run, 'final'))
+    return cells[scores.index(max(scores))].variant
