@@ -11,6 +11,8 @@ from pathlib import Path
 
 from absl import flags
 
+from experiments.benchmark.page import render
+from experiments.benchmark.results import as_csv, read_rows
 from experiments.benchmark.suite import (
     Place,
     Suite,
@@ -22,7 +24,8 @@ from experiments.benchmark.suite import (
     test_cells,
     tuning_cells,
 )
-from experiments.grid import command, runner
+from experiments.benchmarks import reporting
+from experiments.grid import command
 from experiments.grid.runner import Cell
 from jaxfed.internal import console
 
@@ -95,10 +98,24 @@ def main(arguments: Sequence[str]) -> int:
     if not values['report_only']:
         command.use_machine()
         failed = train(suite, output, run_flags, together=values['together'])
-    tests = chosen_cells(suite, output, run_flags)
-    done = sum(runner.is_done(cell) for cells in tests.values() for cell in cells)
-    command.say(f'{done} of {len(places(suite)) * suite.seeds} tests are done.')
+    write(suite, output, run_flags)
     return 1 if failed else 0
+
+
+def write(suite: Suite, output: Path, run_flags: Sequence[str]) -> None:
+    """Write the page and the CSV of what is finished."""
+    tests = chosen_cells(suite, output, run_flags)
+    tuning = {place: tuning_cells(suite, place, output, run_flags) for place in tests}
+    rows = [row for row in read_rows(tests, tuning) if row.runs]
+    asked = len(places(suite)) * suite.seeds
+    done = sum(len(row.runs) for row in rows)
+    command.say(f'{done} of {asked} tests are done.')
+    if not rows:
+        return
+    machine = reporting.machine()
+    versions = ', '.join(f'{name} {value}' for name, value in machine.items())
+    page = render(suite, rows, asked=asked, versions=f'Written on: {versions}.')
+    command.write_all({output / 'benchmark.html': page, output / 'benchmark.csv': as_csv(rows)})
 
 
 if __name__ == '__main__':

@@ -1,7 +1,7 @@
 """Confidence intervals over seeds, and tests that compare two methods with the same seeds."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -47,8 +47,8 @@ def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> In
 
 
 def paired(
-    ours: Mapping[object, float],
-    others: Mapping[object, float],
+    ours: Mapping[Any, float],
+    others: Mapping[Any, float],
     confidence: float = CONFIDENCE,
 ) -> Paired | None:
     """Compare two methods by the seeds that both have.

@@ -1,0 +1,183 @@
+"""The page of a benchmark, one HTML file without external resources."""
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from scipy import stats
+
+from experiments.benchmark.results import (
+    BASELINE,
+    COLUMNS,
+    COSTS,
+    LEVEL,
+    Row,
+    cost,
+    matrix,
+    tables,
+    verdicts,
+)
+from experiments.benchmark.suite import Place, Suite
+from jaxfed.metrics.intervals import Interval
+from jaxfed.recording.style import style
+
+LEAST_BLOCKS, LEAST_METHODS = 4, 3  # for the ranks
+
+
+def render(suite: Suite, rows: Sequence[Row], *, asked: int, versions: str) -> str:
+    """Render the page of a benchmark.
+
+    Args:
+      suite: the suite.
+      rows: its finished methods, at least one.
+      asked: all runs of the chosen trials.
+      versions: of the packages, and the device.
+    """
+    pages = Environment(
+        loader=PackageLoader('experiments.benchmark', 'page'), autoescape=True,
+        undefined=StrictUndefined, trim_blocks=True,
+    )  # fmt: skip
+    report = PackageLoader('jaxfed.report', 'page')
+    css = report.get_source(Environment(autoescape=True), 'page.css')[0]
+    done = sum(len(row.runs) for row in rows)
+    return pages.get_template('page.html').render(
+        suite=suite,
+        css=Markup(css),
+        answers=answers(rows),
+        missing=f'{done} of {asked} runs are finished.' if done < asked else '',
+        tables=tables(rows),
+        verdicts=verdicts(rows),
+        columns=COLUMNS,
+        costs=COSTS,
+        level=LEVEL,
+        anchor=anchor,
+        shown=shown,
+        mean_cost=mean_cost,
+        ranks=Markup(ranks(rows)),
+        bytes=Markup(picture(lambda: draw_bytes(rows))),
+        sensitivity=Markup(picture(lambda: draw_sensitivity(rows))),
+        budget=len(next(iter(suite.trials.values()))),
+        versions=versions,
+    )
+
+
+def answers(rows: Sequence[Row]) -> list[str]:
+    """A sentence for every data set and skew, which follows from the tests."""
+    judged, lines = verdicts(rows), []
+    for (dataset, skew), table in tables(rows).items():
+        better = [row.place.method for row in table if judged[row.place].sign > 0]
+        where = f'{dataset}, {skew.replace("_", " ")}'
+        compared = sum(judged[row.place].p is not None for row in table)
+        if not compared:
+            lines.append(f'{where}: not enough seeds to compare with FedAvg.')
+        elif better:
+            lines.append(f'{where}: better than FedAvg beyond chance: {", ".join(better)}.')
+        else:
+            lines.append(f'{where}: nothing of {compared} methods beats FedAvg beyond chance.')
+    return lines
+
+
+def anchor(place: Place) -> str:
+    """The anchor of a method's command."""
+    return '-'.join(place).replace('.', '_')
+
+
+def shown(interval: Interval | None, sign: str = '') -> str:
+    """A mean and the half of its interval."""
+    if interval is None:
+        return '–'
+    half = '' if interval.half is None else f' ± {interval.half:.2f}'
+    return f'{interval.mean:{sign}.2f}{half}'
+
+
+def mean_cost(row: Row) -> list[str]:
+    """The means of `COSTS`."""
+    costs = [cost(run) for run in row.runs.values()]
+    if not costs:
+        return ['–'] * len(COSTS)
+    return [f'{np.mean([one[name] for one in costs]):.3g}' for name in COSTS]
+
+
+def ranks(rows: Sequence[Row]) -> str:
+    """The critical-difference diagram as HTML, or why there is none."""
+    methods, means = matrix(rows)
+    if len(methods) < LEAST_METHODS or len(means) < LEAST_BLOCKS:
+        return (
+            f'<p>A diagram needs {LEAST_METHODS} methods that are complete in {LEAST_BLOCKS} '
+            f'tables; {len(methods)} are complete in {len(means)}.</p>'
+        )
+    try:
+        import pandas
+        import scikit_posthocs
+    except ImportError as error:
+        raise ValueError(
+            "the page needs the package scikit-posthocs: pip install 'jaxfed[benchmark]'."
+        ) from error
+
+    test = stats.friedmanchisquare(*means.T)
+    frame = pandas.DataFrame(means, columns=methods)
+    mean_ranks = frame.rank(axis=1, ascending=False).mean()
+    differ = scikit_posthocs.posthoc_nemenyi_friedman(frame)
+
+    def draw() -> Figure:
+        figure = Figure(figsize=(8, 1.5 + 0.22 * len(methods)), layout='constrained')
+        scikit_posthocs.critical_difference_diagram(mean_ranks, differ, ax=figure.add_subplot())
+        return figure
+
+    text = (
+        f'Mean rank over {len(means)} tables, 1 is best. Friedman test: p = {test.pvalue:.2g}. '
+        'Methods joined by a bar do not differ by the Nemenyi test (5 %).'
+    )
+    return f'<figure><figcaption>{text}</figcaption>{picture(draw)}</figure>'
+
+
+def draw_bytes(rows: Sequence[Row]) -> Figure:
+    """Accuracy by bytes, an axis for each table."""
+    every = tables(rows)
+    columns = min(len(every), 3)
+    lines = -(-len(every) // columns)
+    figure = Figure(figsize=(3.2 * columns, 2.6 * lines), layout='constrained')
+    axes: Any = figure.subplots(lines, columns, squeeze=False)
+    for ax in axes.flat[len(every) :]:
+        ax.set_axis_off()
+    for ax, ((dataset, skew), table) in zip(axes.flat, every.items(), strict=False):
+        ax.set_title(f'{dataset}, {skew.replace("_", " ")}', fontsize=8)
+        for row in table:
+            interval = row.interval('final')
+            if interval is None:
+                continue
+            size = np.mean([cost(run)['MiB a client'] for run in row.runs.values()])
+            colour = 'C1' if row.place.method == BASELINE else 'C0'
+            ax.errorbar(size, interval.mean, interval.half or 0, fmt='o', ms=3, color=colour)
+        ax.set_xlabel('MiB a client and round', fontsize=7)
+        ax.set_ylabel('accuracy (%)', fontsize=7)
+        ax.tick_params(labelsize=7)
+    return figure
+
+
+def draw_sensitivity(rows: Sequence[Row]) -> Figure:
+    """The trials of every method below its chosen one."""
+    methods = list(dict.fromkeys(row.place.method for row in rows))
+    figure = Figure(figsize=(7, 1 + 0.22 * len(methods)), layout='constrained')
+    ax = figure.add_subplot(xlabel='points below the chosen trial')
+    for y, method in enumerate(methods):
+        for row in rows:
+            known = [value for value in row.trials.values() if value is not None]
+            if row.place.method == method and known:
+                below = np.array(known) - max(known)
+                ax.plot(below, np.full(len(below), y), '.', color='C0', alpha=0.5)
+    ax.set_yticks(range(len(methods)), methods, fontsize=7)
+    ax.invert_yaxis()
+    return figure
+
+
+def picture(draw: Callable[[], Figure]) -> str:
+    """A figure as SVG inside of a page."""
+    with style():
+        text = io.StringIO()
+        draw().savefig(text, format='svg', metadata={'Date': None})
+    return text.getvalue().partition('<svg')[1] + text.getvalue().partition('<svg')[2]
