@@ -35,6 +35,7 @@ def test_pairs_use_common_seeds_only():
     assert paired({0: 1.0}, {1: 1.0}) is None
     assert paired({0: 1.0}, {0: 3.0}) == ((-2.0, None, 1), None)
     assert paired({0: 1.0, 1: 2.0}, {0: 0.0, 1: 1.0}).p_value is None  # equal differences
+    assert paired({0: 1.00001, 1: 2.0}, {0: 0.0, 1: 1.0}).p_value is None
 
 
 def test_holm_by_hand():
