@@ -42,6 +42,7 @@ def network():
 
 
 def flat(params):
+    params = params.get('model', params)  # of two models the personal one
     # FedRS has no bias; its code has one that it does not use.
     named = problem.initial() | {'hidden': params['hidden']} | params['classifier']
     return problem.flat({name: np.asarray(value) for name, value in named.items()})
@@ -61,8 +62,8 @@ def rounds_of(job):
     ).astype(np.int32)
     data = TrainingData(x, y, np.arange(len(y), dtype=np.int32), start, size, counts)
     settings = LocalSettings(
-        problem.EPOCHS, job.batch, problem.MOMENTUM, problem.WEIGHT_DECAY, 'size', max(size),
-        (problem.INPUTS,), True,
+        problem.EPOCHS, job.batch, 0.0 if job.plain else problem.MOMENTUM,
+        0.0 if job.plain else problem.WEIGHT_DECAY, 'size', max(size), (problem.INPUTS,), True,
     )  # fmt: skip
     model = method.adapt(network())
     made = make_round(model, method, settings, lambda _, x: x, lambda x: x, mesh=mesh)
@@ -76,7 +77,7 @@ def rounds_of(job):
     for number, clients in enumerate(job.cohorts):
         cohort = np.array(clients, np.int32)
         plan = schedule(problem.EPOCHS * -(-size[cohort] // job.batch), lanes=1, devices=1)
-        rate = problem.RATE * problem.DECAY**number
+        rate = job.rate(number)
         server, _, (trained, _) = run_round(
             programs, mesh, server, states, everyone(cohort, problem.EPOCHS), plan, rate, key, data
         )
