@@ -88,6 +88,15 @@ JOBS = {
         {'local_epochs': 1, 'plocal_epochs': 1},
         plain=True,
     ),
+    # Its rule of APFL, as a method of the experiments, with a share that does not change.
+    'apfl_overwritten': Job(
+        'pfllib',
+        'apfl_overwritten',
+        {'alpha': 0.4},
+        'APFL',
+        {'alpha': 0.4, 'fixed_alpha': True},
+        plain=True,
+    ),
     'ditto': Job('pfllib', 'ditto', {'lam': 0.7}, 'Ditto', {'mu': 0.7}, plain=True),
 }
 

@@ -270,6 +270,8 @@ def run_pfllib(job: Job) -> list[dict[str, Any]]:
     sizes = {'read_client_data': lambda data, client, **_: range(job.sizes[client])}
     with mock.patch.multiple(serverbase, **sizes):
         server = getattr(module, job.algorithm)(args, 0)
+    for client in server.clients if settings.get('fixed_alpha') else []:
+        client.alpha_update = lambda: None
     rounds, aggregate = [], server.aggregate_parameters
     server.select_clients = lambda: [server.clients[c] for c in job.cohorts[len(rounds)]]
     server.rs_test_acc = [0.0]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from experiments.benchmarks.personal_networks import apfl_overwritten
 from jaxfed import methods
 from jaxfed.engine import local
 from jaxfed.engine.cohorts import everyone
@@ -21,6 +22,7 @@ from tests.methods.released import problem
 from tests.methods.released.problem import JOBS
 from tests.rounds import run_round
 
+METHODS = {**methods.METHODS, 'apfl_overwritten': apfl_overwritten}
 RECORDED = {
     path.stem: json.loads(path.read_text()) for path in Path(__file__).parent.glob('*.json')
 }
@@ -50,7 +52,7 @@ def flat(params):
 
 def rounds_of(job):
     """The rounds of a job in jaxfed, in the form of the recordings."""
-    method, mesh = methods.METHODS[job.method](**job.settings), make_mesh(1)
+    method, mesh = METHODS[job.method](**job.settings), make_mesh(1)
     x, y = (np.concatenate(parts) for parts in zip(*problem.examples(job.sizes)))
     size = np.array(job.sizes, np.int32)
     start = (np.cumsum(size) - size).astype(np.int32)
