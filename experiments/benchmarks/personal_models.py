@@ -9,7 +9,8 @@ in the same way, and start from the same parameters. Each client's examples are 
 
 jaxfed tests a client's model after its local training. PFLlib tests it when it has received the new
 global parameters; `pfllib_work` also tests it after local training. Two variants explain
-differences of APFL: PFLlib with a fixed share, and PFLlib's rule in jaxfed.
+differences of APFL: PFLlib with a fixed share, and PFLlib's rule in jaxfed. FedAvg with other
+batches in jaxfed shows how much the choice of batches matters.
 
 --protocol=one_batch gives each client 30 training examples and batches of 30. A local epoch is then
 one step without a random choice, so equal rules give equal accuracies.
@@ -56,10 +57,12 @@ class Run(NamedTuple):
     settings: dict[str, Any]  # hyper-parameters of jaxfed, or settings of PFLlib
     local_epochs: int = 1  # of jaxfed; PFLlib counts FedRep's epochs of the classifier apart
     model: str = 'unpadded_cnn'
+    batch_seed: int | None = None  # of jaxfed, instead of the seed
 
 
 JAXFED = (
     Run('fedavg', 'fedavg', {}),
+    Run('fedavg_batches', 'fedavg', {}, batch_seed=1000),
     Run('fedper', 'fedper', {}),
     Run('fedrep', 'fedrep', {'body_epochs': 1}, local_epochs=2),
     Run('fedbn', 'fedbn', {}, model='normalised_cnn'),
@@ -89,6 +92,7 @@ class Comparison(NamedTuple):
 ROWS = (
     Comparison('FedAvg, global model', ('fedavg', 'global'), ('fedavg', 'received')),
     Comparison('FedAvg, local models', ('fedavg', 'trained'), ('fedavg', 'trained')),
+    Comparison('the same with other batches', ('fedavg_batches', 'trained'), ('fedavg', 'trained')),
     Comparison('FedPer', ('fedper', 'trained'), ('fedper', 'trained')),
     Comparison('FedRep', ('fedrep', 'trained'), ('fedrep', 'trained')),
     Comparison('FedBN', ('fedbn', 'trained'), ('fedbn', 'trained')),
@@ -130,6 +134,7 @@ def make_config(protocol: Protocol, run: Run, seed: int, folder: Path) -> jaxfed
         model=run.model,
         init_from=str(folder / f'seed{seed}' / f'{run.model}.safetensors'),
         seed=seed,
+        batch_seed=run.batch_seed,
     )
 
 
