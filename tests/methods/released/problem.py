@@ -24,6 +24,11 @@ class Job(NamedTuple):
     sizes: tuple[int, ...] = (7, 12, 4, 9)
     batch: int = 4
     cohorts: tuple[tuple[int, ...], ...] = ((0, 1, 2), (2, 3, 1), (1, 0, 3))
+    plain: bool = False  # SGD without momentum and weight decay, at a constant rate
+
+    def rate(self, number: int) -> float:
+        """The learning rate of a round, from 0."""
+        return RATE if self.plain else RATE * DECAY**number
 
 
 JOBS = {
@@ -73,6 +78,26 @@ JOBS = {
     'fedlmd': Job(
         'fedlmd', 'fedlmd', {'tau': 2.0, 'beta': 0.7}, 'fedlmd', {'tau': 2.0, 'beta': 0.7}
     ),
+    'fedper': Job('pfllib', 'fedper', {}, 'FedPer', {}, plain=True),
+    # It counts the epochs of the classifier apart.
+    'fedrep': Job(
+        'pfllib',
+        'fedrep',
+        {'body_epochs': 1},
+        'FedRep',
+        {'local_epochs': 1, 'plocal_epochs': 1},
+        plain=True,
+    ),
+    # Its rule of APFL, as a method of the experiments, with a share that does not change.
+    'apfl_overwritten': Job(
+        'pfllib',
+        'apfl_overwritten',
+        {'alpha': 0.4},
+        'APFL',
+        {'alpha': 0.4, 'fixed_alpha': True},
+        plain=True,
+    ),
+    'ditto': Job('pfllib', 'ditto', {'lam': 0.7}, 'Ditto', {'mu': 0.7}, plain=True),
 }
 
 

@@ -1,5 +1,7 @@
 """Record what released code computes on a small problem; needs PyTorch and a checkout of the code.
 
+PFLlib also needs h5py, matplotlib and scikit-learn.
+
 python -m tests.methods.released.record --reference=fedntd --checkout=DIR
 
 Writes tests/methods/released/REFERENCE.json: for each algorithm the parameters of every client
@@ -52,6 +54,13 @@ class FeaturesFirst(Network):
 
     def forward(self, x):
         return tuple(reversed(super().forward(x, get_features=True)))
+
+
+class Split(Network):
+    """The same network with the names that PFLlib's code gives its parts."""
+
+    base = property(lambda self: self.hidden)
+    head = property(lambda self: self.classifier)
 
 
 class Batches(list):
@@ -143,7 +152,7 @@ def run_clients(job: Job, train: Callable, merge: Callable) -> list[dict[str, An
     """Rounds of `train(model, client, rate, number)` and `merge(model, models, weights)`."""
     model, rounds = FeaturesFirst(), []
     for number, cohort in enumerate(job.cohorts):
-        rate = problem.RATE * problem.DECAY**number
+        rate = job.rate(number)
         models = [train(copy.deepcopy(model), client, rate, number + 1) for client in cohort]
         total = sum(job.sizes[client] for client in cohort)
         merge(model, models, [job.sizes[client] / total for client in cohort])
@@ -236,12 +245,60 @@ def run_fedgkd(job: Job) -> list[dict[str, Any]]:
     return run_clients(job, train, merge)
 
 
+def run_pfllib(job: Job) -> list[dict[str, Any]]:
+    """Runs a Server of PFLlib's code, and its clients."""
+    from flcore.clients.clientbase import Client
+    from flcore.servers import serverbase
+
+    from experiments.benchmarks.pfllib_work import DEFAULTS, SERVERS
+
+    loaders = batches(job)
+    settings = {
+        **DEFAULTS,
+        'num_clients': len(job.sizes),
+        'join_ratio': len(job.cohorts[0]) / len(job.sizes),
+        'global_rounds': len(job.cohorts) - 1,  # it trains one more
+        'eval_gap': 1,
+        'local_learning_rate': problem.RATE,
+        'local_epochs': problem.EPOCHS,
+        'plocal_epochs': problem.EPOCHS,
+        'batch_size': job.batch,
+        **job.parameters,
+    }
+    args = types.SimpleNamespace(algorithm=job.algorithm, model=Split(), **settings)
+    module = importlib.import_module(f'flcore.servers.{SERVERS[job.algorithm]}')
+    sizes = {'read_client_data': lambda data, client, **_: range(job.sizes[client])}
+    with mock.patch.multiple(serverbase, **sizes):
+        server = getattr(module, job.algorithm)(args, 0)
+    for client in server.clients if settings.get('fixed_alpha') else []:
+        client.alpha_update = lambda: None
+    rounds, aggregate = [], server.aggregate_parameters
+    server.select_clients = lambda: [server.clients[c] for c in job.cohorts[len(rounds)]]
+    server.rs_test_acc = [0.0]
+
+    def finish_round():
+        aggregate()
+        trained = [getattr(c, 'model_per', c.model).state_dict() for c in server.selected_clients]
+        merged = server.global_model.state_dict()
+        if 'weight' in merged:  # the features alone
+            merged = Split().state_dict() | {'hidden.weight': merged['weight']}
+        rounds.append({'local': [flat(state) for state in trained], 'global': flat(merged)})
+
+    server.aggregate_parameters = finish_round
+    for name in ('evaluate', 'evaluate_personalized', 'save_results', 'save_global_model'):
+        setattr(server, name, lambda: None)
+    with mock.patch.object(Client, 'load_train_data', lambda self: loaders[self.id]):
+        server.train()
+    return rounds
+
+
 # reference -> (address, folder of its program, runner)
 REFERENCES = {
     'fedntd': ('https://github.com/Lee-Gihun/FedNTD', '.', run_server),
     'fedlmd': ('https://github.com/wnma3mz/FedLMD', 'src', run_server),
     'fedrs': ('https://github.com/lxcnju/FedRepo', '.', run_fedrs),
     'fedgkd': ('https://github.com/CGCL-codes/FedGKD', '.', run_fedgkd),
+    'pfllib': ('https://github.com/TsingZ0/PFLlib', 'system', run_pfllib),
 }
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from experiments.benchmarks.personal_networks import apfl_overwritten
 from jaxfed import methods
 from jaxfed.engine import local
 from jaxfed.engine.cohorts import everyone
@@ -21,6 +22,7 @@ from tests.methods.released import problem
 from tests.methods.released.problem import JOBS
 from tests.rounds import run_round
 
+METHODS = {**methods.METHODS, 'apfl_overwritten': apfl_overwritten}
 RECORDED = {
     path.stem: json.loads(path.read_text()) for path in Path(__file__).parent.glob('*.json')
 }
@@ -42,6 +44,7 @@ def network():
 
 
 def flat(params):
+    params = params.get('model', params)  # of two models the personal one
     # FedRS has no bias; its code has one that it does not use.
     named = problem.initial() | {'hidden': params['hidden']} | params['classifier']
     return problem.flat({name: np.asarray(value) for name, value in named.items()})
@@ -49,7 +52,7 @@ def flat(params):
 
 def rounds_of(job):
     """The rounds of a job in jaxfed, in the form of the recordings."""
-    method, mesh = methods.METHODS[job.method](**job.settings), make_mesh(1)
+    method, mesh = METHODS[job.method](**job.settings), make_mesh(1)
     x, y = (np.concatenate(parts) for parts in zip(*problem.examples(job.sizes)))
     size = np.array(job.sizes, np.int32)
     start = (np.cumsum(size) - size).astype(np.int32)
@@ -61,8 +64,8 @@ def rounds_of(job):
     ).astype(np.int32)
     data = TrainingData(x, y, np.arange(len(y), dtype=np.int32), start, size, counts)
     settings = LocalSettings(
-        problem.EPOCHS, job.batch, problem.MOMENTUM, problem.WEIGHT_DECAY, 'size', max(size),
-        (problem.INPUTS,), True,
+        problem.EPOCHS, job.batch, 0.0 if job.plain else problem.MOMENTUM,
+        0.0 if job.plain else problem.WEIGHT_DECAY, 'size', max(size), (problem.INPUTS,), True,
     )  # fmt: skip
     model = method.adapt(network())
     made = make_round(model, method, settings, lambda _, x: x, lambda x: x, mesh=mesh)
@@ -76,7 +79,7 @@ def rounds_of(job):
     for number, clients in enumerate(job.cohorts):
         cohort = np.array(clients, np.int32)
         plan = schedule(problem.EPOCHS * -(-size[cohort] // job.batch), lanes=1, devices=1)
-        rate = problem.RATE * problem.DECAY**number
+        rate = job.rate(number)
         server, _, (trained, _) = run_round(
             programs, mesh, server, states, everyone(cohort, problem.EPOCHS), plan, rate, key, data
         )
