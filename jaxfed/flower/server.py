@@ -108,9 +108,10 @@ def run(grid: Grid, experiment: Experiment, timeout: float | None) -> None:
     connected = Connected(set(), {}, {})
     said = time.monotonic()
     while missing := clients - len(connected.nodes):
-        if not ask_new_nodes(grid, connected, facts, timeout):
-            time.sleep(_POLL_SECONDS)
-        if missing and time.monotonic() > said + _SAY_SECONDS:
+        for problem in ask_new_nodes(grid, connected, facts, timeout):
+            raise ValueError(problem)
+        time.sleep(_POLL_SECONDS if len(connected.nodes) < clients else 0)
+        if time.monotonic() > said + _SAY_SECONDS:
             said = time.monotonic()
             console.say(
                 f'waiting for {missing} of {clients} clients; start their nodes, or simulate with '
@@ -137,32 +138,40 @@ def facts_of(experiment: Experiment, longest: int = 0) -> Facts:
     )
 
 
-def ask_new_nodes(grid: Grid, connected: Connected, facts: Facts, timeout: float | None) -> bool:
-    """Ask nodes that have not answered which clients they have; returns whether one did.
+def ask_new_nodes(
+    grid: Grid, connected: Connected, facts: Facts, timeout: float | None
+) -> list[str]:
+    """Ask nodes that have not answered which clients they have.
 
-    Raises:
-      ValueError: if a node answers with an error, or with the clients of another node.
+    Returns:
+      What prevents nodes from taking part: an error of its app, the client of another node, or
+      other examples than before.
     """
-    nodes = set(grid.get_node_ids())
+    nodes, problems = set(grid.get_node_ids()), []
     connected.asked.intersection_update(nodes)  # one that returns is asked again
     new = sorted(nodes - connected.asked)
     content = RecordDict({FACTS: facts.record()})
     questions = [Message(content, dst_node_id=node, message_type=MessageType.QUERY) for node in new]
     for answer in grid.send_and_receive(questions, timeout=timeout) if questions else ():
         node = answer.metadata.src_node_id
-        connected.asked.add(node)
         if answer.has_error():
-            raise ValueError(f'a node cannot take part: {answer.error.reason}')
+            if answer.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION:
+                connected.asked.add(node)
+                problems.append(f'a node cannot take part: {answer.error.reason}')
+            continue  # asked again, if it is still there
+        connected.asked.add(node)
         record: Any = answer.content.config_records[CLIENTS]
         counts = np.reshape(record['label_counts'], (-1, facts.num_classes)).tolist()
         for client, of_client in zip(record['ids'], counts, strict=True):
             if connected.nodes.get(client, node) in nodes - {node}:
-                raise ValueError(
+                problems.append(
                     f'two nodes have the client {client}; give each client to one node.'
                 )
-            connected.nodes[client] = node
-            connected.counts[client] = of_client
-    return bool(questions)
+            elif connected.counts.get(client, of_client) != of_client:
+                problems.append(f'client {client} returned with other examples; it stays lost.')
+            else:
+                connected.nodes[client], connected.counts[client] = node, of_client
+    return problems
 
 
 def connect(
@@ -191,7 +200,8 @@ def connect(
         server: ServerState, states: PyTree, planned: PlannedRound, keep: bool
     ) -> tuple[ServerState, Any, list[Any]]:
         inputs = RoundInputs(server, planned.cohort, planned.tuned, keys, data)
-        ask_new_nodes(grid, connected, facts, timeout)  # those that returned
+        for problem in ask_new_nodes(grid, connected, facts, timeout):  # those that returned
+            console.show_warning(problem)
         messages = train_clients(grid, connected.nodes, programs, facts, inputs, timeout)
         arrived = [slot for slot, _ in messages]
         lost = np.setdiff1d(np.arange(config.clients_per_round), arrived)

@@ -102,6 +102,52 @@ def test_lost_clients_are_those_of_a_round_without_them(simulate, tmp_path, monk
     check_same(here.params, parameters(config))
 
 
+def test_nodes_that_join_later_do_not_end_a_run(tmp_path, monkeypatch, capsys):
+    config = jaxfed.Config(**SETTINGS, workdir=str(tmp_path / 'run'))
+    grid = LocalGrid(client_app(config), NODES)
+    ask = server.train_clients
+
+    def joining(grid, nodes, programs, facts, inputs, timeout):
+        number = int(inputs.server.round[0])
+        joined = [{'clients': '1'}, {'clients': '9'}][number : number + 1]
+        for i, node in enumerate(joined):
+            grid.contexts[200 + number + i] = Context(1, 200 + number + i, node, RecordDict(), {})
+        return ask(grid, nodes, programs, facts, inputs, timeout)
+
+    monkeypatch.setattr(server, 'train_clients', joining)
+    server.run(grid, server.set_up(config), None)
+    errors = capsys.readouterr().err
+    assert 'two nodes have the client 1; give each client to one node.' in errors
+    assert 'a node cannot take part: ValueError: the node config must name clients' in errors
+
+
+def test_a_client_with_other_examples_stays_lost(tmp_path, monkeypatch, capsys):
+    settings = SETTINGS | {'clients_per_round': 5, 'rounds': 2}
+    config = jaxfed.Config(**settings, workdir=str(tmp_path / 'run'))
+    dealt = deal(config)
+    cut = {}
+
+    def examples(context, client):
+        rows = dealt.partition[client][cut.get(client, 0) :]
+        return dealt.dataset.x_train[rows], dealt.dataset.y_train[rows]
+
+    grid = LocalGrid(client_app(config, data=examples), NODES)
+    ask = server.train_clients
+
+    def returning(grid, nodes, programs, facts, inputs, timeout):
+        answers = ask(grid, nodes, programs, facts, inputs, timeout)
+        if not cut:  # the node of client 1 starts anew
+            grid.contexts[300] = grid.contexts.pop(101)
+            cut[1] = 5
+        return answers
+
+    monkeypatch.setattr(server, 'train_clients', returning)
+    server.run(grid, server.set_up(config), None)
+    assert 'client 1 returned with other examples; it stays lost.' in capsys.readouterr().err
+    lines = (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()
+    assert [json.loads(line)['clients'] for line in lines] == [5, 4]
+
+
 def test_a_failing_app_is_a_lost_client_and_failing_apps_end_the_run(tmp_path, capsys):
     config = jaxfed.Config(**SETTINGS | {'clients_per_round': 5}, workdir=str(tmp_path / 'run'))
     grid = LocalGrid(client_app(config), NODES)
