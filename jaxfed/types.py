@@ -144,9 +144,19 @@ class Dataset(NamedTuple):
 
         Returns:
           The dataset.
+
+        Raises:
+          ValueError: if examples have unequal shapes.
         """
+        try:
+            inputs = np.asarray(x_train), np.asarray(x_test)
+        except ValueError as error:
+            raise ValueError(
+                'x_train and x_test must have examples of one shape; fill texts of unequal length '
+                'with 0.'
+            ) from error
         labels = np.asarray(y_train)
         classes = int(labels.max()) + 1 if num_classes is None else num_classes
         owners = None if users is None else np.asarray(users)
-        examples = np.asarray(x_train), labels, np.asarray(x_test), np.asarray(y_test)
+        examples = inputs[0], labels, inputs[1], np.asarray(y_test)
         return cls(name, *examples, classes, owners, vocabulary)

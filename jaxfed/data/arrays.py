@@ -104,7 +104,7 @@ def _checked_tokens(array: np.ndarray, source: str, key: str) -> np.ndarray:
     if not 0 <= array.min() <= array.max() <= _LARGEST_TOKEN:
         raise ValueError(
             f'{source} has token ids from {array.min()} to {array.max()} in {key}: they must be '
-            f'from 0 (padding) to {_LARGEST_TOKEN}.'
+            f"from 0 (padding) to {_LARGEST_TOKEN}; use .astype('float32') for rows of numbers."
         )
     return array.astype(np.int32, copy=False)
 
@@ -113,6 +113,11 @@ def _count_tokens(arrays: Mapping[str, np.ndarray], vocabulary: int, source: str
     """Returns the number of token ids, 0 for other inputs."""
     inputs = arrays['x_train'], arrays['x_test']
     tokens = inputs[0].dtype == np.int32
+    if not isinstance(vocabulary, int | np.integer) or not 0 <= vocabulary <= _LARGEST_TOKEN + 1:
+        raise ValueError(
+            f'{source} has vocabulary={vocabulary}: it must be an integer from 0 to '
+            f'{_LARGEST_TOKEN + 1}.'
+        )
     least = max(int(x.max()) for x in inputs) + 1 if tokens else 0
     if vocabulary and (not tokens or vocabulary < least):
         found = f'token ids up to {least - 1}' if tokens else f'inputs of {inputs[0].dtype}'
@@ -120,7 +125,7 @@ def _count_tokens(arrays: Mapping[str, np.ndarray], vocabulary: int, source: str
             f'{source} has {found} with vocabulary={vocabulary}: it is the number of token ids, '
             'integers [n, length] below it; correct it or leave it out.'
         )
-    return vocabulary or least
+    return int(vocabulary) or least
 
 
 def _checked_labels(array: np.ndarray, source: str, key: str) -> np.ndarray:

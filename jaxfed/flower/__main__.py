@@ -1,5 +1,6 @@
 """Write a Flower project: python -m jaxfed.flower init DIR --method=fedlmd --num_clients=5."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
       The exit status: 0, or 2 for invalid input or a folder that cannot be written.
     """
-    if arguments and arguments[0] in ('-h', '--help', '--helpfull'):
+    if {*arguments} & {'-h', '--help', '--helpfull'}:
         print(f'{__doc__}\n\n{USAGE}')
         return 0
     if len(arguments) < 2 or arguments[0] != 'init' or arguments[1].startswith('-'):
@@ -35,11 +36,9 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         console.show_error(' '.join(str(error).split()))
         return 2
-    console.say(
-        f'{folder}: simulate it with\n'
-        f"  flwr run {folder} --stream --federation-config 'num-supernodes={config.num_clients}'",
-        quiet=False,
-    )
+    nodes = f"--federation-config 'num-supernodes={config.num_clients}'"
+    command = f'flwr run {shlex.quote(str(folder))} --stream {nodes}'
+    console.say(f'{folder}: simulate it with\n  {command}', quiet=False)
     return 0
 
 

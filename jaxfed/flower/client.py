@@ -81,14 +81,13 @@ def client_app(config: Config | None = None, *, data: LoadData | None = None) ->
         """Trains a client and answers with its update, its statistics, its upload and its loss."""
         facts, settings = Facts.read(message), config or read_settings(context)
         round_ = RoundOfClient.read(message)
-        client = round_.clients[round_.slot]
-        examples = load(settings, facts, context, client, data)
+        examples = load(settings, facts, context, round_.client, data)
         with kept_programs(True):
             programs = programs_of(settings, facts)
             model = unpack(message.content.array_records[MODEL], programs.sent)
             sums = train_client(settings, facts, programs, round_, examples, model, context)
         answer = RecordDict({SUMS: pack(sums)})
-        answer[ROUND] = ConfigRecord({'slot': round_.slot})
+        answer[ROUND] = ConfigRecord({'client': round_.client})
         return Message(answer, reply_to=message)
 
     return app
@@ -104,13 +103,12 @@ def train_client(
     context: Context,
 ) -> PyTree:
     """The sums of a client after its local training; its state stays in the context of the node."""
-    client = round_.clients[round_.slot]
-    key, state = f'client {client}', programs.client_state
+    key, state = f'client {round_.client}', programs.client_state
     if key in context.state:
         state = unpack(context.state.array_records[key], state)
-    steps = round_.epochs[round_.slot] * steps_per_epoch(len(examples.y), config.batch_size)
+    steps = round_.epochs * steps_per_epoch(len(examples.y), config.batch_size)
     inputs = client_inputs(config, facts, round_, examples, model)
-    trained = programs.round.train(inputs, state, one_client(round_.slot, steps))
+    trained = programs.round.train(inputs, state, one_client(0, steps))
     context.state[key] = pack(trained.states)
     return jax.tree.map(lambda leaf: leaf[0, 0], trained.sums)
 
@@ -123,7 +121,7 @@ def client_inputs(
     model: tuple[PyTree, PyTree, PyTree],
 ) -> RoundInputs:
     """The inputs of a round, of whose clients only one has examples."""
-    (params, stats, shared), client = model, round_.clients[round_.slot]
+    (params, stats, shared), client = model, round_.client
     n, clients, classes = len(examples.y), config.num_clients, facts.num_classes
     # Rows for the largest client, so that one program trains all.
     x: Any = np.zeros((facts.longest, int(np.prod(facts.input_shape))), examples.x.dtype)
@@ -134,10 +132,14 @@ def client_inputs(
     size[0, client], counts[0, client] = n, np.bincount(examples.y, minlength=classes)
     order: Any = np.arange(facts.longest, dtype=np.int32)[None]
     number: Any = np.array([round_.number], np.int32)
+    # Places of others have a client without examples, and tell only how many train.
+    cohort = np.full((1, config.clients_per_round), (client + 1) % clients, np.int32)
+    epochs = (np.arange(config.clients_per_round) < round_.cohort_size).astype(np.int32)[None]
+    cohort[0, 0], epochs[0, 0] = client, round_.epochs
     rate = np.array([learning_rate(config, round_.number + 1)], np.float32)
     return RoundInputs(
         server=ServerState(params, (), number, stats),
-        cohort=Cohort(*(np.array([row], np.int32) for row in (round_.clients, round_.epochs))),
+        cohort=Cohort(cohort, epochs),
         tuned=Tuned(rate),
         keys=jax.random.key(seed_of(config, 'batches'))[None],
         data=TrainingData(x, y, order, np.zeros_like(size), size, counts),
@@ -163,13 +165,14 @@ def clients_of(context: Context, config: Config) -> list[int]:
     if 'clients' not in node and int(node.get('partition-id', 0)) >= config.num_clients:
         return []  # a simulation may have more nodes than clients
     text = str(node.get('clients', node.get('partition-id', '')))
-    numbers = [part.strip() for part in text.split(',')]
-    if not all(number.isdecimal() and int(number) < config.num_clients for number in numbers):
+    parts = [part.strip() for part in text.split(',')]
+    known = {str(client) for client in range(config.num_clients)}
+    if not set(parts) <= known or len(set(parts)) < len(parts):
         raise ValueError(
-            f'the node config must name clients from 0 to {config.num_clients - 1}, as in '
-            f'--node-config \'clients="0,1"\' or partition-id=0, got {text!r}.'
+            f'the node config must name different clients from 0 to {config.num_clients - 1}, as '
+            f'in --node-config \'clients="0,1"\' or partition-id=0, got {text!r}.'
         )
-    return [int(number) for number in numbers]
+    return [int(part) for part in parts]
 
 
 def load(
@@ -181,7 +184,30 @@ def load(
       ValueError: if they do not fit what the server expects.
     """
     if data is None and 'data' not in context.node_config:
-        return dealt_examples(config, client)
+        examples = dealt_examples(config, client)
+        source = f'--dataset={config.dataset} at client {client}'
+    else:
+        examples, source = own_examples(config, facts, context, client, data)
+    found = [*examples.x.shape[1:]], str(examples.x.dtype), int(examples.y.max(initial=0))
+    expected = facts.input_shape, facts.dtype
+    if found[:2] != expected or found[2] >= facts.num_classes:
+        raise ValueError(
+            f'{source} has inputs {tuple(found[0])} {found[1]} and labels up to {found[2]}, the '
+            f'server {tuple(facts.input_shape)} {facts.dtype} and {facts.num_classes} classes: '
+            'they must have the same shape, units and classes.'
+        )
+    return examples
+
+
+def own_examples(
+    config: Config, facts: Facts, context: Context, client: int, data: LoadData | None
+) -> tuple[Examples, str]:
+    """The examples of a function or of the node's file, and a name for messages."""
+    if config.label_noise or (config.malicious and config.attack == 'label_flip'):
+        raise ValueError(
+            '--label_noise and --attack=label_flip change labels that the settings deal; remove '
+            "them for clients' own data."
+        )
     if data is None:
         path = str(context.node_config['data'])
         source = f'the node config data={path}'
@@ -191,12 +217,7 @@ def load(
         x, y = (np.asarray(array) for array in data(context, client))
     arrays = {'x_train': x, 'y_train': y, 'x_test': x, 'y_test': y}
     made = make_dataset('client', source, arrays, facts.num_classes, facts.vocabulary)
-    if list(made.x_train.shape[1:]) != facts.input_shape:
-        raise ValueError(
-            f'{source} has inputs {made.x_train.shape[1:]}, the server {tuple(facts.input_shape)}: '
-            'they must be equal.'
-        )
-    return Examples(made.x_train, made.y_train)
+    return Examples(made.x_train, made.y_train), source
 
 
 def dealt_examples(config: Config, client: int) -> Examples:

@@ -19,6 +19,7 @@ class Facts(NamedTuple):
     input_shape: list[int]  # height, width, channels
     num_classes: int
     vocabulary: int
+    dtype: str  # of the stored inputs
     mean: list[float]  # of each channel of the server's images
     std: list[float]
     longest: int  # examples of the largest client, 0 if not known yet
@@ -39,9 +40,9 @@ class RoundOfClient(NamedTuple):
     """What a client must know about a round."""
 
     number: int  # rounds done
-    slot: int  # place of the client in the cohort
-    clients: list[int]  # [S] of the cohort
-    epochs: list[int]  # [S] local epochs that each completes
+    client: int
+    epochs: int  # local epochs that it completes
+    cohort_size: int  # clients that train in the round; it learns of no other client
 
     def record(self) -> ConfigRecord:
         """The values as a record of a message."""

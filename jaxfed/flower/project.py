@@ -1,11 +1,12 @@
 """A Flower project of a method, a network and their settings."""
 
-import contextlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from jaxfed.config import SETTINGS, Config
+from jaxfed.config import DEFAULTS, SETTINGS, Config
 from jaxfed.flower.server import check_supported
 from jaxfed.runs import checks, config_flags
 from jaxfed.runs.experiment import build_method
@@ -64,16 +65,13 @@ def write_project(folder: Path, arguments: Sequence[str]) -> Config:
     build_method(config)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f'{folder} exists and holds something; name a new folder.')
-    values = {'method': config.method, 'num_clients': config.num_clients} | _given(arguments)
-    for name in values.keys() & SETTINGS.keys():
-        if SETTINGS[name].local_path or name == 'workdir':
-            # Flower starts the apps in a folder of its own.
-            values[name] = str(Path(str(values[name])).resolve())
+    values = settings_of(config)
     values.setdefault('workdir', str(folder.resolve() / 'runs' / '{run_id}'))
-    settings = '\n'.join(f'{name} = {json.dumps(value)}' for name, value in values.items())
+    lines = [f'{name} = {json.dumps(value, ensure_ascii=False)}' for name, value in values.items()]
+    settings = '\n'.join(lines)
     package = folder / 'app'
     package.mkdir(parents=True)
-    name = ''.join(letter if letter.isalnum() else '-' for letter in folder.resolve().name.lower())
+    name = re.sub(r'[^a-z0-9]+', '-', folder.resolve().name.lower()).strip('-') or 'federation'
     (folder / 'pyproject.toml').write_text(_PROJECT.format(name=name, settings=settings))
     (package / '__init__.py').write_text('"""Federated training with jaxfed."""\n')
     for what in ('client', 'server'):
@@ -82,15 +80,15 @@ def write_project(folder: Path, arguments: Sequence[str]) -> Config:
     return config
 
 
-def _given(arguments: Sequence[str]) -> dict[str, str | int | float | bool]:
-    """Name -> value of the given flags, of the types that TOML has."""
-    values: dict[str, str | int | float | bool] = {}
-    for argument in arguments:
-        name, sign, text = argument.lstrip('-').partition('=')
-        if not sign:
-            raise ValueError(f'{argument}: write settings as --NAME=VALUE.')
-        values[name] = text
-        with contextlib.suppress(ValueError):
-            number = json.loads(text)
-            values[name] = number if isinstance(number, bool | int | float) else text
-    return values
+def settings_of(config: Config) -> dict[str, Any]:
+    """Name -> value of the settings that are not the defaults, and of method and clients."""
+    values: dict[str, Any] = {'method': config.method, 'num_clients': config.num_clients}
+    for name in SETTINGS:
+        value = getattr(config, name)
+        if value == DEFAULTS[name]:
+            continue
+        if SETTINGS[name].local_path or name == 'workdir':
+            # Flower starts the apps in a folder of its own.
+            value = str(Path(value).expanduser().resolve())
+        values[name] = value
+    return values | {**config.hyperparameters} | {**config.partition_settings}

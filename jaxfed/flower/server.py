@@ -1,5 +1,7 @@
 """The server of a Flower run: it shares, weighs, merges, evaluates and records."""
 
+import math
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -31,15 +33,14 @@ from jaxfed.flower.messages import (
 )
 from jaxfed.flower.programs import Programs, make_programs
 from jaxfed.internal import console
-from jaxfed.recording.checkpoints import FOLDER
+from jaxfed.recording.checkpoints import FOLDER, digest
 from jaxfed.runs.evaluate import compile_evaluators
 from jaxfed.runs.experiment import Experiment, set_up
 from jaxfed.runs.feed import PlannedRound, auxiliary_batch, plan_rounds
 from jaxfed.runs.prepare import Prepared, initial_state
 from jaxfed.runs.program_cache import kept_programs
-from jaxfed.runs.seeds import seed_of
 from jaxfed.runs.shared_program import round_arguments
-from jaxfed.runs.simulate import train
+from jaxfed.runs.simulate import Diverged, train
 from jaxfed.types import Dataset, PyTree
 
 _POLL_SECONDS, _SAY_SECONDS = 0.5, 10.0  # while the server waits for clients
@@ -57,7 +58,7 @@ def server_app(
     config: Config | None = None,
     *,
     dataset: Dataset | Mapping[str, Any] | None = None,
-    timeout: float | None = None,
+    timeout: float | None = 3600.0,
 ) -> ServerApp:
     """Make the ServerApp of a method, a network and their settings.
 
@@ -69,7 +70,7 @@ def server_app(
       config: the settings; None for the run config of the Flower project, whose keys are flags.
       dataset: arrays in memory, used instead of the data that the settings name.
       timeout: seconds after which clients of a round that have not answered are lost; None waits
-        until Flower reports them as lost.
+        until Flower reports them as lost, which it does not while their nodes are alive.
 
     Returns:
       The app.
@@ -84,7 +85,7 @@ def server_app(
             check_supported(settings)
             with kept_programs(True):
                 run(grid, set_up(settings, dataset=dataset), timeout)
-        except ValueError as error:
+        except (ValueError, OSError, Diverged) as error:
             console.show_error(' '.join(str(error).split()))
             raise SystemExit(2) from error
 
@@ -108,7 +109,7 @@ def run(grid: Grid, experiment: Experiment, timeout: float | None) -> None:
     connected = Connected(set(), {}, {})
     said = time.monotonic()
     while missing := clients - len(connected.nodes):
-        for problem in ask_new_nodes(grid, connected, facts, timeout):
+        for problem in ask_new_nodes(grid, connected, facts, clients, timeout):
             raise ValueError(problem)
         time.sleep(_POLL_SECONDS if len(connected.nodes) < clients else 0)
         if time.monotonic() > said + _SAY_SECONDS:
@@ -119,9 +120,11 @@ def run(grid: Grid, experiment: Experiment, timeout: float | None) -> None:
                 quiet=False,
             )
     counts = np.array([connected.counts[client] for client in range(clients)], np.int32)
-    # The server knows sizes, not examples.
-    experiment = experiment._replace(dealt=experiment.dealt._replace(label_counts=counts))
-    train(experiment, remote=partial(connect, grid, connected, timeout))
+    # The server knows the counts of classes, not the examples.
+    dealt = experiment.dealt
+    if not np.array_equal(counts, dealt.label_counts):  # not those that the settings deal
+        dealt = dealt._replace(label_counts=counts, digest=digest({'label_counts': counts}))
+    train(experiment._replace(dealt=dealt), remote=partial(connect, grid, connected, timeout))
 
 
 def facts_of(experiment: Experiment, longest: int = 0) -> Facts:
@@ -131,6 +134,7 @@ def facts_of(experiment: Experiment, longest: int = 0) -> Facts:
         input_shape=list(experiment.input_shape),
         num_classes=dataset.num_classes,
         vocabulary=dataset.vocabulary,
+        dtype=str(dataset.x_train.dtype),
         mean=experiment.mean.tolist(),
         std=experiment.std.tolist(),
         longest=longest,
@@ -139,13 +143,15 @@ def facts_of(experiment: Experiment, longest: int = 0) -> Facts:
 
 
 def ask_new_nodes(
-    grid: Grid, connected: Connected, facts: Facts, timeout: float | None
+    grid: Grid, connected: Connected, facts: Facts, num_clients: int, timeout: float | None
 ) -> list[str]:
     """Ask nodes that have not answered which clients they have.
 
+    A client that another node has moves to the new one, because Flower lists a node for a while
+    after it was killed.
+
     Returns:
-      What prevents nodes from taking part: an error of its app, the client of another node, or
-      other examples than before.
+      What prevents nodes from taking part: an error of an app, or other examples than before.
     """
     nodes, problems = set(grid.get_node_ids()), []
     connected.asked.intersection_update(nodes)  # one that returns is asked again
@@ -161,16 +167,23 @@ def ask_new_nodes(
             continue  # asked again, if it is still there
         connected.asked.add(node)
         record: Any = answer.content.config_records[CLIENTS]
-        counts = np.reshape(record['label_counts'], (-1, facts.num_classes)).tolist()
-        for client, of_client in zip(record['ids'], counts, strict=True):
-            if connected.nodes.get(client, node) in nodes - {node}:
-                problems.append(
-                    f'two nodes have the client {client}; give each client to one node.'
-                )
-            elif connected.counts.get(client, of_client) != of_client:
+        clients, counts = record['ids'], record['label_counts']
+        shape = len(clients), facts.num_classes
+        if len(counts) != math.prod(shape) or not {*clients} <= {*range(num_clients)}:
+            problems.append(
+                f'a node has the clients {clients} with {len(counts)} counts of classes: it must '
+                f'have the settings of the server, {num_clients} clients and {facts.num_classes} '
+                'classes.'
+            )
+            continue
+        rows = np.reshape(counts, shape).tolist()
+        for client, of_client in zip(clients, rows, strict=True):
+            if connected.counts.get(client, of_client) != of_client:
                 problems.append(f'client {client} returned with other examples; it stays lost.')
-            else:
-                connected.nodes[client], connected.counts[client] = node, of_client
+                continue
+            if connected.nodes.get(client, node) in nodes - {node}:
+                console.show_warning(f'client {client} is now at another node.')
+            connected.nodes[client], connected.counts[client] = node, of_client
     return problems
 
 
@@ -188,8 +201,9 @@ def connect(
     server = replicate(jax.tree.map(lambda leaf: np.asarray(leaf)[None], start), mesh)
     to_input = partial(normalise, mean=experiment.mean, std=experiment.std)
     evaluation, evaluators = compile_evaluators(experiments, mesh, server, to_input, lanes=1)
-    keys = jax.random.key(seed_of(config, 'batches'))[None]
     data = data_of(experiment, to_input)
+    # Clients know the seeds, but must not know the noise of the server.
+    keys = secret_keys()
 
     def feed(lanes: int, first: int, running: np.ndarray | None = None) -> Iterator[PlannedRound]:
         for number, cohort, _ in plan_rounds(experiments, None, first, running):
@@ -200,7 +214,8 @@ def connect(
         server: ServerState, states: PyTree, planned: PlannedRound, keep: bool
     ) -> tuple[ServerState, Any, list[Any]]:
         inputs = RoundInputs(server, planned.cohort, planned.tuned, keys, data)
-        for problem in ask_new_nodes(grid, connected, facts, timeout):  # those that returned
+        # Those that returned.
+        for problem in ask_new_nodes(grid, connected, facts, config.num_clients, timeout):
             console.show_warning(problem)
         messages = train_clients(grid, connected.nodes, programs, facts, inputs, timeout)
         arrived = [slot for slot, _ in messages]
@@ -221,6 +236,12 @@ def connect(
         mesh, 1, feed, False, here, run_round, evaluation, evaluators, server, (), keys,
         evaluation.memory, memory(mesh), time.perf_counter() - began,
     )  # fmt: skip
+
+
+def secret_keys() -> Any:
+    """A random key [1] that nobody can repeat."""
+    words: Any = np.frombuffer(secrets.token_bytes(8), np.uint32)
+    return jax.random.wrap_key_data(words)[None]
 
 
 def check_new(experiment: Experiment, programs: Programs) -> None:
@@ -273,33 +294,42 @@ def train_clients(
     model = pack((inputs.server.params, inputs.server.stats, shared))
     number = int(inputs.server.round[0])
     clients, epochs = (np.asarray(rows)[0].tolist() for rows in inputs.cohort)
-    present = set(grid.get_node_ids())
+    slots = {client: slot for slot, client in enumerate(clients) if epochs[slot]}
+    present, training = set(grid.get_node_ids()), len(slots)
     questions = [
         Message(
             RecordDict(
                 {
                     MODEL: model,
                     FACTS: facts.record(),
-                    ROUND: RoundOfClient(number, slot, clients, epochs).record(),
+                    ROUND: RoundOfClient(number, client, epochs[slot], training).record(),
                 }
             ),
             dst_node_id=nodes[client],
             message_type=MessageType.TRAIN,
         )
-        for slot, client in enumerate(clients)
-        if epochs[slot] and nodes[client] in present
+        for client, slot in slots.items()
+        if nodes[client] in present
     ]
-    messages: list[tuple[int, Sums]] = []
+    messages: dict[int, Sums] = {}
     failures: list[str] = []
     for answer in grid.send_and_receive(questions, timeout=timeout) if questions else ():
-        if not answer.has_error():
-            place: Any = answer.content.config_records[ROUND]
+        if answer.has_error():
+            if answer.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION:
+                failures.append(str(answer.error.reason))
+            continue
+        client: Any = answer.content.config_records[ROUND]['client']
+        if client not in slots or nodes[client] != answer.metadata.src_node_id:
+            failures.append(f'a node answered for client {client}, which it was not asked for')
+            continue
+        try:
             sums = unpack(answer.content.array_records[SUMS], programs.sums)
-            messages.append((place['slot'], sums))
-        elif answer.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION:
-            failures.append(str(answer.error.reason))
+        except ValueError as error:
+            failures.append(str(error))
+            continue
+        messages[slots[client]] = sums
     if failures and len(failures) == len(questions):
-        raise ValueError(f'round {number + 1}: the apps of all clients failed: {failures[0]}')
+        raise ValueError(f'round {number + 1}: all clients failed: {failures[0]}')
     for failure in failures:
-        console.show_warning(f'round {number + 1}: the app of a client failed: {failure}')
-    return messages
+        console.show_warning(f'round {number + 1}: a client failed: {failure}')
+    return list(messages.items())

@@ -64,8 +64,8 @@ class Text(nnx.Module):
     ) -> None:
         if not vocabulary:
             raise ValueError(
-                '--model=text requires token ids, integers [n, length] that are not uint8, got '
-                f'inputs of input_shape={tuple(input_shape)}.'
+                '--model=text requires token ids, integers [n, length] that are not uint8, as of '
+                f".astype('int32'), got inputs of input_shape={tuple(input_shape)}."
             )
         self.embedding = nnx.Embed(
             vocabulary, _WIDTH, embedding_init=nnx.initializers.normal(1.0), rngs=rngs

@@ -117,8 +117,8 @@ def test_nodes_that_join_later_do_not_end_a_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(server, 'train_clients', joining)
     server.run(grid, server.set_up(config), None)
     errors = capsys.readouterr().err
-    assert 'two nodes have the client 1; give each client to one node.' in errors
-    assert 'a node cannot take part: ValueError: the node config must name clients' in errors
+    assert 'client 1 is now at another node.' in errors
+    assert 'a node cannot take part: ValueError: the node config must name different' in errors
 
 
 def test_a_client_with_other_examples_stays_lost(tmp_path, monkeypatch, capsys):
@@ -153,10 +153,10 @@ def test_a_failing_app_is_a_lost_client_and_failing_apps_end_the_run(tmp_path, c
     grid = LocalGrid(client_app(config), NODES)
     grid.fails = {101: 'out of memory'}
     server.run(grid, server.set_up(config), None)
-    assert 'round 1: the app of a client failed: RuntimeError: out of' in capsys.readouterr().err
+    assert 'round 1: a client failed: RuntimeError: out of' in capsys.readouterr().err
     grid.fails = dict.fromkeys(grid.contexts, 'out of memory')
     config = jaxfed.Config(**SETTINGS, workdir=str(tmp_path / 'other'))
-    with pytest.raises(ValueError, match='round 1: the apps of all clients failed: RuntimeError'):
+    with pytest.raises(ValueError, match='round 1: all clients failed: RuntimeError'):
         server.run(grid, server.set_up(config), None)
 
 
@@ -219,10 +219,10 @@ def test_clients_with_their_own_data(simulate, tmp_path, monkeypatch):
     [
         (
             [{}],
-            'a node cannot take part: ValueError: the node config must name clients',
+            'a node cannot take part: ValueError: the node config must name different',
         ),
         ([{'clients': '0,7'}], r"got '0,7'"),
-        ([{'clients': '0,1'}, {'clients': '1,2'}], 'two nodes have the client 1'),
+        ([{'clients': '0,0'}], r"got '0,0'"),
         ([{'clients': '0', 'data': 'none.npz'}], r'data=none\.npz is not a file'),
     ],
 )
@@ -236,7 +236,10 @@ def test_data_that_does_not_fit_the_servers(tmp_path):
         return lambda context, client: (np.zeros(shape, np.uint8), np.full(shape[0], label))
 
     config = jaxfed.Config(**SETTINGS, workdir=str(tmp_path / 'run'))
-    with pytest.raises(ValueError, match=r'data of client 0 has inputs \(9, 9, 1\), the server'):
+    with pytest.raises(
+        ValueError,
+        match=r'data of client 0 has inputs \(9, 9, 1\) uint8 and labels up to 0, the server',
+    ):
         run(config, data=wrong((3, 9, 9), 0))
     with pytest.raises(ValueError, match='data of client 0 has label 10 with num_classes=10'):
         run(config, data=wrong((3, 8, 8), 10))
@@ -270,10 +273,98 @@ def test_init_writes_a_project_whose_apps_read_its_settings(tmp_path, capsys, mo
     for flags, message in (
         (['--method=fedx'], 'fedx'),
         (['--local_eval_every=1'], 'is for simulation'),
-        (['--method', 'fedlmd'], 'write settings as --NAME=VALUE'),
+        (['--num_clients=0'], '--num_clients must be at least 1'),
     ):
         assert command.main(['init', str(tmp_path / 'new'), *flags]) == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / 'new').exists()
     assert command.main([]) == 2
     assert 'usage: python -m jaxfed.flower init DIR' in capsys.readouterr().err
+
+
+def test_what_nodes_send_is_checked(tmp_path, monkeypatch, capsys):
+    """Another shape, and the answer of another client: both are lost, the others count."""
+    config = jaxfed.Config(
+        **SETTINGS | {'clients_per_round': 5, 'rounds': 1}, workdir=str(tmp_path / 'run')
+    )
+    grid = LocalGrid(client_app(config), NODES)
+    answer = grid._answer
+
+    def tampered(message):
+        reply = answer(message)
+        if message.metadata.message_type == 'train' and message.metadata.dst_node_id == 101:
+            reply.content.array_records['sums'] = messages.pack([np.zeros(3)])
+        if message.metadata.message_type == 'train' and message.metadata.dst_node_id == 102:
+            reply.content.config_records['round']['client'] = 4
+        return reply
+
+    monkeypatch.setattr(grid, '_answer', tampered)
+    server.run(grid, server.set_up(config), None)
+    errors = capsys.readouterr().err
+    assert 'a message has 1 arrays that do not fit' in errors
+    assert 'a node answered for client 4, which it was not asked for' in errors
+    assert json.loads((tmp_path / 'run' / 'metrics.jsonl').read_text())['clients'] == 3
+
+
+def test_clients_learn_of_no_other_client_and_not_the_noise(tmp_path, monkeypatch):
+    def kernel(name):
+        config = jaxfed.Config(
+            **SETTINGS | {'rounds': 1}, method='dp', workdir=str(tmp_path / name)
+        )
+        grid = LocalGrid(client_app(config), NODES)
+        answer = grid._answer
+        seen = []
+
+        def listening(message):
+            if message.metadata.message_type == 'train':
+                seen.append(dict(message.content.config_records['round']))
+            return answer(message)
+
+        monkeypatch.setattr(grid, '_answer', listening)
+        server.run(grid, server.set_up(config), None)
+        assert len(seen) == 3
+        assert all(
+            record.keys() == {'number', 'client', 'epochs', 'cohort_size'} for record in seen
+        )
+        return parameters(config)['hidden1']['kernel']
+
+    assert np.abs(kernel('one') - kernel('other')).max() > 0.1  # other noise with the same seeds
+
+
+@pytest.mark.parametrize(
+    'settings',
+    [
+        {'method': 'krum', 'malicious': 0.4, 'dropout': 0.3},
+        {'method': 'fedlmd_tf,fedlmd', 'switch_round': 1, 'aggregation': 'uniform'},
+        {'method': 'ditto', 'stragglers': 0.5, 'over_selection': 0.4, 'sampling': 'size'},
+        {'method': 'fedbuff', 'label_noise': 0.3, 'validation': 0.2, 'feature_shift': 'rotation'},
+    ],
+    ids=lambda settings: settings['method'],
+)
+def test_settings_of_a_simulation_hold_in_flower(settings, simulate, tmp_path):
+    def config(name):
+        return jaxfed.Config(**SETTINGS, **settings, workdir=str(tmp_path / name))
+
+    result = simulate(config('here'))
+    run(config('there'))
+    check_same(result.params, parameters(config('there')))
+
+
+def test_own_data_is_not_changed_by_settings_that_deal(tmp_path):
+    config = jaxfed.Config(**SETTINGS, label_noise=0.5, workdir=str(tmp_path / 'run'))
+    with pytest.raises(ValueError, match='--label_noise and --attack=label_flip change labels'):
+        run(config, data=lambda context, client: (np.zeros((3, 8, 8)), np.zeros(3, int)))
+
+
+def test_init_reads_flag_files_and_paths(tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    (tmp_path / 'some.flags').write_text('--method=fedntd\n--beta=3\n--nocsv\n')
+    folder = tmp_path / 'übung 💡'
+    flags = [f'--flagfile={tmp_path / "some.flags"}', '--data_dir=~/data', '--rounds=7']
+    assert command.main(['init', str(folder), *flags]) == 0
+    project = tomllib.loads((folder / 'pyproject.toml').read_text())
+    settings = project['tool']['flwr']['app']['config']
+    assert settings['data_dir'] == str(tmp_path / 'data')
+    config = messages.read_settings(Context(1, 1, {}, RecordDict(), flatten_dict(settings)))
+    assert (config.method, config.hyperparameters, config.rounds) == ('fedntd', {'beta': 3}, 7)
+    assert project['project']['name'] == 'bung'
