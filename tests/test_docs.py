@@ -17,6 +17,7 @@ import pytest
 
 import jaxfed
 from experiments import figures, tables
+from experiments.benchmark import __main__ as benchmark
 from experiments.search import __main__ as search
 from jaxfed import methods
 from jaxfed.data.prepare import RECIPES
@@ -37,7 +38,12 @@ from jaxfed.sweeps.halving import parse_halving
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(ROOT.glob('docs/*.md'))
 TEXTS = [ROOT / name for name in ('README.md', 'CONTRIBUTING.md', 'BUILD_NOTES.md')]
-GRIDS = {'experiments.figures': figures, 'experiments.search': search, 'experiments.tables': tables}
+GRIDS = {
+    'experiments.benchmark': benchmark,
+    'experiments.figures': figures,
+    'experiments.search': search,
+    'experiments.tables': tables,
+}
 
 
 def public():

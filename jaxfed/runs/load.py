@@ -152,6 +152,8 @@ def _rebuild(
             'pass it, as in jaxfed.load(workdir, method=...)'
         )
     height, width, channels = metadata.input_shape
+    if not isinstance(metadata.vocabulary, int) or metadata.vocabulary < 0:
+        raise ValueError(f'vocabulary must be at least 0, got {metadata.vocabulary!r}')
     if not len(metadata.mean) == len(metadata.std) == channels:
         raise ValueError(f'mean and std must have {channels} channels')
     settings = {name: metadata.network[name] for name in NETWORK_SETTINGS}

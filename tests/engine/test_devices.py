@@ -11,7 +11,7 @@ import jaxfed
 from jaxfed.engine.devices import check_devices, make_mesh, replicate, split
 from jaxfed.engine.evaluation import evaluate
 from jaxfed.engine.local_evaluation import evaluate_locals
-from jaxfed.runs import prepare, rounds
+from jaxfed.runs import prepare
 from jaxfed.types import Outputs
 
 
@@ -132,7 +132,7 @@ def test_exhausted_memory_is_reported(monkeypatch, tmp_path):
     def exhausted(*arguments, **settings):
         raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.')
 
-    monkeypatch.setattr(rounds, 'run_waves', exhausted)
+    monkeypatch.setattr(prepare, 'run_waves', exhausted)
     settings = jaxfed.Config(
         rounds=1, partition='iid', model='mlp', devices='2', clients_per_round=2
     )

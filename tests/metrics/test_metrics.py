@@ -20,7 +20,7 @@ from jaxfed.engine.devices import make_mesh
 from jaxfed.engine.stacking import row
 from jaxfed.metrics import measures
 from jaxfed.metrics.measures import MEASURES, Measure, parse_clients, parse_measures
-from jaxfed.runs import checks, feed, rounds, simulate
+from jaxfed.runs import checks, feed, prepare, simulate
 from jaxfed.runs.experiment import set_up
 from jaxfed.types import Model, Outputs
 
@@ -393,7 +393,7 @@ def run(tmp_path_factory):
         recorded = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(feed, 'memory', lambda mesh: 1.0)  # one large client fits at most
-            inner = rounds.run_waves
+            inner = prepare.run_waves
 
             def run_waves(*arguments, **keywords):
                 start = row(arguments[2], 0)
@@ -409,7 +409,7 @@ def run(tmp_path_factory):
                 recorded.append((before, taken, models, cohort, len(kept)))
                 return server, metrics_, kept
 
-            patch.setattr(rounds, 'run_waves', run_waves)
+            patch.setattr(prepare, 'run_waves', run_waves)
             experiment = set_up(chosen, method)
             result = simulate.train(experiment, quiet=True)
         return experiment, result, recorded

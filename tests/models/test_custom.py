@@ -15,7 +15,7 @@ from flax import linen, nnx
 import jaxfed
 from jaxfed import methods
 from jaxfed.models import MODELS, as_model, check_network, make_model, options
-from jaxfed.runs import rounds
+from jaxfed.runs import prepare
 from jaxfed.runs.experiment import make_experiment
 from jaxfed.types import Model, Outputs
 
@@ -297,7 +297,7 @@ def test_dropout_does_not_depend_on_devices(network, config, tmp_path, monkeypat
 def test_dropout_after_an_interruption(config, tmp_path, monkeypatch):
     settings = functools.partial(config, devices='1', lanes=2, checkpoint_every=1)
     whole = jaxfed.simulate(settings(workdir=str(tmp_path / 'whole')))
-    run_waves, calls = rounds.run_waves, []
+    run_waves, calls = prepare.run_waves, []
 
     def stop(*arguments, **keywords):
         calls.append(arguments)
@@ -305,7 +305,7 @@ def test_dropout_after_an_interruption(config, tmp_path, monkeypatch):
             raise OSError('interrupted')
         return run_waves(*arguments, **keywords)
 
-    monkeypatch.setattr(rounds, 'run_waves', stop)
+    monkeypatch.setattr(prepare, 'run_waves', stop)
     with pytest.raises(OSError, match='interrupted'):
         jaxfed.simulate(settings(workdir=str(tmp_path / 'run')))
     resumed = jaxfed.simulate(settings(workdir=str(tmp_path / 'run')))
