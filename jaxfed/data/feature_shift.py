@@ -69,8 +69,8 @@ def make_shift(kind: FeatureShift, strength: float | None, num_clients: int) -> 
       A pure function from raw images [B, H, W, ch] and a client [] to float32 images.
 
     Reference:
-      Rotated clients as in Sattler et al., Clustered Federated Learning, TNNLS 2021, and brightness
-      and blur as in Hendrycks and Dietterich, Benchmarking Neural Network Robustness to Common
+      Rotated clients as in Ghosh et al., An Efficient Framework for Clustered Federated Learning,
+      NeurIPS 2020; brightness and blur as corruptions in Hendrycks and Dietterich, Benchmarking Neural Network Robustness to Common
       Corruptions and Perturbations, ICLR 2019.
     """
     if kind == 'none':

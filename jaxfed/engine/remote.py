@@ -12,10 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
-from jaxfed.engine.devices import make_mesh
-from jaxfed.engine.lanes import Schedule, schedule
+from jaxfed.engine.lanes import Schedule
 from jaxfed.engine.local import Context, LocalSettings
 from jaxfed.engine.round import make_round, share_values, weights_of
 from jaxfed.engine.stacking import map_range, stacking
@@ -42,12 +40,10 @@ def make_remote_round(
     augment: Callable[[Array, Array], Array],
     normalise: Callable[[Array], Array],
     *,
-    mesh: Mesh | None = None,
     shift: Callable[[Array, Array], Array] | None = None,
 ) -> RemoteRound:
     """Build the programs of one round; the arguments are those of `make_round`."""
     context = Context(model, method, settings, augment, normalise, None, stacking(), shift)
-    mesh = mesh or make_mesh(1)
     # A client knows no other's size: its own weight is 1, and the server weighs.
     alone = method._replace(weigh=Method().weigh, combine=None)
     by_size = settings._replace(aggregation='size')
@@ -55,15 +51,9 @@ def make_remote_round(
     def mapped(function: Callable[..., PyTree]) -> Callable[[RoundInputs], Any]:
         return lambda inputs: map_range(partial(function, context, inputs), 1)
 
-    client = make_round(model, alone, by_size, augment, normalise, mesh=mesh, shift=shift)
-    server = make_round(model, method, settings, augment, normalise, mesh=mesh, shift=shift)
+    client = make_round(model, alone, by_size, augment, normalise, shift=shift)
+    server = make_round(model, method, settings, augment, normalise, shift=shift)
     return RemoteRound(mapped(share_values), client.train, mapped(weights_of), server.merge)
-
-
-def one_client(slot: int, steps: int) -> Schedule:
-    """The schedule of a device that trains the client at one place of the cohort."""
-    plan = schedule([steps], lanes=1)
-    return plan._replace(slot=np.full_like(plan.slot, slot))
 
 
 def add_up(

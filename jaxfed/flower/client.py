@@ -11,8 +11,8 @@ from flwr.clientapp import ClientApp
 from jaxfed.config import Config
 from jaxfed.data.arrays import make_dataset
 from jaxfed.data.npz import read_arrays
+from jaxfed.engine.lanes import schedule
 from jaxfed.engine.local import steps_per_epoch
-from jaxfed.engine.remote import one_client
 from jaxfed.engine.types import RoundInputs, ServerState, TrainingData, Tuned
 from jaxfed.flower.messages import (
     CLIENTS,
@@ -108,7 +108,7 @@ def train_client(
         state = unpack(context.state.array_records[key], state)
     steps = round_.epochs * steps_per_epoch(len(examples.y), config.batch_size)
     inputs = client_inputs(config, facts, round_, examples, model)
-    trained = programs.round.train(inputs, state, one_client(0, steps))
+    trained = programs.round.train(inputs, state, schedule([steps], lanes=1))
     context.state[key] = pack(trained.states)
     return jax.tree.map(lambda leaf: leaf[0, 0], trained.sums)
 
@@ -132,7 +132,7 @@ def client_inputs(
     size[0, client], counts[0, client] = n, np.bincount(examples.y, minlength=classes)
     order: Any = np.arange(facts.longest, dtype=np.int32)[None]
     number: Any = np.array([round_.number], np.int32)
-    # Places of others have a client without examples, and tell only how many train.
+    # Places of others have a client without examples, and show only how many train.
     cohort = np.full((1, config.clients_per_round), (client + 1) % clients, np.int32)
     epochs = (np.arange(config.clients_per_round) < round_.cohort_size).astype(np.int32)[None]
     cohort[0, 0], epochs[0, 0] = client, round_.epochs

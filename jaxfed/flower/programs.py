@@ -10,7 +10,8 @@ import numpy as np
 
 from jaxfed.config import Config
 from jaxfed.data.augment import make_augment, normalise, parse_augment
-from jaxfed.engine.remote import RemoteRound, make_remote_round, one_client
+from jaxfed.engine.lanes import schedule
+from jaxfed.engine.remote import RemoteRound, make_remote_round
 from jaxfed.engine.types import RoundInputs, ServerState, Sums, TrainingData, Tuned
 from jaxfed.flower.messages import Facts
 from jaxfed.runs.client_images import shift_of
@@ -48,7 +49,9 @@ def make_programs(config: Config, facts: Facts) -> Programs:
     inputs = jax.eval_shape(lambda: _any_inputs(config, facts, server))
     shared = jax.eval_shape(made.share, inputs)
     sent = inputs.server.params, inputs.server.stats, shared
-    trained = jax.eval_shape(made.train, inputs._replace(shared=shared), state, one_client(0, 1))
+    trained = jax.eval_shape(
+        made.train, inputs._replace(shared=shared), state, schedule([1], lanes=1)
+    )
     sums = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), trained.sums)
     jitted: list[Any] = [jax.jit(program) for program in made]
     return Programs(RemoteRound(*jitted), sent, state, sums)

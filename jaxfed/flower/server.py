@@ -128,7 +128,7 @@ def run(grid: Grid, experiment: Experiment, timeout: float | None) -> None:
 
 
 def facts_of(experiment: Experiment, longest: int = 0) -> Facts:
-    """What the server tells the clients."""
+    """What a client must know, from the experiment of the server."""
     dataset = experiment.dealt.dataset
     return Facts(
         input_shape=list(experiment.input_shape),

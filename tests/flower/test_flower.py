@@ -2,6 +2,7 @@
 
 import functools
 import json
+import sys
 import tomllib
 
 import jax
@@ -368,3 +369,11 @@ def test_init_reads_flag_files_and_paths(tmp_path, monkeypatch):
     config = messages.read_settings(Context(1, 1, {}, RecordDict(), flatten_dict(settings)))
     assert (config.method, config.hyperparameters, config.rounds) == ('fedntd', {'beta': 3}, 7)
     assert project['project']['name'] == 'bung'
+
+
+def test_a_missing_flower_is_one_line(tmp_path, monkeypatch, capsys):
+    for name in ('jaxfed.flower.project', 'jaxfed.flower.server', 'jaxfed.flower.client'):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, 'flwr.app', None)
+    assert command.main(['init', str(tmp_path / 'new')]) == 2
+    assert "needs Flower: pip install 'jaxfed[flower]'" in capsys.readouterr().err

@@ -94,7 +94,7 @@ def test_an_interrupted_search_continues_as_if_it_had_not_stopped(
 
     inner, calls = study.tell_finished, []
 
-    def told(search, journal):
+    def record_then_stop(search, journal):
         """The process is killed after the second batch, before the study has its results."""
         calls.append(1)
         if len(calls) == 3:
@@ -102,7 +102,7 @@ def test_an_interrupted_search_continues_as_if_it_had_not_stopped(
         inner(search, journal)
 
     with monkeypatch.context() as patch:
-        patch.setattr(study, 'tell_finished', told)
+        patch.setattr(study, 'tell_finished', record_then_stop)
         assert command(*flags, '--output=b') == 130
     with (tmp_path / 'b' / 'study.journal').open('a') as file:
         file.write('{"op_code": 5, "wor')  # a part of a line
