@@ -70,8 +70,8 @@ def make_shift(kind: FeatureShift, strength: float | None, num_clients: int) -> 
 
     Reference:
       Rotated clients as in Ghosh et al., An Efficient Framework for Clustered Federated Learning,
-      NeurIPS 2020; brightness and blur as corruptions in Hendrycks and Dietterich, Benchmarking Neural Network Robustness to Common
-      Corruptions and Perturbations, ICLR 2019.
+      NeurIPS 2020; brightness and blur as in Hendrycks and Dietterich, Benchmarking Neural Network
+      Robustness to Common Corruptions and Perturbations, ICLR 2019.
     """
     if kind == 'none':
         return None
