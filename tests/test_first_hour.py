@@ -140,7 +140,7 @@ def test_the_time_estimate_follows_from_one_round():
     settings = jaxfed.Config(rounds=10, eval_every=3, local_eval_every=4)
     timed = dry_run.Timed(training=2.0, steps=10, evaluation=1.0, local_evaluation=5.0)
     # 1000 steps of .2 s, 4 evaluations, 3 of local models.
-    assert dry_run.estimate(settings, timed, 1000) == '0:03:39'
+    assert dry_run.estimate(settings, timed, 1000) == 219
 
 
 def test_dry_run_lists_the_used_convolutions():

@@ -1,33 +1,24 @@
 """Compare methods over skews and seeds: python -m experiments.benchmark --suite=small.
 
 Every method has the same number of trials, judged on held-out training data. The chosen trial is
-trained on all training data and tested once, for every seed. Finished runs are skipped, and several
-processes may work on one suite. Flags after -- apply to every run.
+trained on all training data and tested once, for every seed. One data set and skew is finished
+after another. Finished runs are skipped, also those of an earlier benchmark.csv whose work
+directories are gone, and several processes may work on one suite. Flags after -- apply to every
+run.
 """
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from absl import flags
 
-from experiments.benchmark.page import render
-from experiments.benchmark.results import as_csv, read_rows
-from experiments.benchmark.suite import (
-    Place,
-    Suite,
-    choose,
-    names,
-    places,
-    read_suite,
-    select,
-    test_cells,
-    tuning_cells,
-)
-from experiments.benchmarks import reporting
+from experiments.benchmark.page import PAGE, render
+from experiments.benchmark.plan import in_words, plan
+from experiments.benchmark.records import as_csv
+from experiments.benchmark.results import make_rows
+from experiments.benchmark.suite import names, read_suite, select
+from experiments.benchmark.work import CSV, Work, begin, train
 from experiments.grid import command
-from experiments.grid.runner import Cell
-from jaxfed.internal import console
 
 
 def define(values: flags.FlagValues) -> None:
@@ -44,28 +35,6 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_bool(
         'report_only', False, 'write what is finished, train nothing', flag_values=values
     )
-
-
-def train(suite: Suite, output: Path, run_flags: Sequence[str], *, together: int) -> int:
-    """Tune every method, then test the chosen trials; the number of failed runs."""
-    every = places(suite)
-    trials = [cell for place in every for cell in tuning_cells(suite, place, output, run_flags)]
-    command.say(f'tuning: {console.counted(len(trials), "run")}')
-    failed = command.train(trials, output, together=together)
-    tests = [cell for cells in chosen_cells(suite, output, run_flags).values() for cell in cells]
-    command.say(f'tests: {console.counted(len(tests), "run")}')
-    failed |= command.train(tests, output, together=together) if tests else {}
-    return len(failed)
-
-
-def chosen_cells(suite: Suite, output: Path, run_flags: Sequence[str]) -> dict[Place, list[Cell]]:
-    """The test runs of the methods whose trials are all finished."""
-    found = {}
-    for place in places(suite):
-        trial = choose(tuning_cells(suite, place, output, run_flags))
-        if trial is not None:
-            found[place] = test_cells(suite, place, trial, output, run_flags)
-    return found
 
 
 @command.guarded
@@ -88,34 +57,29 @@ def main(arguments: Sequence[str]) -> int:
     )
     if values['seeds'] is not None:
         suite = suite._replace(seeds=values['seeds'])
-    output = command.check_output(values['output']) / suite.name
-    run_flags = parsed.run_flags
-    if values['dry_run']:
-        for place in places(suite):
-            command.show_cells(tuning_cells(suite, place, output, run_flags))
-        return 0
+    work = begin(suite, command.check_output(values['output']) / suite.name, parsed.run_flags)
     failed = 0
     if not values['report_only']:
         command.use_machine()
-        failed = train(suite, output, run_flags, together=values['together'])
-    write(suite, output, run_flags)
+        if values['dry_run']:
+            command.say(in_words(plan(work)))
+            return 0
+        work, failed = train(work, together=values['together'])
+    write(work)
     return 1 if failed else 0
 
 
-def write(suite: Suite, output: Path, run_flags: Sequence[str]) -> None:
+def write(work: Work) -> None:
     """Write the page and the CSV of what is finished."""
-    tests = chosen_cells(suite, output, run_flags)
-    tuning = {place: tuning_cells(suite, place, output, run_flags) for place in tests}
-    rows = [row for row in read_rows(tests, tuning) if row.runs]
-    asked = len(places(suite)) * suite.seeds
+    tests = work.tests
+    trials = {place: work.trials[place] for place in tests}
+    rows = [row for row in make_rows(tests, trials, work.finished) if row.runs]
+    asked = len(work.trials) * work.suite.seeds
     done = sum(len(row.runs) for row in rows)
     command.say(f'{done} of {asked} tests are done.')
-    if not rows:
-        return
-    machine = reporting.machine()
-    versions = ', '.join(f'{name} {value}' for name, value in machine.items())
-    page = render(suite, rows, asked=asked, versions=f'Written on: {versions}.')
-    command.write_all({output / 'benchmark.html': page, output / 'benchmark.csv': as_csv(rows)})
+    if rows:
+        page = render(work.suite, rows, asked=asked)
+        command.write_all({work.output / PAGE: page, work.output / CSV: as_csv(work.finished)})
 
 
 if __name__ == '__main__':

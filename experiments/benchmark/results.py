@@ -1,39 +1,19 @@
 """The numbers of a benchmark: every method on every data set and skew, over the seeds."""
 
-import csv
-import io
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from experiments.benchmark.records import Key, Record, key_of
 from experiments.benchmark.suite import Place
-from experiments.grid import runner
-from experiments.grid.runner import Cell, RecordedCell
-from experiments.grid.scores import accuracy
+from experiments.grid.runner import Cell
 from jaxfed.config import DEFAULTS, FIELDS, MAPPINGS
 from jaxfed.metrics.intervals import Interval, Paired, holm, mean_interval, paired
 
 BASELINE = 'fedavg'
 LEVEL = 0.05  # of the adjusted tests
-MIB = 2**20
-# Name -> what is measured, of a run.
-COLUMNS = {
-    'final': 'accuracy after the last round',
-    'moving': 'exponential moving average after the last round, weight 0.6 on the past',
-    'best': 'best accuracy over the evaluated rounds',
-    'quarter': 'accuracy after a quarter of the rounds',
-    'half': 'accuracy after half of the rounds',
-    'worst class': 'accuracy of the worst class after the last round',
-    'forgetting': 'mean over classes of the best earlier accuracy minus the last one',
-}
-COSTS = {
-    'MiB a client': 'sent and received by a client in a round',
-    'passes': 'forward passes in a local step beside that of the local model',
-    'MiB of memory': 'of the program on a device, divided by its experiments',
-    's a run': 'share of the time of the program',
-}
 
 
 class Row(NamedTuple):
@@ -42,7 +22,7 @@ class Row(NamedTuple):
     place: Place
     trial: tuple[str, ...]  # the chosen flags
     trials: dict[tuple[str, ...], float | None]  # flags -> percent on held-out data
-    runs: dict[int, RecordedCell]  # seed -> finished run
+    runs: dict[int, Record]  # seed -> finished run
     asked: int  # seeds
     command: str
 
@@ -54,16 +34,15 @@ class Row(NamedTuple):
     @property
     def failed(self) -> int:
         """Runs that diverged."""
-        return sum(run.summary['failed'] for run in self.runs.values())
+        return sum(run.diverged for run in self.runs.values())
 
     def values(self, column: str) -> dict[int, float]:
         """Seed -> percent, of the runs that did not diverge."""
-        found = {
-            seed: measure(run, column)
+        return {
+            seed: run.numbers[column]
             for seed, run in self.runs.items()
-            if not run.summary['failed']
+            if column in run.numbers and not run.diverged
         }
-        return {seed: value for seed, value in found.items() if value is not None}
 
     def interval(self, column: str) -> Interval | None:
         """Mean and interval over the seeds."""
@@ -85,54 +64,27 @@ class Verdict(NamedTuple):
         return 1 if self.paired.difference.mean > 0 else -1
 
 
-def measure(run: RecordedCell, column: str) -> float | None:
-    """A number of `COLUMNS` in percent, None if the run did not record it."""
-    entries = [entry for entry in run.metrics if entry.get('test_accuracy') is not None]
-    if column in ('final', 'moving', 'best'):
-        return accuracy(run, column)
-    if column in ('quarter', 'half'):
-        last = run.config['rounds'] / {'quarter': 4, 'half': 2}[column]
-        seen = [entry['test_accuracy'] for entry in entries if entry['round'] <= last]
-        return 100 * seen[-1] if seen else None
-    if column == 'worst class':
-        return 100 * min(entries[-1]['class_accuracy']) if entries else None
-    values = [e['forgetting'] for e in run.metrics if e.get('forgetting') is not None]
-    return 100 * values[-1] if values else None
-
-
-def cost(run: RecordedCell) -> dict[str, float]:
-    """The numbers of `COSTS` of a run."""
-    costs, summary = run.summary['cost'], run.summary
-    return {
-        'MiB a client': (costs['upload_bytes'] + costs['download_bytes']) / MIB,
-        'passes': costs['forward_passes'],
-        'MiB of memory': summary['memory_bytes'] / MIB / summary['experiments'],
-        's a run': summary['seconds_total'],
-    }
-
-
-def read_rows(
-    tests: Mapping[Place, Sequence[Cell]], tuning: Mapping[Place, Sequence[Cell]]
+def make_rows(
+    tests: Mapping[Place, Sequence[Cell]],
+    tuning: Mapping[Place, Sequence[Cell]],
+    finished: Mapping[Key, Record],
 ) -> list[Row]:
-    """Read the finished runs of a benchmark.
+    """Collect the finished runs of each place.
 
     Args:
       tests: the runs of the chosen trials, from `chosen_cells`.
       tuning: the runs of all trials, of the same places.
+      finished: all finished runs.
 
     Returns:
       A row for each place.
-
-    Raises:
-      ValueError: if a run cannot be read.
     """
     rows = []
     for place, cells in tests.items():
-        trials: dict[tuple[str, ...], float | None] = {}
-        for cell in tuning[place]:
-            run = runner.read(cell)
-            trials[cell.variant] = None if run.summary['failed'] else accuracy(run, 'final')
-        runs = {cell.seed: runner.read(cell) for cell in cells if runner.is_done(cell)}
+        trials = {
+            cell.variant: finished[key_of(cell)].numbers.get('final') for cell in tuning[place]
+        }
+        runs = {cell.seed: finished[key_of(cell)] for cell in cells if key_of(cell) in finished}
         rows.append(Row(place, cells[0].variant, trials, runs, len(cells), command_of(cells)))
     return rows
 
@@ -200,17 +152,3 @@ def matrix(rows: Sequence[Row]) -> tuple[list[str], np.ndarray]:
         for table in by_table.values()
     ]
     return complete, np.array(means)
-
-
-def as_csv(rows: Sequence[Row]) -> str:
-    """A line for each run, numbers unrounded."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator='\n')
-    writer.writerow(['dataset', 'skew', 'method', 'trial', 'seed', 'diverged', *COLUMNS, *COSTS])
-    for row in rows:
-        for seed, run in sorted(row.runs.items()):
-            numbers: list[Any] = [row.values(column).get(seed, '') for column in COLUMNS]
-            costs = cost(run).values()
-            diverged = int(bool(run.summary['failed']))
-            writer.writerow([*row.place, ' '.join(row.trial), seed, diverged, *numbers, *costs])
-    return file.getvalue()

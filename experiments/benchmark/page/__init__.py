@@ -10,13 +10,11 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from scipy import stats
 
+from experiments.benchmark.records import COLUMNS, COSTS
 from experiments.benchmark.results import (
     BASELINE,
-    COLUMNS,
-    COSTS,
     LEVEL,
     Row,
-    cost,
     matrix,
     tables,
     verdicts,
@@ -25,17 +23,17 @@ from experiments.benchmark.suite import Place, Suite
 from jaxfed.metrics.intervals import Interval
 from jaxfed.recording.style import style
 
+PAGE = 'benchmark.html'
 LEAST_BLOCKS, LEAST_METHODS = 4, 3  # for the ranks
 
 
-def render(suite: Suite, rows: Sequence[Row], *, asked: int, versions: str) -> str:
+def render(suite: Suite, rows: Sequence[Row], *, asked: int) -> str:
     """Render the page of a benchmark.
 
     Args:
       suite: the suite.
       rows: its finished methods, at least one.
       asked: all runs of the chosen trials.
-      versions: of the packages, and the device.
     """
     pages = Environment(
         loader=PackageLoader('experiments.benchmark', 'page'), autoescape=True,
@@ -61,7 +59,7 @@ def render(suite: Suite, rows: Sequence[Row], *, asked: int, versions: str) -> s
         bytes=Markup(picture(lambda: draw_bytes(rows))),
         sensitivity=Markup(picture(lambda: draw_sensitivity(rows))),
         budget=len(next(iter(suite.trials.values()))),
-        versions=versions,
+        machines=machines(rows),
     )
 
 
@@ -81,6 +79,12 @@ def answers(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def machines(rows: Sequence[Row]) -> list[str]:
+    """The devices and versions that the runs were made with."""
+    made = [run for row in rows for run in row.runs.values()]
+    return sorted({f'{run.machine}; {run.versions}' for run in made})
+
+
 def anchor(place: Place) -> str:
     """The anchor of a method's command."""
     return '-'.join(place).replace('.', '_')
@@ -96,10 +100,7 @@ def shown(interval: Interval | None, sign: str = '') -> str:
 
 def mean_cost(row: Row) -> list[str]:
     """The means of `COSTS`."""
-    costs = [cost(run) for run in row.runs.values()]
-    if not costs:
-        return ['–'] * len(COSTS)
-    return [f'{np.mean([one[name] for one in costs]):.3g}' for name in COSTS]
+    return [f'{np.mean([run.numbers[name] for run in row.runs.values()]):.3g}' for name in COSTS]
 
 
 def ranks(rows: Sequence[Row]) -> str:
@@ -150,7 +151,7 @@ def draw_bytes(rows: Sequence[Row]) -> Figure:
             interval = row.interval('final')
             if interval is None:
                 continue
-            size = np.mean([cost(run)['MiB a client'] for run in row.runs.values()])
+            size = np.mean([run.numbers['MiB a client'] for run in row.runs.values()])
             colour = 'C1' if row.place.method == BASELINE else 'C0'
             ax.errorbar(size, interval.mean, interval.half or 0, fmt='o', ms=3, color=colour)
         ax.set_xlabel('MiB a client and round', fontsize=7)

@@ -2,12 +2,15 @@
 
 import csv
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 
-from experiments.benchmark import page, results, suite
+from experiments.benchmark import page, plan, records, results, suite, work
 from experiments.benchmark.__main__ import main
 from experiments.grid import runner
+from jaxfed.runs import config_flags
 
 TOY = """
 title = 'Toy'
@@ -47,6 +50,8 @@ def output(toy, tmp_path_factory):
 def test_the_better_trial_is_chosen_and_tested_with_all_seeds(output):
     with (output / 'toy' / 'benchmark.csv').open() as file:
         lines = list(csv.DictReader(file))
+    assert len(lines) == 4 * 3 * (2 + 2)
+    lines = [line for line in lines if line['stage'] == 'runs']
     assert len(lines) == 4 * 3 * 2
     assert {line['seed'] for line in lines} == {'0', '1'}
     assert all('learning_rate=.03' in line['trial'] for line in lines)
@@ -74,8 +79,35 @@ def test_the_page_loads_nothing_and_has_all_parts(output):
 @pytest.mark.slow
 def test_finished_runs_are_skipped(output, toy, monkeypatch, capsys):
     monkeypatch.setattr(runner.runner, 'run_groups', None)  # nothing trains
-    assert main([f'--suite={toy}', f'--output={output}']) == 0
+    command = [f'--suite={toy}', f'--output={output}']
+    before = (output / 'toy' / 'benchmark.csv').read_text()
+    assert main(command) == 0
     assert '24 of 24 tests are done.' in capsys.readouterr().out
+    # The CSV is enough, but only for runs of the same settings.
+    for name in ('runs', 'tuning'):
+        shutil.move(output / 'toy' / name, output / name)
+    try:
+        assert main(command) == 0
+        assert (output / 'toy' / 'benchmark.csv').read_text() == before
+        assert main([*command, '--rounds=2']) == 2
+        assert 'holds a run with other settings' in capsys.readouterr().err
+        # A part of the suite keeps the rest of the file.
+        assert main([*command, '--methods=fedavg,fedlmd']) == 0
+        assert (output / 'toy' / 'benchmark.csv').read_text() == before
+    finally:
+        for name in ('runs', 'tuning'):
+            shutil.move(output / name, output / 'toy' / name)
+
+
+@pytest.mark.slow
+def test_the_plan_counts_what_is_left(output, toy, capsys, tmp_path):
+    command = [f'--suite={toy}', '--dry_run', '--methods=fedlmd', f'--output={tmp_path}']
+    assert main(command) == 0
+    # Four skews with two trials and two seeds.
+    assert '16 runs to train, about' in capsys.readouterr().out
+    assert not list(tmp_path.rglob('summary.json'))
+    left = work.begin(suite.read_suite(str(toy)), output / 'toy', [])
+    assert plan.plan(left) == []
 
 
 @pytest.mark.parametrize('name', ['small', 'cpu', 'gpu'])
@@ -88,45 +120,45 @@ def test_suites_have_equal_budgets_and_valid_flags(name, tmp_path):
     assert 'fedavg' in read.trials
 
 
-def test_trials_are_chosen_by_held_out_data(tmp_path, monkeypatch):
+def test_trials_are_chosen_by_held_out_data(tmp_path):
     read = suite.read_suite('small')
     place = next(iter(suite.places(read)))
     cells = suite.tuning_cells(read, place, tmp_path, [])
-    monkeypatch.setattr(runner, 'is_done', lambda cell: True)
-
-    def recorded(*accuracies, on='validation'):
-        runs = {
-            cell.folder: runner.RecordedCell(
-                {}, {'evaluated_on': on, 'failed': a is None, 'final_accuracy': a}, []
-            )
+    for accuracies, best in (((0.4, 0.5), 1), ((0.5, 0.5), 0), ((None, 0.1), 1), ((None, None), 0)):
+        found = {
+            records.key_of(cell): records.record_of(cell, made_run(a, on='validation'))
             for cell, a in zip(cells, accuracies, strict=True)
         }
-        monkeypatch.setattr(runner, 'read', lambda cell: runs[cell.folder])
-
-    for accuracies, best in (((0.4, 0.5), 1), ((0.5, 0.5), 0), ((None, 0.1), 1), ((None, None), 0)):
-        recorded(*accuracies)
-        assert suite.choose(cells) == cells[best].variant
-    recorded(0.4, 0.5, on='test')
-    with pytest.raises(ValueError, match='was evaluated on test data'):
-        suite.choose(cells)
-    monkeypatch.setattr(runner, 'is_done', lambda cell: cell is cells[0])
-    assert suite.choose(cells) is None
+        assert suite.choose(cells, found) == cells[best].variant
+    found.popitem()
+    assert suite.choose(cells, found) is None
+    with pytest.raises(ValueError, match='was evaluated on test data; move it away'):
+        records.record_of(cells[0], made_run(0.5))
 
 
-def made_row(method, accuracies, skew='iid'):
+def made_run(final, *, on='test'):
     metrics = [
         {'round': r, 'test_accuracy': a, 'class_accuracy': [a, a / 2], 'forgetting': 0.25}
         for r, a in ((2, 0.1), (4, 0.2))
     ]
-    runs = {}
-    for seed, final in enumerate(accuracies):
-        last = {**metrics[0], 'round': 8, 'test_accuracy': final, 'class_accuracy': [final, 0.3]}
-        costs = {'upload_bytes': 2**20, 'download_bytes': 2**20, 'forward_passes': 1}
-        summary = {
-            'failed': final is None, 'final_accuracy': final, 'best_accuracy': final, 'cost': costs,
-            'memory_bytes': 2**21, 'experiments': 2, 'seconds_total': 3.0,
-        }  # fmt: skip
-        runs[seed] = runner.RecordedCell({'rounds': 8}, summary, [*metrics, last])
+    last = {**metrics[0], 'round': 8, 'test_accuracy': final, 'class_accuracy': [final, 0.3]}
+    costs = {'upload_bytes': 2**20, 'download_bytes': 2**20, 'forward_passes': 1}
+    summary = {
+        'failed': final is None, 'final_accuracy': final, 'best_accuracy': final, 'cost': costs,
+        'memory_bytes': 2**21, 'experiments': 2, 'seconds_total': 3.0, 'evaluated_on': on,
+    }  # fmt: skip
+    config = {
+        'rounds': 8,
+        'device': {'platform': 'cpu', 'kind': 'cpu', 'count': 1, 'cpu_cores': 2},
+        'versions': {'python': '3.11', 'jaxfed': '1', 'jax': '0.10', 'flax': '0.12'},
+    }
+    return runner.RecordedCell(config, summary, [*metrics, last])
+
+
+def made_row(method, accuracies, skew='iid'):
+    read = suite.read_suite('small')
+    cell = suite.test_cells(read, next(iter(suite.places(read))), (), Path('output'), [])[0]
+    runs = {seed: records.record_of(cell, made_run(a)) for seed, a in enumerate(accuracies)}
     place = suite.Place('digits', skew, method)
     return results.Row(place, ('--mu=1',), {('--mu=1',): 50.0}, runs, 3, 'python -m jaxfed')
 
@@ -138,8 +170,30 @@ def test_numbers_of_a_run():
     assert row.values('worst class')[2] == pytest.approx(30.0)
     assert row.values('forgetting')[0] == 25.0
     assert row.interval('final').mean == pytest.approx(60.0)
-    assert results.cost(row.runs[0])['MiB a client'] == 2
-    assert results.cost(row.runs[0])['MiB of memory'] == 1
+    assert row.runs[0].numbers['MiB a client'] == 2
+    assert row.runs[0].numbers['MiB of memory'] == 1
+    assert row.runs[0].machine == 'CPU, 2 cores'
+
+
+def test_the_csv_holds_all_numbers(tmp_path):
+    row = made_row('fedlmd', [0.5, None])
+    keys = [records.Key('runs', 'digits', 'iid', 'fedlmd', '--mu=1 --lam=2', s) for s in (0, 1)]
+    found = dict(zip(keys, row.runs.values(), strict=True))
+    path = tmp_path / 'benchmark.csv'
+    assert records.read_csv(path) == {}
+    path.write_text(records.as_csv(found))
+    assert records.read_csv(path) == found
+    path.write_text(path.read_text().replace('True', 'maybe'))
+    with pytest.raises(ValueError, match=r'cannot be read \(diverged is maybe\); move it away'):
+        records.read_csv(path)
+
+
+def test_a_digest_is_of_the_settings_that_matter():
+    config = config_flags.parse(['--seed=1'])
+    for flags, same in ((['--devices=1'], True), (['--mu=.3', '--method=fedprox'], False)):
+        assert (
+            records.digest(config_flags.parse(['--seed=1', *flags])) == records.digest(config)
+        ) is same
 
 
 def test_verdicts_are_against_fedavg_of_the_same_table():

@@ -1,0 +1,75 @@
+"""The plan of a benchmark: the time and memory of its unfinished runs, before any training."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from experiments.benchmark.work import Work, unfinished
+from experiments.grid.runner import Cell
+from jaxfed.internal import console
+from jaxfed.runs.dry_run import estimate, time_round
+from jaxfed.runs.experiment import make_experiment, total_steps
+from jaxfed.runs.memory import size_in_words
+from jaxfed.runs.prepare import prepare
+
+
+class Planned(NamedTuple):
+    """The unfinished runs of a method on a data set."""
+
+    dataset: str
+    method: str
+    runs: int
+    seconds: float  # of one run, from one round of the first
+    compile_seconds: float
+    memory: float  # bytes on a device, of one run
+
+
+def plan(work: Work) -> list[Planned]:
+    """Time one round of every method on every data set; writes nothing.
+
+    Args:
+      work: the benchmark.
+
+    Returns:
+      An entry for each data set and method with unfinished runs.
+
+    Raises:
+      ValueError: for invalid settings or data.
+      OSError: if data cannot be read.
+    """
+    left: dict[tuple[str, str], list[Cell]] = {}
+    tests = work.tests
+    for place, trials in work.trials.items():
+        # The runs of a trial that is not chosen yet cost what the first trial costs.
+        seeds = tests.get(place, [trials[0]] * work.suite.seeds)
+        cells = [*unfinished(trials, work), *unfinished(seeds, work)]
+        left.setdefault((place.dataset, place.method), []).extend(cells)
+    with console.status('timing one round of each', quiet=False):
+        return [_time(*key, cells[0], len(cells)) for key, cells in left.items() if cells]
+
+
+def in_words(planned: Sequence[Planned]) -> str:
+    """A table and a summary of a plan, as text."""
+    lines = [f'{"data set":12} {"method":16} {"runs":>5} {"s a run":>8} {"hours":>6} {"memory":>9}']
+    for one in planned:
+        lines.append(
+            f'{one.dataset:12} {one.method:16} {one.runs:5} {one.seconds:8.3g} '
+            f'{one.runs * one.seconds / 3600:6.2f} {size_in_words(one.memory):>9}'
+        )
+    runs = sum(one.runs for one in planned)
+    seconds = sum(one.runs * one.seconds for one in planned)
+    compiling = sum(one.compile_seconds for one in planned)
+    lines.append(
+        f'{console.counted(runs, "run")} to train, about {console.time_in_words(seconds)} and '
+        f'{console.time_in_words(compiling)} of compilation a skew and stage; memory is that of '
+        'one experiment of a program'
+    )
+    return '\n'.join(lines)
+
+
+def _time(dataset: str, method: str, cell: Cell, runs: int) -> Planned:
+    experiment = make_experiment(dataclasses.replace(cell.config, workdir=None))
+    prepared = prepare([experiment])
+    steps = total_steps(experiment, cell.config.rounds)
+    seconds = estimate(cell.config, time_round(experiment, prepared), steps)
+    return Planned(dataset, method, runs, seconds, prepared.compile_seconds, prepared.needed)

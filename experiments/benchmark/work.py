@@ -1,0 +1,78 @@
+"""A benchmark on disk: what is finished, and training the rest."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from experiments.benchmark.records import Key, Record, finished, key_of, read_csv
+from experiments.benchmark.suite import Place, Suite, choose, places, test_cells, tuning_cells
+from experiments.grid import command
+from experiments.grid.runner import Cell
+
+CSV = 'benchmark.csv'
+
+
+class Work(NamedTuple):
+    """A suite on disk."""
+
+    suite: Suite
+    output: Path  # folder of all runs
+    flags: Sequence[str]  # of all runs
+    trials: Mapping[Place, Sequence[Cell]]
+    finished: dict[Key, Record]
+
+    @property
+    def tests(self) -> dict[Place, list[Cell]]:
+        """The test runs of the places whose trials are all finished."""
+        chosen = {place: choose(cells, self.finished) for place, cells in self.trials.items()}
+        return {
+            place: test_cells(self.suite, place, trial, self.output, self.flags)
+            for place, trial in chosen.items()
+            if trial is not None
+        }
+
+    def at(self, dataset: str, skew: str) -> Self:
+        """The part of one table."""
+        here = [place for place in self.trials if place[:2] == (dataset, skew)]
+        return self._replace(trials={place: self.trials[place] for place in here})
+
+
+def begin(suite: Suite, output: Path, run_flags: Sequence[str]) -> Work:
+    """Read what is finished; errors as of `records.finished`."""
+    trials = {place: tuning_cells(suite, place, output, run_flags) for place in places(suite)}
+    work = Work(suite, output, run_flags, trials, read_csv(output / CSV))
+    return look(work)
+
+
+def look(work: Work) -> Work:
+    """Add the runs whose work directories are finished now."""
+    work = work._replace(finished=work.finished | finished(flat(work.trials), work.finished))
+    return work._replace(finished=work.finished | finished(flat(work.tests), work.finished))
+
+
+def flat(cells: Mapping[Place, Sequence[Cell]]) -> list[Cell]:
+    """The cells of all places."""
+    return [cell for group in cells.values() for cell in group]
+
+
+def unfinished(cells: Iterable[Cell], work: Work) -> list[Cell]:
+    """The cells that have to be trained."""
+    return [cell for cell in cells if key_of(cell) not in work.finished]
+
+
+def train(work: Work, *, together: int) -> tuple[Work, int]:
+    """Tune and test the methods of one table after another.
+
+    Returns:
+      What is finished, and the number of failed runs.
+    """
+    failed = 0
+    for dataset, skew in dict.fromkeys((place.dataset, place.skew) for place in work.trials):
+        part = work.at(dataset, skew)
+        for stage in ('tuning', 'tests'):
+            left = unfinished(flat(part.trials if stage == 'tuning' else part.tests), part)
+            if left:
+                command.say(f'{dataset}, {skew}, {stage}:')
+                failed += len(command.train(left, work.output, together=together))
+                part = look(part)
+    return look(work), failed
