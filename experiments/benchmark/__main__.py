@@ -8,10 +8,12 @@ run.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from absl import flags
 
+from experiments.benchmark.advice import advice, put
 from experiments.benchmark.page import PAGE, render
 from experiments.benchmark.plan import in_words, plan
 from experiments.benchmark.records import as_csv
@@ -32,6 +34,12 @@ def define(values: flags.FlagValues) -> None:
     )
     for name in ('datasets', 'skews', 'methods'):
         flags.DEFINE_list(name, None, f'some of the {name} of the suite [all]', flag_values=values)
+    flags.DEFINE_list(
+        'update',
+        [],
+        'Markdown files whose section of this suite, between marks, is replaced by the answer',
+        flag_values=values,
+    )
     flags.DEFINE_bool(
         'report_only', False, 'write what is finished, train nothing', flag_values=values
     )
@@ -58,6 +66,9 @@ def main(arguments: Sequence[str]) -> int:
     if values['seeds'] is not None:
         suite = suite._replace(seeds=values['seeds'])
     work = begin(suite, command.check_output(values['output']) / suite.name, parsed.run_flags)
+    updated = [Path(path) for path in values['update']]
+    for path in updated:
+        put('', suite.name, path)  # an error before training
     failed = 0
     if not values['report_only']:
         command.use_machine()
@@ -65,12 +76,12 @@ def main(arguments: Sequence[str]) -> int:
             command.say(in_words(plan(work)))
             return 0
         work, failed = train(work, together=values['together'])
-    write(work)
+    write(work, updated)
     return 1 if failed else 0
 
 
-def write(work: Work) -> None:
-    """Write the page and the CSV of what is finished."""
+def write(work: Work, updated: Iterable[Path]) -> None:
+    """Write the page and the CSV of what is finished, and update Markdown files."""
     tests = work.tests
     trials = {place: work.trials[place] for place in tests}
     rows = [row for row in make_rows(tests, trials, work.finished) if row.runs]
@@ -79,7 +90,10 @@ def write(work: Work) -> None:
     command.say(f'{done} of {asked} tests are done.')
     if rows:
         page = render(work.suite, rows, asked=asked)
-        command.write_all({work.output / PAGE: page, work.output / CSV: as_csv(work.finished)})
+        text = advice(work.suite, rows, asked=asked)
+        sections = {path: put(text, work.suite.name, path) for path in updated}
+        files = {work.output / PAGE: page, work.output / CSV: as_csv(work.finished)}
+        command.write_all({**files, **sections})
 
 
 if __name__ == '__main__':

@@ -38,11 +38,11 @@ def plan(work: Work) -> list[Planned]:
       OSError: if data cannot be read.
     """
     left: dict[tuple[str, str], list[Cell]] = {}
-    tests = work.tests
+    suite, tests = work.suite, work.tests
     for place, trials in work.trials.items():
         # The runs of a trial that is not chosen yet cost what the first trial costs.
-        seeds = tests.get(place, [trials[0]] * work.suite.seeds)
-        cells = [*unfinished(trials, work), *unfinished(seeds, work)]
+        seeds = unfinished(tests[place], work) if place in tests else [trials[0]] * suite.seeds
+        cells = [*unfinished(trials, work), *seeds]
         left.setdefault((place.dataset, place.method), []).extend(cells)
     with console.status('timing one round of each', quiet=False):
         return [_time(*key, cells[0], len(cells)) for key, cells in left.items() if cells]

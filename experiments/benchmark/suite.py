@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.benchmark.records import Key, Record, key_of
+from experiments.benchmark.records import COLUMNS, Key, Record, key_of
 from experiments.grid import runner
 from experiments.grid.runner import Cell, GridRow
 from jaxfed.internal.type_checks import suggestion
 
 SUITES = Path(__file__).with_name('suites')
 KEYS = ('title', 'seeds', 'validation', 'flags', 'datasets', 'skews', 'trials')
+REPLAYED = ('source', 'score', 'published')  # optional
 TUNING_SEED = 0  # the trials of a method are compared with one seed
 
 
@@ -26,6 +27,10 @@ class Suite(NamedTuple):
     datasets: Mapping[str, tuple[str, ...]]  # name -> flags
     skews: Mapping[str, tuple[str, ...]]
     trials: Mapping[str, tuple[tuple[str, ...], ...]]  # method -> flags of each trial
+    # Of a suite that replays another benchmark:
+    source: str = ''  # its reference, and how the protocol differs
+    score: str = 'final'  # what it reports, one of `records.COLUMNS`
+    published: Mapping[str, Mapping[str, str]] = {}  # 'DATASET/SKEW' -> method -> percent
 
 
 class Place(NamedTuple):
@@ -61,8 +66,12 @@ def read_suite(name: str) -> Suite:
         values = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f'--suite={name} cannot be read: {error}.') from error
-    if set(values) != set(KEYS):
+    if set(values) - set(REPLAYED) != set(KEYS):
         raise ValueError(f'--suite={name} must have {", ".join(KEYS)}, got {", ".join(values)}.')
+    if values.get('score', 'final') not in COLUMNS:
+        raise ValueError(
+            f'--suite={name}: score must be one of {", ".join(COLUMNS)}, got {values["score"]}.'
+        )
     trials = {
         method: tuple(_flags(text.split()) for text in texts)
         for method, texts in values['trials'].items()
@@ -83,6 +92,7 @@ def read_suite(name: str) -> Suite:
         {key: _flags(flags) for key, flags in values['datasets'].items()},
         {key: _flags(flags) for key, flags in values['skews'].items()},
         trials,
+        **{key: values[key] for key in REPLAYED if key in values},
     )
 
 
@@ -122,7 +132,9 @@ def places(suite: Suite) -> list[Place]:
 
 
 def tuning_cells(suite: Suite, place: Place, output: Path, flags: Sequence[str]) -> list[Cell]:
-    """The runs of the trials of a method, judged on held-out training data."""
+    """The runs of the trials of a method, judged on held-out training data; none for one trial."""
+    if len(suite.trials[place.method]) == 1:
+        return []
     held_out = (*flags, f'--validation={suite.validation}')
     return [
         _cell(suite, place, trial, TUNING_SEED, output / 'tuning', held_out)
@@ -152,10 +164,18 @@ def _cell(
     )
 
 
-def choose(cells: Sequence[Cell], finished: Mapping[Key, Record]) -> tuple[str, ...] | None:
+def choose(
+    suite: Suite, place: Place, cells: Sequence[Cell], finished: Mapping[Key, Record]
+) -> tuple[str, ...] | None:
     """The flags of the trial with the best final accuracy on held-out data.
 
     The earlier trial wins a tie. A trial that diverged loses; if all did, the first is chosen.
+
+    Args:
+      suite: the suite.
+      place: the method.
+      cells: from `tuning_cells`.
+      finished: all finished runs.
 
     Returns:
       The flags, None if a trial is not finished.
@@ -163,4 +183,4 @@ def choose(cells: Sequence[Cell], finished: Mapping[Key, Record]) -> tuple[str, 
     if not all(key_of(cell) in finished for cell in cells):
         return None
     scores = [finished[key_of(cell)].numbers.get('final', -1.0) for cell in cells]
-    return cells[scores.index(max(scores))].variant
+    return suite.trials[place.method][scores.index(max(scores)) if cells else 0]

@@ -24,7 +24,10 @@ class Work(NamedTuple):
     @property
     def tests(self) -> dict[Place, list[Cell]]:
         """The test runs of the places whose trials are all finished."""
-        chosen = {place: choose(cells, self.finished) for place, cells in self.trials.items()}
+        chosen = {
+            place: choose(self.suite, place, cells, self.finished)
+            for place, cells in self.trials.items()
+        }
         return {
             place: test_cells(self.suite, place, trial, self.output, self.flags)
             for place, trial in chosen.items()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benchmark import page, plan, records, results, suite, work
+from experiments.benchmark import advice, page, plan, records, results, suite, work
 from experiments.benchmark.__main__ import main
 from experiments.grid import runner
 from jaxfed.runs import config_flags
@@ -77,6 +77,22 @@ def test_the_page_loads_nothing_and_has_all_parts(output):
 
 
 @pytest.mark.slow
+def test_a_section_of_a_file_is_updated(output, toy, tmp_path, capsys):
+    path = tmp_path / 'README.md'
+    command = [f'--suite={toy}', f'--output={output}', '--report_only', f'--update={path}']
+    path.write_text('before\n<!-- toy benchmark: begin -->\nold\n')
+    assert main(command) == 2
+    assert 'must have the lines <!-- toy benchmark: begin -->' in capsys.readouterr().err
+    path.write_text(path.read_text() + '<!-- toy benchmark: end -->\nafter\n')
+    assert main(command) == 0
+    assert main(command) == 0
+    text = path.read_text()
+    assert text.startswith('before\n<!-- toy benchmark: begin -->\nToy: test accuracy')
+    assert text.endswith('<!-- toy benchmark: end -->\nafter\n')
+    assert '| digits, dirichlet 5 |' in text and 'old' not in text
+
+
+@pytest.mark.slow
 def test_finished_runs_are_skipped(output, toy, monkeypatch, capsys):
     monkeypatch.setattr(runner.runner, 'run_groups', None)  # nothing trains
     command = [f'--suite={toy}', f'--output={output}']
@@ -110,12 +126,13 @@ def test_the_plan_counts_what_is_left(output, toy, capsys, tmp_path):
     assert plan.plan(left) == []
 
 
-@pytest.mark.parametrize('name', ['small', 'cpu', 'gpu'])
+@pytest.mark.parametrize('name', suite.names())
 def test_suites_have_equal_budgets_and_valid_flags(name, tmp_path):
     read = suite.read_suite(name)
     for place in suite.places(read):
         cells = suite.tuning_cells(read, place, tmp_path, [])
         assert len({cell.folder for cell in cells}) == len(cells)
+        assert suite.test_cells(read, place, read.trials[place.method][0], tmp_path, [])
         assert all(cell.config.validation == read.validation for cell in cells)
     assert 'fedavg' in read.trials
 
@@ -129,9 +146,9 @@ def test_trials_are_chosen_by_held_out_data(tmp_path):
             records.key_of(cell): records.record_of(cell, made_run(a, on='validation'))
             for cell, a in zip(cells, accuracies, strict=True)
         }
-        assert suite.choose(cells, found) == cells[best].variant
+        assert suite.choose(read, place, cells, found) == cells[best].variant
     found.popitem()
-    assert suite.choose(cells, found) is None
+    assert suite.choose(read, place, cells, found) is None
     with pytest.raises(ValueError, match='was evaluated on test data; move it away'):
         records.record_of(cells[0], made_run(0.5))
 
@@ -209,9 +226,41 @@ def test_verdicts_are_against_fedavg_of_the_same_table():
     assert [verdict.sign for verdict in judged] == [0, 1, 0, 0, 0]
     assert [verdict.rank for verdict in judged] == [2, 1, 2, None, 1]
     assert rows[3].failed == 1 and not rows[3].complete
+    text = advice.advice(suite.read_suite('small'), rows, asked=18)
+    assert (
+        '| digits, iid | 60.00 ± 24.84 | `fedlmd` +10.67 ± 1.43 | 1 / 1 / 0 |\n'
+        '| digits, other | – | none | 0 / 0 / 0 |\n'
+    ) in text
+    assert 'Nothing beats FedAvg beyond chance on: digits, other.' in text
+    assert '15 of 18 runs are finished.' in text
     texts = page.answers(rows)
     assert texts[0] == 'digits, iid: better than FedAvg beyond chance: fedlmd.'
     assert texts[1] == 'digits, other: not enough seeds to compare with FedAvg.'
+
+
+def test_published_numbers_are_of_places_in_the_suite():
+    read = suite.read_suite('niid_bench')
+    places = {(f'{place.dataset}/{place.skew}', place.method) for place in suite.places(read)}
+    published = {(table, m) for table, numbers in read.published.items() for m in numbers}
+    assert places == published
+
+
+@pytest.mark.slow
+def test_a_replayed_benchmark_is_not_tuned(tmp_path, capsys):
+    path = tmp_path / 'replay.toml'
+    kept = [line for line in TOY.splitlines() if 'dirichlet' not in line and 'fedlmd' not in line]
+    replay = [
+        "score = 'best'", "source = 'A paper <1>.'", *kept, "[published.'digits/iid']",
+        "fedprox = '12.3 ± 4.5'",
+    ]  # fmt: skip
+    text = '\n'.join(replay).replace(", 'learning_rate=1e-6'", '')
+    path.write_text(text.replace(", 'learning_rate=1e-6 mu=.1'", ''))
+    assert main([f'--suite={path}', f'--output={tmp_path}', '--seeds=1']) == 0
+    assert not (tmp_path / 'replay' / 'tuning').exists()
+    page_text = (tmp_path / 'replay' / 'benchmark.html').read_text()
+    for part in ('A paper &lt;1&gt;.', '12.3 ± 4.5', 'Nothing is tuned', 'jaxfed, best'):
+        assert part in page_text
+    assert 'Sensitivity' not in page_text
 
 
 @pytest.mark.parametrize(
@@ -230,6 +279,9 @@ def test_invalid_input_is_one_line(flags, message, capsys):
 
 def test_unequal_budgets_are_refused(toy, tmp_path):
     path = tmp_path / 'unfair.toml'
+    path.write_text(f"score = 'mean'\n{TOY}")
+    with pytest.raises(ValueError, match=r'score must be one of final, .*, got mean'):
+        suite.read_suite(str(path))
     path.write_text(TOY.replace(", 'learning_rate=1e-6']", ']'))
     with pytest.raises(ValueError, match='must have the same number of trials'):
         suite.read_suite(str(path))
