@@ -1,17 +1,19 @@
-"""Seconds a round of the same federated work: jaxfed, a plain PyTorch simulator, BlazeFL, Flower.
+"""Seconds a round of the same work: jaxfed, a PyTorch loop, BlazeFL, Flower, pfl-research.
 
 Every system trains the same network by federated averaging on the same images of equal clients: SGD
 without momentum, no augmentation, and evaluations on the same test images. The systems run one
 after another in separate processes, so that they share neither cores nor memory. The first round is
 not counted. The PyTorch loop trains client after client on all cores; BlazeFL and Flower train one
-client per core at a time in processes.
+client per core at a time in processes; pfl-research trains client after client on all cores.
 
 Tasks: `cifar10`, the FedNTD CNN, 10 clients, one local epoch, batches of 50. `blazefl`, the CNN
 benchmark of BlazeFL: LeNet, 100 clients that all train in each of 5 rounds, each with shards of
 two classes, 5 local epochs. `flute`, as the FEMNIST row of FLUTE: a CNN of two convolutions and two
 dense layers, 3400 clients of whom 10 train in a round, batches of 20, 62 classes, an evaluation
-every 50 rounds; FLUTE trains 1500. Only `cifar10` and `blazefl` read a dataset; images of `flute`
-are synthetic, as many for each client as FEMNIST has on average.
+every 50 rounds; FLUTE trains 1500. Its images are synthetic, as many for each client as FEMNIST has
+on average. `pfl`, the IID benchmark of pfl-research on CIFAR-10 with the FedNTD CNN: 1000 clients
+of whom 50 train in a round, batches of 10, an evaluation every 10 rounds; pfl-research trains 1500
+rounds, and its own network has two 3x3 convolutions and dropout.
 
 python -m experiments.benchmarks.alternatives --output=experiments/results/alternatives_cpu.json
 """
@@ -78,6 +80,20 @@ TASKS = {
         learning_rate=0.1,
         rounds=51,
         eval_every=50,
+        test_examples=10000,
+    ),
+    'pfl': Task(
+        model='cnn',
+        shape=(32, 32, 3),
+        classes=10,
+        clients=1000,
+        clients_per_round=50,
+        examples_per_client=50,
+        batch_size=10,
+        local_epochs=1,
+        learning_rate=0.1,
+        rounds=31,
+        eval_every=10,
         test_examples=10000,
     ),
 }
@@ -256,7 +272,7 @@ def describe_machine() -> dict[str, Any]:
     )
     result = subprocess.run([sys.executable, '-c', code], stdout=subprocess.PIPE, check=True)
     machine = json.loads(result.stdout.splitlines()[-1])
-    peers = {name: version(name) for name in ('blazefl', 'flwr') if reporting.has(name)}
+    peers = {name: version(name) for name in ('blazefl', 'flwr', 'pfl') if reporting.has(name)}
     return {**machine, **peers}
 
 

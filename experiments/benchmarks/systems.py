@@ -1,4 +1,5 @@
-"""The systems of `alternatives`, each run in its own process: jaxfed, PyTorch, BlazeFL and Flower.
+"""The systems of `alternatives`, each run in its own process: jaxfed, PyTorch, BlazeFL,
+Flower and pfl-research.
 
 jaxfed and torch are imported by the functions that need them: every module that a system's process
 imports counts as its memory.
@@ -206,6 +207,13 @@ def run_blazefl(work: Work) -> Rounds:
     return run(work)
 
 
+def run_pfl(work: Work) -> Rounds:
+    """Runs the work with pfl-research."""
+    from experiments.benchmarks.pfl_system import run
+
+    return run(work)
+
+
 SYSTEMS = {
     'jaxfed': System('jaxfed', run_jaxfed),
     'torch': System('PyTorch loop', run_torch, ('torch',), 'jaxfed[bench]'),
@@ -223,6 +231,7 @@ SYSTEMS = {
         "jaxfed[bench]' 'flwr[simulation]",
         processes=True,
     ),
+    'pfl': System('pfl-research', run_pfl, ('pfl', 'torch'), "jaxfed[bench]' 'pfl"),
 }
 
 
