@@ -5,12 +5,11 @@ import functools
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 from numpy.testing import assert_allclose
 
 import jaxfed
-from jaxfed.models import MODELS
 from jaxfed.runs import feed
+from tests.networks import tiny_networks
 
 pytestmark = pytest.mark.slow
 
@@ -30,16 +29,10 @@ OTHERS = {  # how the other experiment of the same program differs
 }
 
 
-class Tiny(nnx.Module):
-    """One hidden layer with batch normalisation if `normal`."""
-
-    def __init__(self, rngs, num_classes, normal=False):
-        self.hidden = nnx.Linear(64, 8, use_bias=not normal, rngs=rngs)
-        self.norm = nnx.BatchNorm(8, rngs=rngs) if normal else nnx.relu
-        self.classifier = nnx.Linear(8, num_classes, rngs=rngs)
-
-    def __call__(self, x):
-        return self.classifier(nnx.relu(self.norm(self.hidden(x.reshape(len(x), -1)))))
+@pytest.fixture(autouse=True)
+def networks():
+    with tiny_networks():
+        yield
 
 
 def settings_of(case):
@@ -70,8 +63,6 @@ def check_same(one, other):
 
 @pytest.mark.parametrize('case', CASES)
 def test_every_form_gives_the_same_result(case, cheap_runs, monkeypatch, stopped_before, tmp_path):
-    monkeypatch.setitem(MODELS, 'tiny', Tiny)
-    monkeypatch.setitem(MODELS, 'tiny_normal', functools.partial(Tiny, normal=True))
     common = settings_of(case)
 
     def config(form, **changes):
