@@ -1,7 +1,9 @@
 """Data and settings at the limits of what is valid, for every method."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,8 +23,8 @@ class Case(NamedTuple):
     """Data and settings, the changes of the common ones."""
 
     outcomes: tuple[str, ...]  # the kinds of `plain.Outcome` that any method may have
-    settings: dict[str, Any] = {}
-    data: dict[str, Any] = {}
+    settings: Mapping[str, Any] = MappingProxyType({})
+    data: Mapping[str, Any] = MappingProxyType({})
     text: str = ''  # in the error of a run that every method refuses
 
 

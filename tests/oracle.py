@@ -230,8 +230,10 @@ def run_round(
         uploads = upload if uploads is None else jax.tree.map(jnp.add, uploads, upload)
         update = jax.tree.map(lambda u, s, a=weights[slot]: u + a * s, update, sent)
     if method.combine:
-        updates = jax.tree.map(lambda *rows: jnp.stack(rows), *updates)
-        update = method.combine(CombineView(updates, weights, jnp.asarray(sizes > 0), info_of_round))
+        lost = clients_per_round - len(cohort)
+        rows = jax.tree.map(lambda *rows: padded(jnp.stack(rows), lost), *updates)
+        arrived = padded(jnp.asarray(sizes > 0), lost)
+        update = method.combine(CombineView(rows, padded(weights, lost), arrived, info_of_round))
     server_key = jax.random.fold_in(jax.random.fold_in(key, server.round), 0x73657276)
     update, server_state = method.merge(
         MergeView(update, params, global_stats, server_state, uploads, server_key, info_of_round)
@@ -245,6 +247,11 @@ def run_round(
         states,
         loss_sum / max(np.dot(epochs, sizes), 1),
     )
+
+
+def padded(rows, number):
+    """Rows with a number of zeros after them, for clients that are lost."""
+    return jnp.pad(rows, [(0, number)] + [(0, 0)] * (rows.ndim - 1))
 
 
 class Optimizer:

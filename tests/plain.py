@@ -52,13 +52,13 @@ def try_run(settings, dataset) -> Outcome:
             return Outcome('refused', one_line(error))
         except jaxfed.Diverged as error:
             result = error
-    return compare(settings, dataset, result)
+    return compare(config, dataset, result)
 
 
-def compare(settings, dataset, result) -> Outcome:
+def compare(config, dataset, result) -> Outcome:
     """Compares the result of a run, or the error of one that diverged, with the plain loop."""
     arrays = checked_arrays(dataset)
-    config = name_arrays(jaxfed.Config(**settings), arrays)
+    config = name_arrays(dataclasses.replace(config, workdir=None), arrays)
     server, _, recorded = oracle.run_experiment(make_experiment(config, None, arrays))
     if isinstance(result, jaxfed.Diverged):
         lost = [loss for pair in recorded for loss in pair if loss is not None]

@@ -27,7 +27,9 @@ def faster_compilation() -> None:
     """Halves the time of compiling, without optimizations; call it before JAX is used."""
     jax.config.update('jax_num_cpu_devices', 1)
     jax.config.update('jax_disable_most_optimizations', True)
-    os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_cpu_use_fusion_emitters=false'
+    os.environ['XLA_FLAGS'] = (
+        f'{os.environ.get("XLA_FLAGS", "")} --xla_cpu_use_fusion_emitters=false'
+    )
 
 
 def attempt(method: str, case: str, folder: str) -> dict[str, Any]:
