@@ -19,7 +19,7 @@ from jaxfed.runs.arrays import checked_arrays, name_arrays
 from jaxfed.runs.experiment import make_experiment
 from tests import extremes, plain
 
-GROUPS = 25  # that hypothesis draws from a seed
+GROUPS = 10  # that hypothesis draws from a seed
 
 
 def one_of(*values):

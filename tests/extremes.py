@@ -62,7 +62,7 @@ def scaled(factor):
     return lambda x: ((x.astype(np.float64) - 127.5) / 127.5 * factor).astype(np.float32)
 
 
-ANY = ('equal', 'refused')  # a method may need more clients or examples of a class
+ANY = ('equal', 'amplified', 'refused')  # a method may need more clients or examples of a class
 CASES = {
     'one example per client': Case(ANY, data={'n': 4}),
     'one class': Case(ANY, data={'classes': 1}),

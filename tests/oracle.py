@@ -32,8 +32,12 @@ from jaxfed.runs.seeds import seed_of
 from jaxfed.types import Batch, ClientInfo
 
 
-def run_experiment(experiment):
+def run_experiment(experiment, change=0.0):
     """An experiment from its first round to its last.
+
+    Args:
+      experiment: from `set_up`.
+      change: standard deviation of a relative change of the initial parameters.
 
     Returns:
       (server, clients' states [N, ...], [(train loss or None, test loss) of each round]).
@@ -42,6 +46,11 @@ def run_experiment(experiment):
     model, method = experiment.model, experiment.method
     to_input = functools.partial(normalise, mean=experiment.mean, std=experiment.std)
     server, of_client = initial_state(config, model, method)
+    if change:
+        rng = np.random.default_rng(0)
+        factors = jax.tree.map(lambda p: 1 + change * rng.normal(size=p.shape), server.params)
+        params = jax.tree.map(lambda p, f: p * f.astype(np.float32), server.params, factors)
+        server = server._replace(params=params)
     states = jax.tree.map(lambda s: jnp.stack([s] * config.num_clients), of_client)
     longest = max(map(len, dealt.partition))
     settings = local_settings(config, longest=longest, image_shape=experiment.input_shape)

@@ -18,14 +18,17 @@ from tests.networks import tiny_networks
 
 # Of the largest parameter, and of a loss. Both programs compute in float32, in another order.
 TOLERANCE = 1e-4
+# A difference is rounding if it is below this multiple of what other last bits change.
+AMPLIFIED = 30
 
 
 class Outcome(NamedTuple):
     """What became of a run."""
 
-    kind: str  # 'equal' to the plain loop, 'refused' or 'diverged' as the plain loop
+    # 'equal' to the plain loop, or up to 'amplified' rounding; 'refused'; 'diverged' as that does
+    kind: str
     line: str = ''  # of the error
-    deviation: float = 0.0  # from the plain loop, of `TOLERANCE`'s unit
+    deviation: float = 0.0  # from the plain loop, see `deviation`
 
 
 @contextlib.contextmanager
@@ -59,26 +62,40 @@ def compare(config, dataset, result) -> Outcome:
     """Compares the result of a run, or the error of one that diverged, with the plain loop."""
     arrays = checked_arrays(dataset)
     config = name_arrays(dataclasses.replace(config, workdir=None), arrays)
-    server, _, recorded = oracle.run_experiment(make_experiment(config, None, arrays))
+    experiment = make_experiment(config, None, arrays)
+    server, _, recorded = oracle.run_experiment(experiment)
     if isinstance(result, jaxfed.Diverged):
         lost = [loss for pair in recorded for loss in pair if loss is not None]
         assert not np.isfinite(lost).all(), f'only the engine diverged: {result}'
         return Outcome('diverged', one_line(result).partition('; training')[0])
-    pairs = [
-        *zip(jax.tree.leaves(result.params), jax.tree.leaves(server.params), strict=True),
-        *zip(jax.tree.leaves(result.stats), jax.tree.leaves(server.stats), strict=True),
-    ]
-    assert all(np.isfinite(leaf).all() for pair in pairs for leaf in pair)
+    models = (result.params, result.stats), (server.params, server.stats)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(models))
+    pairs = [(entry['train_loss'], entry['test_loss']) for entry in result.metrics]
+    found = deviation(models[0], pairs, models[1], recorded)
+    if found < TOLERANCE:
+        return Outcome('equal', deviation=found)
+    # Rounding changes the last bit of the parameters. Batch statistics of two examples, Adam with
+    # gradients near zero, and methods that round or choose updates can amplify that without limit.
+    other, _, changed = oracle.run_experiment(experiment, change=1e-7)
+    amplified = deviation((other.params, other.stats), changed, models[1], recorded)
+    assert found < AMPLIFIED * amplified, (
+        f'deviates from the plain loop by {found:.1e}, which deviates by {amplified:.1e} from '
+        'itself with other last bits'
+    )
+    return Outcome('amplified', deviation=found)
+
+
+def deviation(model, losses, other_model, other_losses):
+    """The largest difference of two runs: of parameters, of the largest; of losses, relative."""
+    pairs = [*zip(jax.tree.leaves(model), jax.tree.leaves(other_model), strict=True)]
     scale = max(np.abs(want).max() for _, want in pairs)
-    deviations = [np.abs(got - want).max() / scale for got, want in pairs]
-    for entry, (train_loss, test_loss) in zip(result.metrics, recorded, strict=True):
-        deviations.append(deviation(entry['train_loss'], train_loss))
-        deviations.append(deviation(entry['test_loss'], test_loss))
-    assert max(deviations) < TOLERANCE, f'deviates from the plain loop by {max(deviations):.1e}'
-    return Outcome('equal', deviation=float(max(deviations)))
+    found = [np.abs(got - want).max() / scale for got, want in pairs]
+    for one, other in zip(losses, other_losses, strict=True):
+        found += [loss_deviation(got, want) for got, want in zip(one, other, strict=True)]
+    return float(max(found))
 
 
-def deviation(got, want):
+def loss_deviation(got, want):
     """Of a recorded loss, which has six decimals."""
     if want is None:
         return 0.0 if got is None else np.inf

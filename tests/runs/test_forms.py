@@ -8,6 +8,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import jaxfed
+from jaxfed import methods
 from jaxfed.runs import feed
 from tests.networks import tiny_networks
 
@@ -18,6 +19,14 @@ CASES = [
     'quantize', 'topk', 'dp', 'fedbuff', 'fedlmd+ditto', 'moon+fedper+topk+dp',
     'fedlmd+quantize+fedbuff+fedavgm', 'sign_flip', 'gaussian', 'label_flip', 'clipped adam',
 ]  # fmt: skip
+COMBINED = {  # the other methods, together because compiling takes most of the time, with options
+    'fedprox+scaffold+fedcurv+fedlsd+fedadam': {'label_noise': 0.3},
+    'feddyn+fedrs+kd+mse+fedyogi': {'over_selection': 0.3},
+    'fednova+fedntd+fedgkd+label_smoothing+fedadagrad': {
+        'stragglers': 0.5, 'aggregation': 'uniform',
+    },
+    'fedlmd_tf+fedntd_tf+fedcad+fedssd': {'auxiliary_per_class': 2, 'validation': 0.1},
+}  # fmt: skip
 OTHERS = {  # how the other experiment of the same program differs
     'ditto': {'lam': 0.1},
     'apfl': {'alpha': 0.9},
@@ -47,7 +56,7 @@ def settings_of(case):
         extra = {'optimizer': 'adam', 'clip_norm': 1.0, 'accumulate_steps': 2}
         return common | extra | {'method': 'fedlmd', 'learning_rate': 0.005}
     model = 'tiny_normal' if case == 'fedbn' else 'tiny'
-    return common | {'method': case, 'model': model}
+    return common | {'method': case, 'model': model} | COMBINED.get(case, {})
 
 
 def check_same(one, other):
@@ -61,7 +70,7 @@ def check_same(one, other):
         assert one.summary[name] == pytest.approx(other.summary[name], abs=1e-6)
 
 
-@pytest.mark.parametrize('case', CASES)
+@pytest.mark.parametrize('case', [*CASES, *COMBINED])
 def test_every_form_gives_the_same_result(case, cheap_runs, monkeypatch, stopped_before, tmp_path):
     common = settings_of(case)
 
@@ -93,3 +102,8 @@ def test_every_form_gives_the_same_result(case, cheap_runs, monkeypatch, stopped
     assert together['same'].summary['experiments'] == 2
     check_same(base, together['same'])
     assert together['other'].metrics != together['same'].metrics
+
+
+def test_every_method_is_compared():
+    named = {name for case in (*CASES, *COMBINED) for name in case.split('+')}
+    assert named >= {*methods.METHODS} - {'fedavg'}  # part of every method

@@ -59,7 +59,12 @@ def test_extremes_equal_the_plain_loop_or_are_refused(method, case, tmp_path):
 
 def test_every_case_names_settings_that_exist():
     for name, case in extremes.CASES.items():
-        assert case.outcomes and set(case.outcomes) <= {'equal', 'refused', 'diverged'}, name
+        assert case.outcomes and set(case.outcomes) <= {
+            'equal',
+            'amplified',
+            'refused',
+            'diverged',
+        }, name
         for method in methods.METHODS if 'partition' not in case.settings else ():
             jaxfed.Config(**extremes.settings_of(method, name, '.'))
 
