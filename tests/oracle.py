@@ -1,14 +1,19 @@
-"""One round of federated training as plain loops over clients and batches, to compare with.
+"""Federated training as plain loops over rounds, clients and batches, to compare with.
 
 It uses only one part of the engine, the random streams: the key that orders a client's epoch.
-Batches are cut exactly, without padding or mask; SGD is written out.
+Batches are cut exactly, without padding or mask; the optimizers are written out.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfed import losses
+from jaxfed.data.augment import normalise
 from jaxfed.engine.local import epoch_order
+from jaxfed.engine.round import TrainingData
 from jaxfed.methods.method import (
     ClientView,
     CohortView,
@@ -18,13 +23,72 @@ from jaxfed.methods.method import (
     RoundInfo,
     ServerView,
 )
+from jaxfed.runs.client_images import shift_of
+from jaxfed.runs.experiment import cohort_of
+from jaxfed.runs.feed import auxiliary_batch
+from jaxfed.runs.learning_rate import learning_rate
+from jaxfed.runs.prepare import initial_state, local_settings
+from jaxfed.runs.seeds import seed_of
 from jaxfed.types import Batch, ClientInfo
 
 
-def batches(x, y, examples, batch_size):
-    for begin in range(0, len(examples), batch_size):
-        chosen = examples[begin : begin + batch_size]
-        yield Batch(x[chosen], y[chosen], jnp.ones(len(chosen), bool))
+def run_experiment(experiment, change=0.0):
+    """An experiment from its first round to its last.
+
+    Args:
+      experiment: from `set_up`.
+      change: standard deviation of a relative change of the initial parameters.
+
+    Returns:
+      (server, clients' states [N, ...], [(train loss or None, test loss) of each round]).
+    """
+    config, dealt = experiment.config, experiment.dealt
+    model, method = experiment.model, experiment.method
+    to_input = functools.partial(normalise, mean=experiment.mean, std=experiment.std)
+    server, of_client = initial_state(config, model, method)
+    if change:
+        rng = np.random.default_rng(0)
+        factors = jax.tree.map(lambda p: 1 + change * rng.normal(size=p.shape), server.params)
+        params = jax.tree.map(lambda p, f: p * f.astype(np.float32), server.params, factors)
+        server = server._replace(params=params)
+    states = jax.tree.map(lambda s: jnp.stack([s] * config.num_clients), of_client)
+    longest = max(map(len, dealt.partition))
+    settings = local_settings(config, longest=longest, image_shape=experiment.input_shape)
+    x_test, y_test = to_input(jnp.asarray(dealt.dataset.x_test)), dealt.dataset.y_test
+    recorded = []
+    for number in range(1, config.rounds + 1):
+        clients, epochs = cohort_of(experiment, number)
+        arrived = np.flatnonzero(epochs)
+        loss = None
+        if arrived.size or method.always_merges:
+            # Where nobody arrives, client 0 stands for the shapes; it does not train.
+            cohort = clients[arrived] if arrived.size else clients[:1]
+            params, stats, state, rows, loss = run_round(
+                model, method, settings, to_input, server, cohort,
+                jax.tree.map(lambda s, c=cohort: s[c], states),
+                jnp.float32(learning_rate(config, number)),
+                jax.random.key(seed_of(config, 'batches')), training_data(dealt, to_input),
+                epochs=epochs[arrived] if arrived.size else epochs[:1],
+                clients_per_round=config.clients_per_round, shift=shift_of(config),
+            )  # fmt: skip
+            server = server._replace(
+                params=params, method=state, round=server.round + 1, stats=stats
+            )
+            states = jax.tree.map(lambda s, r, c=cohort: s.at[c].set(r), states, rows)
+        logits = model.evaluate(server.params, x_test, server.stats).logits
+        test_loss = float(losses.cross_entropy(logits, y_test).mean())
+        recorded.append((loss if arrived.size else None, test_loss))
+    return server, states, recorded
+
+
+def training_data(dealt, to_input):
+    """The clients' examples and those of the server, without the axis of experiments."""
+    size = dealt.size.astype(np.int32)
+    leaves = (
+        dealt.dataset.x_train, dealt.dataset.y_train, np.concatenate(dealt.partition),
+        (np.cumsum(size) - size).astype(np.int32), size, dealt.label_counts.astype(np.int32),
+    )  # fmt: skip
+    return TrainingData(*map(jnp.asarray, leaves), auxiliary_batch(dealt, to_input))
 
 
 def run_round(
@@ -39,14 +103,24 @@ def run_round(
     key,
     data,
     epochs=None,
+    clients_per_round=None,
+    shift=None,
 ):
-    """A round with the engine's meaning; returns (params, stats, method state, states, loss)."""
+    """A round with the engine's meaning; returns (params, stats, method state, states, loss).
+
+    The cohort has the clients whose update arrives, while `clients_per_round` counts all. A client
+    of 0 `epochs` changes nothing.
+    """
     params, server_state, number = server.params, server.method, int(server.round) + 1
-    x, y, global_stats = normalise(data.x), data.y, server.stats
+    x, y, global_stats = data.x, data.y, server.stats
+    clients_per_round = clients_per_round or len(cohort)
+    epochs = np.full(len(cohort), settings.local_epochs) if epochs is None else np.asarray(epochs)
+    arrived = epochs > 0
     order, start, size = (np.asarray(a) for a in (data.order, data.start, data.size))
     info_of_round = RoundInfo(
-        jnp.int32(number), learning_rate, settings.momentum, len(size), len(cohort),
-        settings.local_epochs, jnp.int32(len(cohort)), len(cohort) * (1 - settings.dropout),
+        jnp.int32(number), learning_rate, settings.momentum, len(size), clients_per_round,
+        settings.local_epochs, jnp.int32(arrived.sum()),
+        clients_per_round * (1 - settings.dropout),
     )  # fmt: skip
 
     def evaluate(w, inputs, stats=global_stats):
@@ -65,13 +139,10 @@ def run_round(
             info_of_round,
         )
     )
-    sizes = size[cohort]
-    epochs = epochs or [settings.local_epochs] * len(cohort)
-    steps = np.array([e * -(-n // settings.batch_size) for e, n in zip(epochs, sizes)])
-    weights = sizes / sizes.sum() if settings.aggregation == 'size' else np.ones(len(cohort))
-    if settings.aggregation == 'uniform':
-        weights = weights / len(cohort)
-    shares = np.array(weights)
+    sizes = size[cohort] * arrived
+    steps = np.array([e * -(-n // settings.batch_size) for e, n in zip(epochs, sizes)], int)
+    shares = sizes if settings.aggregation == 'size' else sizes > 0
+    weights = shares = shares / max(shares.sum(), 1)
     weights = method.weigh(
         CohortView(
             jnp.asarray(weights, jnp.float32),
@@ -82,15 +153,21 @@ def run_round(
         )
     )
     update = jax.tree.map(jnp.zeros_like, params)
-    mean_stats = jax.tree.map(jnp.zeros_like, global_stats)
+    mean_stats = global_stats
     updates, uploads, new_states, loss_sum = [], None, [], 0.0
     for slot, client in enumerate(cohort):
         examples = order[start[client] : start[client] + size[client]]
         info = ClientInfo(data.label_counts[client], data.size[client], jnp.int32(client))
         static, state = method.prepare(info), jax.tree.map(lambda s, i=slot: s[i], states)
 
-        def fold(f, carry, examples=examples):
-            for batch in batches(x, y, examples, settings.batch_size):
+        def batches_of(examples, client=client):
+            for begin in range(0, len(examples), settings.batch_size):
+                chosen = examples[begin : begin + settings.batch_size]
+                images = shift(x[chosen], jnp.int32(client)) if shift else x[chosen]
+                yield Batch(normalise(images), y[chosen], jnp.ones(len(chosen), bool))
+
+        def fold(f, carry, examples=examples, batches_of=batches_of):
+            for batch in batches_of(examples):
                 carry = f(carry, batch)
             return carry
 
@@ -134,37 +211,38 @@ def run_round(
             return jnp.mean(method.supervised(local)) + method.penalty(local), local.outputs.stats
 
         order_key, _ = jax.random.split(client_key)
-        momentum = jax.tree.map(jnp.zeros_like, params)
+        optimizer = Optimizer(settings, learning_rate, w)
         for epoch in range(epochs[slot]):
             shuffled = epoch_order(
                 jax.random.fold_in(order_key, epoch), jnp.asarray(size[client]), settings.longest
             )
             shuffled = examples[np.asarray(shuffled)[: size[client]]]
             assert sorted(shuffled) == sorted(examples)
-            for batch in batches(x, y, shuffled, settings.batch_size):
+            for batch in batches_of(shuffled):
                 differentiate = jax.value_and_grad(objective, has_aux=True)
                 mask = jax.tree.map(lambda _: True, w)
                 if method.trainable:
                     mask = method.trainable(local_view(w, stats, batch, epoch))
                 (loss, stats), gradient = differentiate(w, stats, batch, epoch)
                 loss_sum += float(loss) * len(batch.y)
-                gradient = jax.tree.map(lambda g, p: g + settings.weight_decay * p, gradient, w)
-                gradient = jax.tree.map(lambda g, keep: keep * g, gradient, mask)
-                momentum = jax.tree.map(lambda m, g: settings.momentum * m + g, momentum, gradient)
-                step = jax.tree.map(lambda m: learning_rate * m, momentum)
-                w = jax.tree.map(lambda p, s, keep: p - s if keep else p, w, step, mask)
+                w = optimizer.step(gradient, w, mask)
         after = view(w, stats, begun, jax.tree.map(jnp.subtract, w, params), origin)
         sent = method.send(after)
         updates.append(sent)
-        state, upload = method.finish(after)
-        mean_stats = jax.tree.map(lambda m, s, a=shares[slot]: m + a * s, mean_stats, stats)
+        new_state, upload = method.finish(after)
+        state = new_state if arrived[slot] else state
+        upload = jax.tree.map(lambda leaf, a=arrived[slot]: a * leaf, upload)
+        mean_stats = jax.tree.map(
+            lambda m, s, g, a=shares[slot]: m + a * (s - g), mean_stats, stats, global_stats
+        )
         new_states.append(state)
         uploads = upload if uploads is None else jax.tree.map(jnp.add, uploads, upload)
         update = jax.tree.map(lambda u, s, a=weights[slot]: u + a * s, update, sent)
     if method.combine:
-        updates = jax.tree.map(lambda *rows: jnp.stack(rows), *updates)
-        arrived = jnp.ones(len(cohort), bool)
-        update = method.combine(CombineView(updates, weights, arrived, info_of_round))
+        lost = clients_per_round - len(cohort)
+        rows = jax.tree.map(lambda *rows: padded(jnp.stack(rows), lost), *updates)
+        arrived = padded(jnp.asarray(sizes > 0), lost)
+        update = method.combine(CombineView(rows, padded(weights, lost), arrived, info_of_round))
     server_key = jax.random.fold_in(jax.random.fold_in(key, server.round), 0x73657276)
     update, server_state = method.merge(
         MergeView(update, params, global_stats, server_state, uploads, server_key, info_of_round)
@@ -176,5 +254,54 @@ def run_round(
         mean_stats,
         server_state,
         states,
-        loss_sum / np.dot(epochs, sizes),
+        loss_sum / max(np.dot(epochs, sizes), 1),
     )
+
+
+def padded(rows, number):
+    """Rows with a number of zeros after them, for clients that are lost."""
+    return jnp.pad(rows, [(0, number)] + [(0, 0)] * (rows.ndim - 1))
+
+
+class Optimizer:
+    """The local optimizers written out, for the arrays where the mask is True."""
+
+    def __init__(self, settings, learning_rate, params):
+        self.settings, self.learning_rate = settings, learning_rate
+        self.momentum = jax.tree.map(jnp.zeros_like, params)
+        self.square, self.sum, self.steps = self.momentum, self.momentum, 0
+
+    def step(self, gradient, params, mask):
+        """The parameters after a batch with this gradient."""
+        every = self.settings.accumulate_steps
+        gradient = jax.tree.map(lambda g, keep: g if keep else 0 * g, gradient, mask)
+        self.sum = jax.tree.map(lambda s, g: s + g / every, self.sum, gradient)
+        self.steps += 1
+        if self.steps % every:
+            return params
+        change = self.change(self.sum, jax.tree.map(lambda p, keep: keep * p, params, mask))
+        self.sum = jax.tree.map(jnp.zeros_like, params)
+        return jax.tree.map(lambda p, c, keep: p - c if keep else p, params, change, mask)
+
+    def change(self, gradient, params):
+        """What the step subtracts."""
+        s, number = self.settings, self.steps // self.settings.accumulate_steps
+        if s.clip_norm:
+            norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(gradient)))
+            scale = s.clip_norm / max(norm, s.clip_norm)
+            gradient = jax.tree.map(lambda g: g * scale, gradient)
+        gradient = jax.tree.map(lambda g, p: g + s.weight_decay * p, gradient, params)
+        rho = 0.9 if s.optimizer == 'adam' else s.momentum
+        self.momentum = jax.tree.map(lambda m, g: rho * m + g, self.momentum, gradient)
+        if s.optimizer == 'sgd':
+            direction = self.momentum
+        elif s.optimizer == 'nesterov':
+            direction = jax.tree.map(lambda m, g: rho * m + g, self.momentum, gradient)
+        elif s.optimizer == 'adam':
+            decayed = lambda v, g: 0.999 * v + 0.001 * g**2  # noqa: E731
+            self.square = jax.tree.map(decayed, self.square, gradient)
+            first, second = 0.1 / (1 - 0.9**number), 1 / (1 - 0.999**number)
+            direction = jax.tree.map(
+                lambda m, v: first * m / (jnp.sqrt(second * v) + 1e-8), self.momentum, self.square
+            )
+        return jax.tree.map(lambda d: self.learning_rate * d, direction)

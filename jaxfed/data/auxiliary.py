@@ -31,6 +31,11 @@ def split_auxiliary(
     auxiliary = np.zeros(labels.size, bool)
     for c in range(num_classes if per_class else 0):
         members = np.flatnonzero(labels == c)
+        if not members.size:
+            raise ValueError(
+                f'--auxiliary_per_class={per_class} needs training examples of every class, but '
+                f'class {c} has none; remove that class, or choose a method without them.'
+            )
         if members.size <= per_class:
             raise ValueError(
                 f'--auxiliary_per_class must be below {members.size}, the number of examples of '

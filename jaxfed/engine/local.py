@@ -334,7 +334,8 @@ def _batch(
     order: Array, places: Array, client: ClientInfo,
 ) -> Batch:  # fmt: skip
     """The client's images at `places` [B] of `order` [longest]; those from its size are masked."""
-    rows, data = order[jnp.minimum(places, len(order) - 1)], device.round.data
+    # Its last image pads the batch: a masked image of another client that overflows is 0 * inf.
+    rows, data = order[jnp.minimum(places, jnp.maximum(client.size, 1) - 1)], device.round.data
     images = data.x[rows].reshape(len(rows), *context.settings.image_shape)
     if context.shift:
         images = context.shift(images, client.id)

@@ -15,7 +15,13 @@ def effective_steps(steps: Array, momentum: float | Array) -> Array:
       Optimization, NeurIPS 2020, section 4.
     """
     k, rho = jnp.asarray(steps, jnp.float32), jnp.asarray(momentum, jnp.float32)
-    # expm1 computes 1 - rho^K, because the terms of the numerator nearly cancel for large rho.
     rest = 1 - rho
+    # expm1 computes 1 - rho^K, because the terms of the numerator nearly cancel for large rho.
     decayed = -jnp.expm1(k * jnp.log(jnp.maximum(rho, 1e-30)))
-    return jnp.maximum((k - rho * decayed / rest) / rest, 1.0)
+    direct = (k - rho * decayed / rest) / rest
+    # Where they cancel altogether, its binomial series C(K+1, 2) - C(K+1, 3) (1 - rho) + ...
+    term = series = k * (k + 1) / 2
+    for i in range(3, 9):
+        term = -term * rest * (k + 2 - i) / i
+        series = series + term
+    return jnp.maximum(jnp.where(k * rest < 0.5, series, direct), 1.0)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfed.methods._check import check
+from jaxfed.methods._weights import equal_weights
 from jaxfed.methods.method import ClientView, MergeView, Method
 from jaxfed.types import Array, PyTree
 
@@ -38,7 +39,9 @@ def fedbuff(*, delay: int = 2, exponent: float = 0.5) -> Method:
         return (buffer, jnp.zeros(delay + 1)), ()
 
     def arrival(client: ClientView) -> Array:
-        return jax.nn.one_hot(jax.random.randint(client.key, (), 0, delay + 1), delay + 1)
+        late = jax.random.randint(client.key, (), 0, delay + 1)
+        # A client without examples has no update that the server could wait for.
+        return jax.nn.one_hot(late, delay + 1) * (client.steps > 0)
 
     def finish(client: ClientView) -> tuple[PyTree, PyTree]:
         arrives = arrival(client)
@@ -57,7 +60,7 @@ def fedbuff(*, delay: int = 2, exponent: float = 0.5) -> Method:
 
     return Method(
         init=init,
-        weigh=lambda cohort: (cohort.weights > 0) / jnp.maximum(cohort.round.cohort_size, 1),
+        weigh=equal_weights,
         finish=finish,
         merge=merge,
         sent=lambda upload: (),

@@ -6,6 +6,7 @@ import optax
 
 from jaxfed.losses import proximal
 from jaxfed.methods._check import check
+from jaxfed.methods._weights import equal_weights
 from jaxfed.methods.method import ClientView, LocalView, MergeView, Method
 from jaxfed.types import Array, PyTree
 
@@ -52,7 +53,7 @@ def feddyn(*, alpha: float = 0.1) -> Method:
 
     return Method(
         init=init,
-        weigh=lambda cohort: jnp.full(cohort.size.shape, 1 / cohort.round.cohort_size),
+        weigh=equal_weights,
         penalty=penalty,
         finish=finish,
         merge=merge,

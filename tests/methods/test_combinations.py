@@ -58,14 +58,15 @@ class ModelContrastive(chex.TestCase):
             chex.assert_tree_all_finite((value, gradient))
 
 
-@pytest.mark.parametrize('momentum', [0.0, 0.5, 0.9])
+@pytest.mark.parametrize('momentum', [0.0, 0.5, 0.9, 0.99, 0.9999, 0.999999, 1 - 2**-24])
 def test_effective_steps_are_the_weights_of_the_gradients(momentum):
-    for steps in (1, 2, 7):
+    momentum = float(np.float32(momentum))
+    for steps in (1, 2, 7, 50, 2000):
         moved, velocity = 0.0, 0.0
         for _ in range(steps):  # every gradient is 1, the learning rate too
             velocity = momentum * velocity + 1.0
             moved += velocity
-        assert float(effective_steps(steps, momentum)) == pytest.approx(moved, rel=1e-5)
+        assert float(effective_steps(steps, momentum)) == pytest.approx(moved, rel=1e-6)
 
 
 @pytest.mark.slow

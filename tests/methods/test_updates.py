@@ -21,9 +21,10 @@ def combine(name, updates=UPDATES, arrived=None, **hyper):
     return METHODS[name](**hyper).combine(view)['w']
 
 
-def client(update, state=(), seed=0):
+def client(update, state=(), seed=0, steps=1):
     view = ClientView(*[None] * len(ClientView._fields))
-    return view._replace(update=update, state=state, key=jax.random.key(seed), params=update)
+    key = jax.random.key(seed)
+    return view._replace(update=update, state=state, key=key, params=update, steps=steps)
 
 
 LOST = np.arange(9) < 6
@@ -159,7 +160,9 @@ def test_fedbuff_delays_updates_and_weighs_them_less():
 def test_fedbuff_without_delay_is_the_mean():
     method = METHODS['fedbuff'](delay=0)
     state, _ = method.init({'w': jnp.zeros(1)}, ())
-    uploads = [method.finish(client({'w': jnp.array([x])}))[1] for x in (1.0, 2.0, 6.0)]
+    clients = [client({'w': jnp.array([x])}) for x in (1.0, 2.0, 6.0)]
+    clients.append(client({'w': jnp.zeros(1)}, steps=0))  # has no examples
+    uploads = [method.finish(view)[1] for view in clients]
     total = jax.tree.map(lambda *leaves: sum(leaves), *uploads)
     empty = MergeView(*[None] * len(MergeView._fields))
     update, state = method.merge(empty._replace(state=state, uploads=total))

@@ -5,12 +5,12 @@ import functools
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 from numpy.testing import assert_allclose
 
 import jaxfed
-from jaxfed.models import MODELS
+from jaxfed import methods
 from jaxfed.runs import feed
+from tests.networks import tiny_networks
 
 pytestmark = pytest.mark.slow
 
@@ -19,6 +19,14 @@ CASES = [
     'quantize', 'topk', 'dp', 'fedbuff', 'fedlmd+ditto', 'moon+fedper+topk+dp',
     'fedlmd+quantize+fedbuff+fedavgm', 'sign_flip', 'gaussian', 'label_flip', 'clipped adam',
 ]  # fmt: skip
+COMBINED = {  # the other methods, together because compiling takes most of the time, with options
+    'fedprox+scaffold+fedcurv+fedlsd+fedadam': {'label_noise': 0.3},
+    'feddyn+fedrs+kd+mse+fedyogi': {'over_selection': 0.3},
+    'fednova+fedntd+fedgkd+label_smoothing+fedadagrad': {
+        'stragglers': 0.5, 'aggregation': 'uniform',
+    },
+    'fedlmd_tf+fedntd_tf+fedcad+fedssd': {'auxiliary_per_class': 2, 'validation': 0.1},
+}  # fmt: skip
 OTHERS = {  # how the other experiment of the same program differs
     'ditto': {'lam': 0.1},
     'apfl': {'alpha': 0.9},
@@ -30,16 +38,10 @@ OTHERS = {  # how the other experiment of the same program differs
 }
 
 
-class Tiny(nnx.Module):
-    """One hidden layer with batch normalisation if `normal`."""
-
-    def __init__(self, rngs, num_classes, normal=False):
-        self.hidden = nnx.Linear(64, 8, use_bias=not normal, rngs=rngs)
-        self.norm = nnx.BatchNorm(8, rngs=rngs) if normal else nnx.relu
-        self.classifier = nnx.Linear(8, num_classes, rngs=rngs)
-
-    def __call__(self, x):
-        return self.classifier(nnx.relu(self.norm(self.hidden(x.reshape(len(x), -1)))))
+@pytest.fixture(autouse=True)
+def networks():
+    with tiny_networks():
+        yield
 
 
 def settings_of(case):
@@ -54,7 +56,7 @@ def settings_of(case):
         extra = {'optimizer': 'adam', 'clip_norm': 1.0, 'accumulate_steps': 2}
         return common | extra | {'method': 'fedlmd', 'learning_rate': 0.005}
     model = 'tiny_normal' if case == 'fedbn' else 'tiny'
-    return common | {'method': case, 'model': model}
+    return common | {'method': case, 'model': model} | COMBINED.get(case, {})
 
 
 def check_same(one, other):
@@ -68,10 +70,8 @@ def check_same(one, other):
         assert one.summary[name] == pytest.approx(other.summary[name], abs=1e-6)
 
 
-@pytest.mark.parametrize('case', CASES)
+@pytest.mark.parametrize('case', [*CASES, *COMBINED])
 def test_every_form_gives_the_same_result(case, cheap_runs, monkeypatch, stopped_before, tmp_path):
-    monkeypatch.setitem(MODELS, 'tiny', Tiny)
-    monkeypatch.setitem(MODELS, 'tiny_normal', functools.partial(Tiny, normal=True))
     common = settings_of(case)
 
     def config(form, **changes):
@@ -102,3 +102,8 @@ def test_every_form_gives_the_same_result(case, cheap_runs, monkeypatch, stopped
     assert together['same'].summary['experiments'] == 2
     check_same(base, together['same'])
     assert together['other'].metrics != together['same'].metrics
+
+
+def test_every_method_is_compared():
+    named = {name for case in (*CASES, *COMBINED) for name in case.split('+')}
+    assert named >= {*methods.METHODS} - {'fedavg'}  # part of every method

@@ -1,0 +1,65 @@
+"""Random combinations of method, partition, options and network against the plain loop.
+
+python -m experiments.stress.combinations --output=experiments/results/combinations_cpu.json
+
+Each experiment equals the plain loop over it alone, although several train in one program, or is
+refused in one line. The file has the outcomes so far; a later call with it continues.
+"""
+
+import collections
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import flags
+
+from experiments.benchmarks import reporting
+from experiments.stress.numbers import faster_compilation
+from tests import combinations, plain
+
+
+def main(args: flags.FlagValues) -> None:
+    """Tries combinations until there are `--count` or the time is over; writes the outcomes."""
+    faster_compilation()
+    report: dict[str, Any] = {
+        'machine': reporting.machine(), 'seed': args.seed, 'next_seed': args.seed, 'minutes': 0.0,
+        'largest_deviation': 0.0, 'tolerance': plain.TOLERANCE, 'outcomes': {}, 'failures': [],
+    }  # fmt: skip
+    if args.output and Path(args.output).exists():
+        report = json.loads(Path(args.output).read_text())
+    reporting.console.print(f'seed {report["next_seed"]}')
+
+    def failed(group: Any, error: Exception) -> None:
+        line = f'{type(error).__name__}: {str(error).splitlines()[:1]}'
+        report['failures'].append({'error': line, 'group': group})
+        reporting.console.print(f'{line}\n{group}', soft_wrap=True, markup=False)
+
+    until, earlier = time.perf_counter() + 60 * args.minutes, report['minutes']
+    with plain.cheap_runs():
+        while sum(report['outcomes'].values()) < args.count and time.perf_counter() < until:
+            began, found = time.perf_counter(), collections.Counter(report['outcomes'])
+            least = min(args.count, found.total() + args.members * combinations.GROUPS)
+            _, largest, report['next_seed'] = combinations.run(
+                least, report['next_seed'], members=args.members, until=until, found=found,
+                failed=failed,
+            )  # fmt: skip
+            earlier += (time.perf_counter() - began) / 60
+            report |= {
+                'outcomes': dict(found),
+                'minutes': round(earlier, 1),
+                'largest_deviation': max(report['largest_deviation'], float(f'{largest:.1e}')),
+            }
+            reporting.write(report, args.output)
+            jax.clear_caches()
+    reporting.console.print(json.dumps(report | {'failures': len(report['failures'])}, indent=2))
+
+
+if __name__ == '__main__':
+    reporting.define_positive('count', 10_000, 'Experiments to try.')
+    reporting.define_positive('members', 4, 'Experiments that share a program.')
+    flags.DEFINE_integer('seed', 0, 'Seed of the combinations.')
+    flags.DEFINE_float('minutes', 600.0, 'Time after which no further program is compiled.', 0.0)
+    flags.DEFINE_string('output', None, reporting.JSON_FILE)
+    reporting.run(main)

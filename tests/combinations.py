@@ -1,0 +1,151 @@
+"""Random combinations of method, partition, options and network, against the plain loop.
+
+An input is a group of experiments: what all have in common, and for each its own settings. Those
+that are not refused train in shared programs, and each must equal the plain loop over it alone.
+"""
+
+import collections
+import tempfile
+import time
+
+import numpy as np
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+import jaxfed
+from jaxfed import methods
+from jaxfed.partition import PARTITIONS
+from jaxfed.runs.arrays import checked_arrays, name_arrays
+from jaxfed.runs.experiment import make_experiment
+from tests import extremes, plain
+
+GROUPS = 10  # that hypothesis draws from a seed
+
+
+def one_of(*values):
+    return st.sampled_from(values)
+
+
+METHOD = st.lists(st.sampled_from(list(methods.METHODS)), min_size=1, max_size=3).map('+'.join)
+COMMON = st.fixed_dictionaries(
+    {
+        'method': METHOD,
+        'model': one_of('tiny', 'tiny', 'tiny_normal', 'mlp'),
+        'num_clients': st.integers(3, 6),
+        'rounds': one_of(2, 3),
+        'local_epochs': one_of(1, 2),
+        'batch_size': one_of(2, 3, 5, 50),
+        'aggregation': one_of('size', 'uniform'),
+        'optimizer': one_of('sgd', 'sgd', 'sgd', 'nesterov', 'adam'),
+        'clip_norm': one_of(0.0, 0.0, 0.5),
+        'accumulate_steps': one_of(1, 1, 1, 2),
+        'clients_per_round': one_of(2, 3),
+        'lanes': one_of(1, 2),
+        'feature_shift': one_of('none', 'none', 'none', 'brightness'),
+        'personal_test': one_of(0.0, 0.0, 0.3),
+        'local_eval_every': one_of(0, 2),
+    }
+)
+OWN = st.fixed_dictionaries(
+    {
+        'seed': st.integers(0, 999),
+        'partition': st.sampled_from([name for name in PARTITIONS if name not in ('file',)]),
+        'alpha': one_of(0.1, 1.0, 10.0),
+        'min_size': one_of(1, 3),
+        'learning_rate': one_of(1e-3, 0.01, 0.03, 0.1),
+        'lr_decay': one_of(1.0, 0.9),
+        'momentum': one_of(0.0, 0.5, 0.9),
+        'weight_decay': one_of(0.0, 1e-5, 1e-2),
+        'dropout': one_of(0.0, 0.0, 0.3, 0.7),
+        'stragglers': one_of(0.0, 0.0, 0.5),
+        'over_selection': one_of(0.0, 0.0, 0.5),
+        'label_noise': one_of(0.0, 0.0, 0.4),
+        'validation': one_of(0.0, 0.0, 0.2),
+        'sampling': one_of('uniform', 'size', 'round_robin'),
+    }
+)
+
+
+def groups(members):
+    """Groups of experiments: (common settings, own settings of each)."""
+    return st.tuples(COMMON, st.lists(OWN, min_size=members, max_size=members))
+
+
+def dataset():
+    """Random images of 4 classes and 8 users."""
+    users = np.arange(40) % 8
+    return extremes.dataset(40, classes=4, users=users)
+
+
+def check(group) -> list[plain.Outcome]:
+    """The outcome of each experiment of a group."""
+    common, members = group
+    data, outcomes, accepted = dataset(), [], {}
+    if common['optimizer'] == 'adam':  # momentum has no effect
+        members = [{**own, 'momentum': jaxfed.Config.momentum} for own in members]
+    common = {**common, 'devices': '1', 'checkpoint_every': 0}
+    for name in common['method'].split('+'):
+        if name in extremes.NEEDED:
+            common |= extremes.NEEDED[name]
+        if methods.METHODS[name]().auxiliary:
+            common['auxiliary_per_class'] = 2
+    for number, own in enumerate(members):
+        config, arrays = jaxfed.Config(**common, **own), checked_arrays(data)
+        try:
+            make_experiment(name_arrays(config, arrays), None, arrays)
+            accepted[f'{number}'] = config
+        except ValueError as error:
+            outcomes.append(plain.Outcome('refused', plain.one_line(error)))
+    if accepted:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                results = jaxfed.simulate_all(
+                    accepted, f'{folder}/all', dataset=data, quiet=True, compilation_cache=False
+                )
+            except ValueError as error:  # of a rule that is checked while a hook is traced
+                refused = plain.Outcome('refused', plain.one_line(error))
+                return outcomes + [refused] * len(accepted)
+        outcomes += [plain.compare(accepted[name], data, results[name]) for name in accepted]
+    return outcomes
+
+
+def run(count, first_seed, *, members, until=np.inf, found=None, failed=None):
+    """Checks random groups until `count` experiments are done or the time is over.
+
+    Args:
+      count: experiments.
+      first_seed: of the first groups; the later ones count up from it.
+      members: experiments of a group.
+      until: of `time.perf_counter`.
+      found: a counter of outcomes to add to.
+      failed: called with (group, error) if a group fails; by default the error is raised.
+
+    Returns:
+      (the counter of outcomes, the largest deviation, the seed of the next groups).
+    """
+    found, largest = collections.Counter() if found is None else found, 0.0
+
+    def check_next(group):
+        nonlocal largest
+        if found.total() >= count or time.perf_counter() > until:
+            return
+        try:
+            outcomes = check(group)
+        except Exception as error:
+            if failed is None:
+                raise
+            failed(group, error)
+            found['failed'] += members
+            return
+        found.update(outcome.kind for outcome in outcomes)
+        largest = max([largest, *(outcome.deviation for outcome in outcomes)])
+
+    # Shrinking would compile hundreds of programs.
+    generate = settings(
+        max_examples=GROUPS, deadline=None, database=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck), print_blob=False,
+    )  # fmt: skip
+    while found.total() < count and time.perf_counter() < until:
+        seed(first_seed)(generate(given(groups(members))(check_next)))()
+        first_seed += 1
+    return found, largest, first_seed
