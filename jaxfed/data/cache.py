@@ -30,23 +30,24 @@ Store = Callable[[str, Iterator[np.ndarray], int], np.ndarray]
 def decoded(key: str, decode: Callable[[Store], Dataset]) -> Dataset:
     """Reads a dataset from the cache, or decodes it into the cache first; images are read-only.
 
-    If the cache cannot be written, logs a warning and decodes the dataset into memory.
+    If the cache cannot be written, or another user could have written to it, logs a warning and
+    decodes the dataset into memory.
 
     Args:
       key: folder name in the cache; it identifies the content of the dataset.
       decode: makes the dataset. It passes the images to a `Store` block by block, so that they are
         never in memory as a whole.
     """
-    path = cache_folder() / key
-    dataset = read(path)
-    if dataset is not None:
-        return dataset
+    dataset = None
     try:
-        with replacing(path) as folder:
-            _describe(folder, decode(_to_files(folder)))
+        path = cache_folder(key)
         dataset = read(path)
+        if dataset is None:
+            with replacing(path) as folder:
+                _describe(folder, decode(_to_files(folder)))
+            dataset = read(path)
     except OSError as error:
-        _log.warning('%s cannot be written; the next run decodes again: %s', path, error)
+        _log.warning('The cache cannot be used; the next run decodes again: %s.', error)
     return decode(_to_memory) if dataset is None else dataset
 
 
