@@ -4,16 +4,19 @@ A cached dataset is a folder of .npy files. Its images are memory-mapped: only t
 read take memory, and all processes of a machine share them.
 """
 
+import errno
 import hashlib
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxfed.data.errors import check_memory
 from jaxfed.internal.files import cache_folder
 from jaxfed.internal.folders import replacing
 from jaxfed.types import Dataset
@@ -84,8 +87,9 @@ def read(path: Path) -> Dataset | None:
 
 def _to_memory(name: str, blocks: Iterator[np.ndarray], count: int) -> np.ndarray:
     """Concatenates the blocks in memory; a `Store`."""
-    del name, count
-    return np.concatenate(list(blocks))
+    first = next(blocks)
+    check_memory(f'The array {name} of the dataset', count * first[0].nbytes)
+    return np.concatenate([first, *blocks])
 
 
 def _to_files(folder: Path) -> Store:
@@ -97,6 +101,9 @@ def _to_files(folder: Path) -> Store:
         with open(path, 'wb') as file:
             for number, block in enumerate(blocks):
                 if number == 0:
+                    size = count * block[0].nbytes
+                    if size > shutil.disk_usage(folder).free:
+                        raise OSError(errno.ENOSPC, f'{name} needs {size} bytes')
                     shape, descr = (count, *block.shape[1:]), block.dtype.str
                     header = {'descr': descr, 'fortran_order': False, 'shape': shape}
                     np.lib.format.write_array_header_2_0(file, header)

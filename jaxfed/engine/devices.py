@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxfed.engine import distributed
 from jaxfed.engine.distributed import transfer
+from jaxfed.internal import machine
 from jaxfed.internal.files import cache_folder
 from jaxfed.types import PyTree
 
@@ -165,9 +166,8 @@ def memory(mesh: Mesh) -> float:
         return math.inf
     devices, processes = mesh.local_devices, distributed.processes_on_host()
     limit = _memory_limit(devices[0])
-    if not limit and devices[0].platform == 'cpu' and hasattr(os, 'sysconf'):
-        machine = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
-        limit = machine / len(devices) / processes
+    if not limit and devices[0].platform == 'cpu':
+        limit = machine.memory() / len(devices) / processes
     return distributed.minimum('memory available', limit or math.inf)
 
 

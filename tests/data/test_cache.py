@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 
 from jaxfed.data import cache, channel_statistics
 from jaxfed.engine.devices import make_mesh, replicate
+from jaxfed.internal import machine
 from jaxfed.types import Dataset
 from tests.data.test_npz import arrays
 
@@ -145,6 +147,16 @@ def test_a_closed_cache_may_have_files_of_any_mode(cached):
     cache.decoded('toy', stored)  # the umask of many systems lets the group write
     os.chmod(cached / 'toy' / 'x_train.npy', 0o664)
     cache.decoded('toy', not_again)
+
+
+def test_a_dataset_larger_than_disk_and_memory_is_refused(cached, caplog, monkeypatch):
+    usage = shutil.disk_usage(cached.parent)
+    monkeypatch.setattr(cache.shutil, 'disk_usage', lambda path: usage._replace(free=100))
+    np.testing.assert_array_equal(cache.decoded('toy', stored).x_train, arrays()['x_train'])
+    assert 'x_train needs 720 bytes' in caplog.text and not list(cached.iterdir())
+    monkeypatch.setattr(machine, 'memory', lambda: 719.0)
+    with pytest.raises(ValueError, match='The array x_train of the dataset unpacks to'):
+        cache.decoded('toy', stored)
 
 
 def test_full_disk(cached, caplog, monkeypatch):
