@@ -12,6 +12,7 @@ from PIL import Image
 from jaxfed.data import cache
 from jaxfed.data.errors import explain_errors
 from jaxfed.data.images import BLOCK, LARGEST, formats, is_wide, reading_image
+from jaxfed.internal.type_checks import printable
 from jaxfed.types import Dataset
 
 _log = logging.getLogger(__name__)
@@ -111,7 +112,9 @@ def _files(folder: Path, classes: dict[str, int]) -> list[_File]:
             )
     if others:
         _log.warning(
-            '%d files that are not images are ignored, such as %s.', len(others), others[0]
+            '%d files that are not images are ignored, such as %s.',
+            len(others),
+            printable(str(others[0])),
         )
     return files
 
