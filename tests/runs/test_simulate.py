@@ -1,5 +1,6 @@
 """`jaxfed.simulate` from Python: progress, compiled programs, failed starts, interruption."""
 
+import html
 import os
 import signal
 
@@ -11,6 +12,7 @@ import jaxfed
 from jaxfed.engine import devices
 from jaxfed.internal import console
 from jaxfed.internal.signals import Interrupted
+from jaxfed.report import __main__ as report
 from jaxfed.runs import program_cache, simulate
 
 TINY = {
@@ -204,3 +206,17 @@ def test_results_and_models_are_one_line(cheap_runs, tmp_path):
         f"Loaded(method='fedavg', dataset='digits', model='mlp', parameters={count}, "
         f'final_accuracy={accuracy})'
     )
+
+
+def test_work_directories_with_any_characters(tmp_path, cheap_runs):
+    name = 'it\'s "q" $(touch owned) `id`; & | * é %s {0} <b>'
+    workdir = str(tmp_path / name)
+    jaxfed.simulate(jaxfed.Config(**TINY, workdir=workdir), quiet=True)
+    assert jaxfed.load(workdir).config.workdir == workdir
+    page = tmp_path / 'page.html'
+    assert report.main([workdir, f'--output={page}', f'--csv={tmp_path / "t.csv"}']) == 0
+    assert name not in page.read_text() and name in html.unescape(page.read_text())
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, 'page.html', 't.csv'])
+    for character in '\n\r\x0b\u2028\0':
+        with pytest.raises(ValueError, match='--workdir must have no'):
+            jaxfed.simulate(jaxfed.Config(**TINY, workdir=f'{tmp_path}/a{character}b'))
