@@ -45,9 +45,9 @@ KINDS: dict[str, dict[str, Any]] = {
     'stateful': {'method': 'scaffold'},
     'local evaluation': {'method': 'fedavg', 'local_eval_every': 1},
 }
-CLIENTS = {'num_clients': 24, 'clients_per_round': 12}
+CLIENTS: dict[str, Any] = {'num_clients': 24, 'clients_per_round': 12}
 _EXAMPLES = 2400
-_TINY = {
+_TINY: dict[str, Any] = {
     'model': 'mlp', 'num_clients': 4, 'clients_per_round': 2, 'local_epochs': 1, 'rounds': 2,
     'partition': 'iid',
 }  # fmt: skip
@@ -76,7 +76,7 @@ def run_job(settings: dict[str, Any]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder, kept_programs(True):
         config = jaxfed.Config(
             partition='iid', local_epochs=1, rounds=3, devices='1', workdir=f'{folder}/run',
-            **CLIENTS, **settings,  # type: ignore[arg-type]
+            **CLIENTS, **settings,
         )  # fmt: skip
         result = train(set_up(config, None, data), quiet=True, remote=measured)
     estimate = result.summary['memory_bytes'] / MIB

@@ -40,14 +40,17 @@ def measure(rounds: int, method: str, job: str = 'default') -> dict[str, list[fl
     """Runs a job of `JOBS`.
 
     Returns:
-      For each round: seconds since the start, resident memory of the process and memory of live
-      arrays in MiB.
+      For each round: seconds and processor seconds since the start, resident memory of the process
+      and memory of live arrays in MiB.
     """
     process, start = psutil.Process(), time.perf_counter()
-    series: dict[str, list[float]] = {'seconds': [], 'resident': [], 'arrays': []}
+    series: dict[str, list[float]] = {
+        'seconds': [], 'cpu_seconds': [], 'resident': [], 'arrays': [],
+    }  # fmt: skip
 
     def watch(_: dict[str, Any]) -> None:
         series['seconds'].append(round(time.perf_counter() - start, 4))
+        series['cpu_seconds'].append(round(time.process_time(), 4))
         series['resident'].append(round(process.memory_info().rss / MIB, 2))
         live = sum(array.nbytes for array in jax.live_arrays())
         series['arrays'].append(round(live / MIB, 3))
@@ -62,8 +65,9 @@ def compare(series: dict[str, list[float]]) -> dict[str, float]:
     """Compares the end with the start.
 
     Returns:
-      Growth of memory from the second tenth to the last, as a share; rounds a second of the last
-      tenth over those of the second; rounds a second in all.
+      Growth of memory from the second tenth to the last, as a share; rounds a second, and a second
+      of the processor, of the last tenth over those of the second; rounds a second in all. The
+      processor's time does not count other work of the machine.
     """
     n = len(series['seconds'])
     second, last = slice(n // 10, 2 * (n // 10)), slice(-(n // 10), None)
@@ -72,12 +76,15 @@ def compare(series: dict[str, list[float]]) -> dict[str, float]:
         values = np.array(series[name])
         return round(float(values[last].max() / values[second].max() - 1), 4)
 
-    seconds = np.diff(series['seconds'])
-    ratio = float(np.median(seconds[second]) / np.median(seconds[last]))
+    def speed(name: str) -> float:
+        each = np.diff(series[name])
+        return round(float(np.median(each[second]) / np.median(each[last])), 4)
+
     return {
         'resident_growth': growth('resident'),
         'array_growth': growth('arrays'),
-        'throughput_ratio': round(ratio, 4),
+        'throughput_ratio': speed('seconds'),
+        'cpu_throughput_ratio': speed('cpu_seconds'),
         'rounds_per_second': round(n / series['seconds'][-1], 2),
     }
 

@@ -80,7 +80,8 @@ def read_arrays(
             raise ValueError(f'{source} has users and users_train; keep one of them.')
         # NumPy reads no more than the sizes that the archive declares.
         entries = {f'{key}.npy' for key in (*needed, *others)} | {*needed, *others}
-        sizes = [i.file_size for i in archive.zip.infolist() if i.filename in entries]
+        with zipfile.ZipFile(path) as file:
+            sizes = [i.file_size for i in file.infolist() if i.filename in entries]
         check_memory(source, sum(sizes))
         for key in (*needed, *others):
             with explain_errors(

@@ -267,7 +267,8 @@ def keep_compiled_programs() -> None:
         # JAX writes the time of use last and cannot evict a program without it.
         if not program.with_name(f'{program.name.removesuffix("-cache")}-atime').exists():
             program.unlink(missing_ok=True)
+    settings: Any = jax.config
     jax.config.update('jax_compilation_cache_dir', str(folder))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
-    if jax.config.jax_compilation_cache_max_size == -1:  # the user set no limit
+    if settings.jax_compilation_cache_max_size == -1:  # the user set no limit
         jax.config.update('jax_compilation_cache_max_size', CACHE_SIZE)

@@ -366,6 +366,21 @@ def test_processes_that_disagree_are_reported_before_training(second, message, p
     assert not (tmp_path / 'host0' / 'run').exists()
 
 
+def test_processes_with_other_data_are_reported_before_training(pair, tmp_path):
+    x, y = np.arange(600, dtype=np.uint8).reshape(100, 3, 2, 1), np.arange(100) % 4
+    for name, labels in (('a', y), ('b', y[::-1])):
+        np.savez(tmp_path / f'{name}.npz', x_train=x, y_train=labels, x_test=x, y_test=y)
+    flags = ('--dataset=npz', '--npz=../a.npz', '--model=mlp', '--alpha=1', '--workdir=run')
+    flags += ('--num_clients=4', '--clients_per_round=4', '--min_size=1')
+    with pair(commands(*flags, second=('--npz=../b.npz',))) as processes:
+        errors = [error for _, error in ends(processes)]
+    assert [process.returncode for process in processes] == [2, 2], errors
+    for error in errors:
+        assert 'the data of process 1 differ from those of process 0' in error
+        assert error.count('\n') == 1
+    assert not (tmp_path / 'host0' / 'run').exists()
+
+
 def test_a_slow_process_reports_another_number_of_processes_itself(pair):
     slow = f"""from jaxfed.engine.distributed import liveness
 import time

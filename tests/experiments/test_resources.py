@@ -52,11 +52,12 @@ def test_no_temporary_files_are_left_after_a_kill(tmp_path, monkeypatch):
 
 
 def test_a_soak_compares_the_end_with_the_start():
-    flat = {name: [1.0] * 100 for name in ('resident', 'arrays')} | {
-        'seconds': [float(n) for n in range(1, 101)]
-    }
+    times = [float(n) for n in range(1, 101)]
+    flat = {name: [1.0] * 100 for name in ('resident', 'arrays')}
+    flat |= {'seconds': times, 'cpu_seconds': times}
     assert soak.compare(flat) == {
-        'resident_growth': 0, 'array_growth': 0, 'throughput_ratio': 1, 'rounds_per_second': 1,
+        'resident_growth': 0, 'array_growth': 0, 'throughput_ratio': 1, 'cpu_throughput_ratio': 1,
+        'rounds_per_second': 1,
     }  # fmt: skip
     slower = flat | {'seconds': [float(n**2) for n in range(1, 101)], 'resident': range(1, 101)}
     found = soak.compare(slower)
