@@ -11,7 +11,7 @@ from experiments.grid import runner
 from experiments.grid.runner import Cell, RecordedCell
 from experiments.grid.scores import accuracy
 from jaxfed.config import Config, settings_that_affect
-from jaxfed.internal.csv_text import csv_text
+from jaxfed.internal.csv_text import csv_text, read_cell
 
 MIB = 2**20
 # Name -> what is measured, of a run.
@@ -156,8 +156,9 @@ def read_csv(path: Path) -> dict[Key, Record]:
         return {}
     try:
         with path.open(newline='') as file:
-            return dict(_parse(line) for line in csv.DictReader(file, strict=True))
-    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+            lines = csv.DictReader(file, strict=True)
+            return dict(_parse({n: read_cell(cell) for n, cell in line.items()}) for line in lines)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
         raise ValueError(f'{path} cannot be read ({error}); move it away.') from error
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from jaxfed.internal.type_checks import printable
 
+_FORMULA = ('=', '+', '-', '@')  # first characters of cells that spreadsheets evaluate
+
 
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:
     """Format rows as CSV; escapes control characters, and makes formulas texts by an apostrophe."""
@@ -23,5 +25,10 @@ def _inert(cell: Any) -> Any:
     try:
         float(text)
     except ValueError:
-        return f"'{text}" if text.startswith(('=', '+', '-', '@')) else text
+        return f"'{text}" if text.startswith(_FORMULA) else text
     return text
+
+
+def read_cell(text: str) -> str:
+    """Return the text of a cell that `csv_text` wrote, without the apostrophe before a formula."""
+    return text[1:] if text.startswith("'") and text[1:].startswith(_FORMULA) else text

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxfed.internal.csv_text import csv_text
+from jaxfed.internal.csv_text import csv_text, read_cell
 from jaxfed.internal.type_checks import printable
 
 
@@ -21,11 +21,14 @@ def read(text):
 )
 def test_formulas_become_texts(cell):
     assert read(csv_text([[cell, 'next']])) == [[f"'{cell}", 'next']]
+    assert read_cell(f"'{cell}") == cell
 
 
 @pytest.mark.parametrize('cell', ['-1.5', '+3', '-inf', '1e-5', '', 'fedlmd+fedprox', -1, None])
 def test_numbers_and_other_texts_are_unchanged(cell):
-    assert read(csv_text([[cell, 2]])) == [['' if cell is None else str(cell), '2']]
+    text = '' if cell is None else str(cell)
+    assert read(csv_text([[cell, 2]])) == [[text, '2']]
+    assert read_cell(text) == text and read_cell("'quoted'") == "'quoted'"
 
 
 @given(st.lists(st.text(), min_size=2, max_size=4))
