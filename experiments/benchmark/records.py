@@ -2,16 +2,16 @@
 
 import csv
 import hashlib
-import io
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.grid import runner
 from experiments.grid.runner import Cell, RecordedCell
 from experiments.grid.scores import accuracy
 from jaxfed.config import Config, settings_that_affect
+from jaxfed.internal.csv_text import csv_text, read_cell
 
 MIB = 2**20
 # Name -> what is measured, of a run.
@@ -138,14 +138,12 @@ def cost(run: RecordedCell) -> dict[str, float]:
 
 def as_csv(records: Mapping[Key, Record]) -> str:
     """A line for each run."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator='\n')
     names = [*COLUMNS, *COSTS]
-    writer.writerow([*Key._fields, *Record._fields[:-1], *names])
+    lines: list[list[Any]] = [[*Key._fields, *Record._fields[:-1], *names]]
     for key, record in sorted(records.items()):
         cells = [record.numbers.get(name, '') for name in names]
-        writer.writerow([*key, *record[:-1], *cells])
-    return file.getvalue()
+        lines.append([*key, *record[:-1], *cells])
+    return csv_text(lines)
 
 
 def read_csv(path: Path) -> dict[Key, Record]:
@@ -158,8 +156,9 @@ def read_csv(path: Path) -> dict[Key, Record]:
         return {}
     try:
         with path.open(newline='') as file:
-            return dict(_parse(line) for line in csv.DictReader(file, strict=True))
-    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+            lines = csv.DictReader(file, strict=True)
+            return dict(_parse({n: read_cell(cell) for n, cell in line.items()}) for line in lines)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
         raise ValueError(f'{path} cannot be read ({error}); move it away.') from error
 
 

@@ -1,11 +1,9 @@
 """A filled table as Markdown, LaTeX, CSV and on the terminal."""
 
-import csv
 import datetime
-import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -15,6 +13,7 @@ from rich.text import Text
 from experiments.grid.published import Column, PaperTable, Value
 from experiments.grid.runner import GridRow, RecordedCell
 from experiments.grid.scores import RowCost, Score, cost_of, places, within
+from jaxfed.internal.csv_text import csv_text
 
 NOTHING = '-'
 PAPER, DIFFERENCE = 'paper', 'difference'
@@ -302,9 +301,7 @@ def as_csv(filled: Filled, rounds: Mapping[str, tuple[int, int]]) -> str:
     Returns:
       The text of the file.
     """
-    file = io.StringIO()
-    writer = csv.DictWriter(file, CSV, lineterminator='\n')
-    writer.writeheader()
+    lines: list[Iterable[Any]] = [CSV]
     table = filled.table
     for column in filled.columns:
         place = places([filled.scores[row.name, column.name] for row in filled.rows])
@@ -348,8 +345,8 @@ def as_csv(filled: Filled, rounds: Mapping[str, tuple[int, int]]) -> str:
                     'needs_per_class': cost.auxiliary,
                     'set_aside': cost.set_aside,
                 }
-            writer.writerow(line)
-    return file.getvalue()
+            lines.append([line.get(name, '') for name in CSV])
+    return csv_text(lines)
 
 
 def _plain(value: float | None) -> str:

@@ -1,7 +1,5 @@
 """A figure's files: the picture, its numbers, and its runs."""
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from experiments.draw.panels import draw
 from experiments.draw.shapes import Lines, Matrix, Shape
 from experiments.grid.command import say, write_all
 from experiments.grid.runner import Cell, RecordedCell, equal
+from jaxfed.internal.csv_text import csv_text
 from jaxfed.recording.style import save, style
 
 _HEADER = ('panel', 'series', 'x', 'value', 'sd', 'n')
@@ -54,20 +53,18 @@ def numbers(shapes: Sequence[Shape]) -> str:
     Returns:
       The text; `series` is the curve or the row of a matrix, `x` the position or the column.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator='\n')
-    writer.writerow(_HEADER)
+    lines: list[tuple[str, ...]] = [_HEADER]
     for shape in shapes:
         if isinstance(shape, Lines):
             for curve in shape.curves:
                 for x, *point in zip(curve.x, curve.y, curve.sd, curve.n, strict=True):
                     position = shape.ticks[int(x)] if shape.ticks else f'{x:g}'
-                    writer.writerow((shape.title, curve.label, position, *map(_number, point)))
+                    lines.append((shape.title, curve.label, position, *map(_number, point)))
         elif isinstance(shape, Matrix):
             for (i, j), value in np.ndenumerate(shape.values):
                 numbers_ = map(_number, (value, shape.sd[i, j], shape.n[i, j]))
-                writer.writerow((shape.title, shape.rows[i], shape.columns[j], *numbers_))
-    return text.getvalue()
+                lines.append((shape.title, shape.rows[i], shape.columns[j], *numbers_))
+    return csv_text(lines)
 
 
 def _number(value: float) -> str:

@@ -240,7 +240,7 @@ def use_machine() -> None:
 
 def say(text: str) -> None:
     """Print a line."""
-    TERMINAL.print(text, soft_wrap=True)
+    TERMINAL.print(console.plain(text), soft_wrap=True)
 
 
 def show_cells(cells: Sequence[Cell], title: str = '') -> None:

@@ -1,7 +1,5 @@
 """The report of a search, on the terminal and as Markdown, CSV and JSON."""
 
-import csv
-import io
 import json
 import shlex
 from collections.abc import Sequence
@@ -16,6 +14,7 @@ from experiments.search.axes import Range
 from experiments.search.cells import STUDY, Search
 from experiments.search.ranking import Ranked
 from jaxfed.internal import files
+from jaxfed.internal.csv_text import csv_text
 
 WHOLE = '--validation=0'  # trains on all training data
 
@@ -114,15 +113,13 @@ def markdown(search: Search, ranking: Sequence[Ranked]) -> str:
 
 def as_csv(search: Search, ranking: Sequence[Ranked]) -> str:
     """The ranking as CSV, numbers unrounded."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator='\n')
-    writer.writerow([*_heads(search), 'seeds', 'evaluated_on'])
+    lines: list[list[Any]] = [[*_heads(search), 'seeds', 'evaluated_on']]
     for ranked in ranking:
         score = ranked.score
         numbers = ['' if v is None else f'{v:.4f}' for v in (score.mean, score.sd)]
         counts = [score.done, score.failed, ranked.given_up or '', score.asked]
-        writer.writerow([ranked.place or '', *ranked.values, *numbers, *counts, 'validation'])
-    return file.getvalue()
+        lines.append([ranked.place or '', *ranked.values, *numbers, *counts, 'validation'])
+    return csv_text(lines)
 
 
 def as_json(search: Search, ranking: Sequence[Ranked]) -> str:

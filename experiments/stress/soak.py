@@ -1,6 +1,10 @@
-"""Memory and speed over many rounds of the default job: both must stay constant.
+r"""Memory and speed over many rounds of a job: both must stay constant.
 
 python -m experiments.stress.soak --rounds=2000 --output=experiments/results/soak_cpu
+python -m experiments.stress.soak --job=tiny --rounds=20000 --method=fedavg \
+    --output=experiments/results/soak_tiny_cpu
+
+The tiny job trains so short that writing the records takes a large share of its time.
 """
 
 import json
@@ -22,26 +26,37 @@ from jaxfed.runs.experiment import set_up
 from jaxfed.runs.simulate import train
 
 MIB = 2**20
+JOBS: dict[str, dict[str, Any]] = {
+    'default': {},
+    'tiny': {
+        'model': 'mlp', 'num_clients': 4, 'clients_per_round': 1, 'local_epochs': 1,
+        'batch_size': 400, 'partition': 'iid', 'devices': '1', 'lanes': 1, 'eval_every': 10,
+        'learning_rate': 0.001,
+    },
+}  # fmt: skip
 
 
-def measure(rounds: int, method: str) -> dict[str, list[float]]:
-    """Runs the default job.
+def measure(rounds: int, method: str, job: str = 'default') -> dict[str, list[float]]:
+    """Runs a job of `JOBS`.
 
     Returns:
-      For each round: seconds since the start, resident memory of the process and memory of live
-      arrays in MiB.
+      For each round: seconds and processor seconds since the start, resident memory of the process
+      and memory of live arrays in MiB.
     """
     process, start = psutil.Process(), time.perf_counter()
-    series: dict[str, list[float]] = {'seconds': [], 'resident': [], 'arrays': []}
+    series: dict[str, list[float]] = {
+        'seconds': [], 'cpu_seconds': [], 'resident': [], 'arrays': [],
+    }  # fmt: skip
 
     def watch(_: dict[str, Any]) -> None:
         series['seconds'].append(round(time.perf_counter() - start, 4))
+        series['cpu_seconds'].append(round(time.process_time(), 4))
         series['resident'].append(round(process.memory_info().rss / MIB, 2))
         live = sum(array.nbytes for array in jax.live_arrays())
         series['arrays'].append(round(live / MIB, 3))
 
     with tempfile.TemporaryDirectory() as folder:
-        config = jaxfed.Config(method=method, rounds=rounds, workdir=f'{folder}/run')
+        config = jaxfed.Config(method=method, rounds=rounds, workdir=f'{folder}/run', **JOBS[job])
         train(set_up(config), quiet=True, watch=watch)
     return series
 
@@ -50,8 +65,9 @@ def compare(series: dict[str, list[float]]) -> dict[str, float]:
     """Compares the end with the start.
 
     Returns:
-      Growth of memory from the second tenth to the last, as a share; rounds a second of the last
-      tenth over those of the second; rounds a second in all.
+      Growth of memory from the second tenth to the last, as a share; rounds a second, and a second
+      of the processor, of the last tenth over those of the second; rounds a second in all. The
+      processor's time does not count other work of the machine.
     """
     n = len(series['seconds'])
     second, last = slice(n // 10, 2 * (n // 10)), slice(-(n // 10), None)
@@ -60,12 +76,15 @@ def compare(series: dict[str, list[float]]) -> dict[str, float]:
         values = np.array(series[name])
         return round(float(values[last].max() / values[second].max() - 1), 4)
 
-    seconds = np.diff(series['seconds'])
-    ratio = float(np.median(seconds[second]) / np.median(seconds[last]))
+    def speed(name: str) -> float:
+        each = np.diff(series[name])
+        return round(float(np.median(each[second]) / np.median(each[last])), 4)
+
     return {
         'resident_growth': growth('resident'),
         'array_growth': growth('arrays'),
-        'throughput_ratio': round(ratio, 4),
+        'throughput_ratio': speed('seconds'),
+        'cpu_throughput_ratio': speed('cpu_seconds'),
         'rounds_per_second': round(n / series['seconds'][-1], 2),
     }
 
@@ -87,12 +106,13 @@ def draw(series: dict[str, list[float]], path: Path) -> None:
 def main(args: flags.FlagValues) -> None:
     """Measures, prints, writes and draws."""
     jaxfed.use_every_core()
-    series = measure(args.rounds, args.method)
+    series = measure(args.rounds, args.method, args.job)
     comparison = compare(series)
     print(json.dumps(comparison, indent=2))
     every = max(args.rounds // 200, 1)
     report = {
         'machine': reporting.machine(),
+        'job': args.job,
         'method': args.method,
         'rounds': args.rounds,
         **comparison,
@@ -103,7 +123,8 @@ def main(args: flags.FlagValues) -> None:
 
 
 if __name__ == '__main__':
-    flags.DEFINE_integer('rounds', 2000, 'Rounds of the default job.', lower_bound=100)
+    flags.DEFINE_integer('rounds', 2000, 'Rounds of the job.', lower_bound=100)
     flags.DEFINE_string('method', 'fedlmd', 'Method of the job.')
+    flags.DEFINE_enum('job', 'default', list(JOBS), 'The job.')
     flags.DEFINE_string('output', None, reporting.JSON_AND_PICTURE)
     reporting.run(main)

@@ -4,16 +4,19 @@ A cached dataset is a folder of .npy files. Its images are memory-mapped: only t
 read take memory, and all processes of a machine share them.
 """
 
+import errno
 import hashlib
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxfed.data.errors import check_memory
 from jaxfed.internal.files import cache_folder
 from jaxfed.internal.folders import replacing
 from jaxfed.types import Dataset
@@ -30,23 +33,24 @@ Store = Callable[[str, Iterator[np.ndarray], int], np.ndarray]
 def decoded(key: str, decode: Callable[[Store], Dataset]) -> Dataset:
     """Reads a dataset from the cache, or decodes it into the cache first; images are read-only.
 
-    If the cache cannot be written, logs a warning and decodes the dataset into memory.
+    If the cache cannot be written, or another user could have written to it, logs a warning and
+    decodes the dataset into memory.
 
     Args:
       key: folder name in the cache; it identifies the content of the dataset.
       decode: makes the dataset. It passes the images to a `Store` block by block, so that they are
         never in memory as a whole.
     """
-    path = cache_folder() / key
-    dataset = read(path)
-    if dataset is not None:
-        return dataset
+    dataset = None
     try:
-        with replacing(path) as folder:
-            _describe(folder, decode(_to_files(folder)))
+        path = cache_folder(key)
         dataset = read(path)
+        if dataset is None:
+            with replacing(path) as folder:
+                _describe(folder, decode(_to_files(folder)))
+            dataset = read(path)
     except OSError as error:
-        _log.warning('%s cannot be written; the next run decodes again: %s', path, error)
+        _log.warning('The cache cannot be used; the next run decodes again: %s.', error)
     return decode(_to_memory) if dataset is None else dataset
 
 
@@ -83,8 +87,9 @@ def read(path: Path) -> Dataset | None:
 
 def _to_memory(name: str, blocks: Iterator[np.ndarray], count: int) -> np.ndarray:
     """Concatenates the blocks in memory; a `Store`."""
-    del name, count
-    return np.concatenate(list(blocks))
+    first = next(blocks)
+    check_memory(f'The array {name} of the dataset', count * first[0].nbytes)
+    return np.concatenate([first, *blocks])
 
 
 def _to_files(folder: Path) -> Store:
@@ -96,6 +101,9 @@ def _to_files(folder: Path) -> Store:
         with open(path, 'wb') as file:
             for number, block in enumerate(blocks):
                 if number == 0:
+                    size = count * block[0].nbytes
+                    if size > shutil.disk_usage(folder).free:
+                        raise OSError(errno.ENOSPC, f'{name} needs {size} bytes')
                     shape, descr = (count, *block.shape[1:]), block.dtype.str
                     header = {'descr': descr, 'fortran_order': False, 'shape': shape}
                     np.lib.format.write_array_header_2_0(file, header)

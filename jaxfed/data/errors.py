@@ -3,7 +3,18 @@
 import contextlib
 from collections.abc import Iterator
 
+from jaxfed.internal import machine
+
 Kinds = type[Exception] | tuple[type[Exception], ...]
+
+
+def check_memory(what: str, size: int) -> None:
+    """Raises a ValueError if data of `size` bytes are larger than the memory of this machine."""
+    if size > machine.memory():
+        raise ValueError(
+            f'{what} unpacks to {size / 2**30:.1f} GiB, but this machine has '
+            f'{machine.memory() / 2**30:.1f} GiB of memory: use fewer or smaller examples.'
+        )
 
 
 @contextlib.contextmanager

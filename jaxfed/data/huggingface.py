@@ -11,11 +11,11 @@ import numpy as np
 from jaxfed.data import cache
 from jaxfed.data.arrays import make_dataset
 from jaxfed.data.errors import explain_errors
+from jaxfed.data.images import BLOCK
 from jaxfed.internal.type_checks import printable
 from jaxfed.types import Dataset
 
 PREFIX = 'hf:'  # of the names of these datasets
-_BLOCK = 1000  # images decoded at once
 _CACHE_FORMAT = 1  # raise it when the decoded arrays of the same dataset change
 
 
@@ -174,9 +174,10 @@ def _mode(split: Any, column: str) -> str:
 def _images(split: Any, column: str, mode: str, where: str) -> Iterator[np.ndarray]:
     """Yields the images as [b, H, W, channels] uint8, in order."""
     size = split[0][column].size
-    for start in range(0, len(split), _BLOCK):
+    step = max(BLOCK // (3 * size[0] * size[1]), 1)
+    for start in range(0, len(split), step):
         block = []
-        for i, image in enumerate(split[start : start + _BLOCK][column], start):
+        for i, image in enumerate(split[start : start + step][column], start):
             if image.size != size or image.mode.startswith(('I', 'F')):
                 raise ValueError(
                     f'{where}: image {i} is {image.size[0]} x {image.size[1]} {image.mode}, the '

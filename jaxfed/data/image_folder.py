@@ -11,11 +11,11 @@ from PIL import Image
 
 from jaxfed.data import cache
 from jaxfed.data.errors import explain_errors
-from jaxfed.data.images import is_wide, reading_image
+from jaxfed.data.images import BLOCK, LARGEST, formats, is_wide, reading_image
+from jaxfed.internal.type_checks import printable
 from jaxfed.types import Dataset
 
 _log = logging.getLogger(__name__)
-_BLOCK = 1000  # images decoded at once
 _CACHE_FORMAT = 2  # raise it when the decoded arrays of the same files change
 _GREY = ('1', 'L', 'LA')  # Pillow's grey modes of at most 8 bits
 
@@ -27,9 +27,9 @@ def load_image_folder(path: str | os.PathLike[str]) -> Dataset:
     """Loads images from `path/train/CLASS/*` and `path/test/CLASS/*`, or `val` for `test`.
 
     The classes are the folders of `train` in sorted order. All images must have the same size, in
-    any format that Pillow reads (PNG, JPEG, WebP, BMP and more). The dataset has one channel if all
-    images are grey, else three. Transparency, hidden files and the EXIF orientation are ignored.
-    Animations contribute their first frame.
+    any format that Pillow decodes itself (PNG, JPEG, WebP, BMP and more, but not EPS). The dataset
+    has one channel if all images are grey, else three. Transparency, hidden files and the EXIF
+    orientation are ignored. Animations contribute their first frame.
 
     Args:
       path: the folder that contains `train` and `test`.
@@ -40,7 +40,7 @@ def load_image_folder(path: str | os.PathLike[str]) -> Dataset:
     Raises:
       ValueError: if a folder is missing, is empty or has folders where images belong; if a link is
         broken; if `test` has a class that `train` lacks; or if an image cannot be read, has more
-        than 8 bits per channel, or differs in size.
+        than 8 bits per channel or 2^24 pixels, or differs in size.
     """
     root = Path(path).expanduser()
     train = root / 'train'
@@ -92,7 +92,7 @@ def _folders(folder: Path) -> list[str]:
 
 def _files(folder: Path, classes: dict[str, int]) -> list[_File]:
     """Returns the image files of train or test, sorted by class and name."""
-    endings = {e for e, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    endings = {e for e, kind in Image.registered_extensions().items() if kind in formats()}
     files: list[_File] = []
     others: list[Path] = []
     for name in _folders(folder):
@@ -112,7 +112,9 @@ def _files(folder: Path, classes: dict[str, int]) -> list[_File]:
             )
     if others:
         _log.warning(
-            '%d files that are not images are ignored, such as %s.', len(others), others[0]
+            '%d files that are not images are ignored, such as %s.',
+            len(others),
+            printable(str(others[0])),
         )
     return files
 
@@ -121,13 +123,17 @@ def _check_headers(paths: list[Path]) -> int:
     """Returns the number of channels after checking the size and depth of every image."""
     grey, first = True, None
     for path in paths:
-        with reading_image(str(path)), Image.open(path) as image:
+        with reading_image(str(path)), Image.open(path, formats=formats()) as image:
             size, mode, wide = image.size, image.mode, is_wide(image)
         first = first or size
         if size != first:
             raise ValueError(
                 f'{path} has {size[0]} x {size[1]} pixels, but {paths[0]} has '
                 f'{first[0]} x {first[1]}; resize the images to one size.'
+            )
+        if size[0] * size[1] > LARGEST:
+            raise ValueError(
+                f'{path} has {size[0]} x {size[1]} pixels, more than {LARGEST}; resize the images.'
             )
         if wide:
             raise ValueError(f'{path} has more than 8 bits per channel; convert it to 8 bits.')
@@ -137,12 +143,13 @@ def _check_headers(paths: list[Path]) -> int:
 
 def _blocks(files: list[_File], channels: int) -> Iterator[np.ndarray]:
     """Yields the images as [b, H, W, channels] uint8, in order."""
-    for start in range(0, len(files), _BLOCK):
-        yield np.stack([_pixels(path, channels) for path, _ in files[start : start + _BLOCK]])
+    step = max(BLOCK // _pixels(files[0][0], channels).nbytes, 1)
+    for start in range(0, len(files), step):
+        yield np.stack([_pixels(path, channels) for path, _ in files[start : start + step]])
 
 
 def _pixels(path: Path, channels: int) -> np.ndarray:
     """Returns an image as [H, W, channels] uint8."""
-    with reading_image(str(path)), Image.open(path) as image:
+    with reading_image(str(path)), Image.open(path, formats=formats()) as image:
         pixels = np.asarray(image.convert('L' if channels == 1 else 'RGB'))
     return pixels.reshape(*pixels.shape[:2], channels)

@@ -10,6 +10,19 @@ from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
 from jaxfed.data.errors import explain_errors
 
+BLOCK = 1 << 26  # bytes of images decoded at once
+LARGEST = 1 << 24  # pixels of an image; a small file may unpack to any number
+
+
+def formats() -> list[str]:
+    """Lists the formats of Pillow that it decodes itself.
+
+    For EPS it starts Ghostscript, and for WMF it calls the renderer of Windows. Pillow recognises
+    a format by the content, so a file with the name of another one may be of these.
+    """
+    Image.init()
+    return [name for name in Image.OPEN if name not in ('EPS', 'WMF')]
+
 
 @contextlib.contextmanager
 def reading_image(where: str) -> Iterator[None]:

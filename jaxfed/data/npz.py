@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxfed.data.arrays import ARRAYS, make_dataset
-from jaxfed.data.errors import explain_errors
+from jaxfed.data.errors import check_memory, explain_errors
 from jaxfed.internal.type_checks import printable
 from jaxfed.types import Dataset
 
@@ -78,6 +78,11 @@ def read_arrays(
         others = [key for key in ('users', 'users_train') if key in archive.files]
         if len(others) > 1:
             raise ValueError(f'{source} has users and users_train; keep one of them.')
+        # NumPy reads no more than the sizes that the archive declares.
+        entries = {f'{key}.npy' for key in (*needed, *others)} | {*needed, *others}
+        with zipfile.ZipFile(path) as file:
+            sizes = [i.file_size for i in file.infolist() if i.filename in entries]
+        check_memory(source, sum(sizes))
         for key in (*needed, *others):
             with explain_errors(
                 f'{source} has an array {key} that cannot be read',

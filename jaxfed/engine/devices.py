@@ -3,6 +3,7 @@
 import collections
 import importlib.util
 import itertools
+import logging
 import math
 import os
 import shutil
@@ -15,9 +16,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxfed.engine import distributed
 from jaxfed.engine.distributed import transfer
+from jaxfed.internal import machine
 from jaxfed.internal.files import cache_folder
 from jaxfed.types import PyTree
 
+_log = logging.getLogger(__name__)
+# The programs of a run on a CPU take 1 to 2 MB, and JAX looks at every file before it adds one.
+CACHE_SIZE = 1 << 30
 AXIS = 'devices'
 SPLIT, REPLICATED = PartitionSpec(AXIS), PartitionSpec()
 
@@ -161,9 +166,8 @@ def memory(mesh: Mesh) -> float:
         return math.inf
     devices, processes = mesh.local_devices, distributed.processes_on_host()
     limit = _memory_limit(devices[0])
-    if not limit and devices[0].platform == 'cpu' and hasattr(os, 'sysconf'):
-        machine = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
-        limit = machine / len(devices) / processes
+    if not limit and devices[0].platform == 'cpu':
+        limit = machine.memory() / len(devices) / processes
     return distributed.minimum('memory available', limit or math.inf)
 
 
@@ -249,6 +253,22 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def keep_compiled_programs() -> None:
-    """Makes JAX keep compiled programs on disk for later processes."""
-    jax.config.update('jax_compilation_cache_dir', str(cache_folder() / 'compiled'))
+    """Makes JAX keep compiled programs on disk for later processes, up to `CACHE_SIZE` bytes.
+
+    A program that is read is executed, so a folder to which other users could have written is not
+    used; a warning says so.
+    """
+    try:
+        folder = cache_folder('compiled')
+    except OSError as error:
+        _log.warning('Compiled programs are not kept: %s.', error)
+        return
+    for program in folder.glob('*-cache'):
+        # JAX writes the time of use last and cannot evict a program without it.
+        if not program.with_name(f'{program.name.removesuffix("-cache")}-atime').exists():
+            program.unlink(missing_ok=True)
+    settings: Any = jax.config
+    jax.config.update('jax_compilation_cache_dir', str(folder))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+    if settings.jax_compilation_cache_max_size == -1:  # the user set no limit
+        jax.config.update('jax_compilation_cache_max_size', CACHE_SIZE)

@@ -1,5 +1,7 @@
 """Settings from a YAML or JSON file, as flags: --config=FILE."""
 
+import itertools
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,10 +64,11 @@ def _flags_of(path: str, values: flags.FlagValues) -> list[str]:
 
 def _settings(content: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
     """Yields (name of the flag, its value); none for null."""
-    for name, value in content.items():
-        if name in _MAPPINGS and isinstance(value, Mapping):
-            yield from _settings(value)
-        elif value is not None:
+    # Of one level: aliases of YAML can nest mappings in themselves.
+    nested = [content[n] for n in _MAPPINGS if isinstance(content.get(n), Mapping)]
+    plain = {n: v for n, v in content.items() if not any(v is inner for inner in nested)}
+    for name, value in itertools.chain(plain.items(), *(inner.items() for inner in nested)):
+        if value is not None:
             yield printable(str(name)), value
 
 
@@ -73,11 +76,12 @@ def _text(source: str, name: Any, value: Any) -> str:
     """A value as on the command line; a list is joined by commas."""
     if isinstance(value, bool):
         return 'true' if value else 'false'
-    if isinstance(value, list) and value:
+    # An entry is no list: ten lines of YAML can write a list of 10^9 entries by aliases.
+    if isinstance(value, list) and value and not any(isinstance(entry, list) for entry in value):
         return ','.join(_text(source, name, entry) for entry in value)
     if not isinstance(value, str | int | float):
         raise ValueError(
             f'{source}: {printable(str(name))} must be a number, a text, true or false, got '
-            f'{printable(repr(value))[:100]}.'
+            f'{printable(reprlib.repr(value))[:100]}.'
         )
     return str(value)

@@ -29,10 +29,10 @@ def status(text: str, *, quiet: bool) -> Iterator[None]:
         Progress(*columns, console=TERMINAL, transient=True, disable=not can_animate()) as bar,
         minute_lines(quiet=can_animate()) as show,
     ):
-        bar.add_task(text, total=None)
+        bar.add_task(plain(text), total=None)
         show(f'{text} ...')
         yield
-    TERMINAL.print(f'{text}: {time.perf_counter() - start:.1f} s')
+    TERMINAL.print(f'{plain(text)}: {time.perf_counter() - start:.1f} s')
 
 
 @contextlib.contextmanager
@@ -83,7 +83,12 @@ def minute_lines(*, timed: bool = False, quiet: bool) -> Iterator[Callable[..., 
 def say(text: str, *, quiet: bool) -> None:
     """Print a line unless `quiet`."""
     if not quiet:
-        TERMINAL.print(text, soft_wrap=True)
+        TERMINAL.print(plain(text), soft_wrap=True)
+
+
+def plain(text: str) -> str:
+    """Escape the control characters of a text, except line breaks: names come from files."""
+    return '\n'.join(map(printable, text.split('\n')))
 
 
 def silence() -> None:

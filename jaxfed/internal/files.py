@@ -4,6 +4,7 @@ import contextlib
 import importlib.metadata
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,39 @@ def data_folder(data_dir: str | os.PathLike[str] | None) -> Path:
     return Path(folder).expanduser()
 
 
-def cache_folder() -> Path:
-    """Return the cache folder: $JAXFED_CACHE_DIR or ~/.cache/jaxfed."""
-    return Path(os.environ.get('JAXFED_CACHE_DIR') or '~/.cache/jaxfed').expanduser()
+def cache_folder(name: str) -> Path:
+    """Return a folder in the cache, $JAXFED_CACHE_DIR or ~/.cache/jaxfed, after making the cache.
+
+    Raises:
+      OSError: if the cache cannot be made, or another user may have written to the folder. Windows
+        has neither owner nor mode, so this is not checked there.
+    """
+    root = Path(os.environ.get('JAXFED_CACHE_DIR') or '~/.cache/jaxfed').expanduser()
+    root.parent.mkdir(parents=True, exist_ok=True)
+    root.mkdir(mode=0o700, exist_ok=True)
+    folder = root / name
+    if os.name == 'posix':
+        content = [folder, *folder.iterdir()] if folder.exists() else []
+        # Others cannot reach what is in a folder without search permission, whatever its mode is.
+        shared = _check_private(root).st_mode & (stat.S_IXGRP | stat.S_IXOTH)
+        for path in content:
+            with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+                _check_private(path, writable=not shared)
+    return folder
+
+
+def _check_private(path: Path, *, writable: bool = False) -> os.stat_result:
+    """Raise a PermissionError if a path belongs to another user, or others can write to it.
+
+    Args:
+      path: of a file or folder.
+      writable: whether its mode may allow others to write.
+    """
+    status = path.stat()
+    if status.st_uid not in (0, os.geteuid()):
+        problem = 'belongs to another user; remove it'
+    elif not writable and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        problem = 'can be written by other users; remove it, or use chmod -R go-w if you trust it'
+    else:
+        return status
+    raise PermissionError(f'{path} {problem}, or set JAXFED_CACHE_DIR to a folder of your own')

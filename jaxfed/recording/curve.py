@@ -20,7 +20,8 @@ def draw_accuracy(metrics: list[dict[str, Any]], path: Path, *, title: str) -> N
     blue, red, green = COLOURS[:3]
     with style():
         figure = Figure(figsize=(7, 4), layout='constrained')
-        axes = figure.add_subplot(title=title, xlabel='round', ylabel='test accuracy (%)')
+        axes = figure.add_subplot(xlabel='round', ylabel='test accuracy (%)')
+        axes.set_title(title, parse_math=False)  # names may contain $
         axes.plot(*accuracies('test_accuracy'), color=blue, label='test accuracy')
         if (local := accuracies('local_accuracy'))[0]:
             axes.plot(*local, color=green, marker='.', label='average local accuracy')

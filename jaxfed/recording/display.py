@@ -158,6 +158,7 @@ def show_measures(rows: list[tuple[str, str, tuple[str, ...], bool]]) -> None:
 
 
 def _print(table: Table, rows: Iterable[Sequence[str]]) -> None:
+    table.title = console.plain(str(table.title or '')) or None
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(console.plain, row))
     console.TERMINAL.print(table)

@@ -37,7 +37,8 @@ def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str
     cell = (0.45, 0.3) if numbered else (0.12, 0.25 if num_classes <= _MAX_NUMBERED else 0.09)
     size = cell[0] * min(num_clients, 100), cell[1] * min(num_classes, 100)
     figure = Figure(figsize=(max(size[0], 5) + 2, max(size[1], 2) + 1.3), layout='constrained')
-    axes = figure.add_subplot(title=title, xlabel='client', ylabel='class')
+    axes = figure.add_subplot(xlabel='client', ylabel='class')
+    axes.set_title(title, parse_math=False)  # names may contain $
     # One hue from light to dark is readable with colour blindness and in grey print. The square
     # root separates few examples from many, and the lightest shade 1 from 0, which is white.
     shades = ListedColormap(colormaps['Blues'](np.linspace(0.15, 1, 256)))

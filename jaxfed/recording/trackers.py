@@ -5,9 +5,7 @@ Training continues, because metrics.jsonl already has the round.
 """
 
 import contextlib
-import csv
 import importlib.util
-import io
 import os
 import shutil
 import time
@@ -17,6 +15,7 @@ from typing import Any
 
 from jaxfed.config import Config
 from jaxfed.internal import console
+from jaxfed.internal.csv_text import csv_text
 from jaxfed.internal.files import write_atomic
 from jaxfed.methods import Part
 from jaxfed.recording import run_files
@@ -159,24 +158,21 @@ def csv_file(workdir: Path, config: dict[str, Any]) -> Iterator[Tracker]:
             elif value is not None and not isinstance(value, dict):
                 yield name, (place, -1), value
 
+    def in_order(row: dict[str, Any], header: list[str]) -> list[Any]:
+        return [row.get(column, '') for column in header]
+
     def track(entry: Entry) -> None:
         row, known = {}, len(columns)
         for column, place, value in cells(entry):
             row[column] = value
             columns.setdefault(column, place)
         rows.append(row)
-        text = io.StringIO(newline='')
-        writer = csv.DictWriter(
-            text, sorted(columns, key=columns.__getitem__), '', lineterminator='\n'
-        )
+        header = sorted(columns, key=columns.__getitem__)
         if len(columns) > known:
-            writer.writeheader()
-            writer.writerows(rows)
-            write_atomic(path, text.getvalue())
+            write_atomic(path, csv_text([header, *(in_order(row, header) for row in rows)]))
         else:
-            writer.writerow(row)
             with path.open('a', newline='') as file:
-                file.write(text.getvalue())
+                file.write(csv_text([in_order(row, header)]))
 
     yield track
 

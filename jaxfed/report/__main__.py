@@ -1,15 +1,14 @@
 """Compare runs: python -m jaxfed.report WORKDIR ... --output=FILE.html [--csv=FILE.csv]."""
 
 import argparse
-import csv
-import io
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from jaxfed.internal import console, files
+from jaxfed.internal.csv_text import csv_text
 from jaxfed.recording import run_files
 from jaxfed.report.grouping import RunGroup, group
 from jaxfed.report.reading import RecordedRun, read_run
@@ -83,21 +82,19 @@ def read_runs(folders: Sequence[Path]) -> list[RecordedRun]:
 
 def table_of_runs(groups: Sequence[RunGroup], target: float | None) -> str:
     """Format results as CSV, a row for each run; `target` None means the target of each run."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator='\n')
     columns = (
         'label workdir method dataset seed state rounds last_accuracy best_accuracy best_round'
     )
     columns += ' moving_accuracy rounds_to_target forgetting seconds client_steps_per_second'
-    writer.writerow(columns.split())
+    rows: list[list[Any]] = [columns.split()]
     for label, runs in groups:
         for run in runs:
             row = [label, run.path, run.config['method'], run.config['dataset'], run.seed]
             row += [run.state, run.rounds, run.final_accuracy(), run.best_accuracy()]
             row += [run.best_round(), run.moving_accuracy(), run.rounds_to(target)]
             row += [run.final_forgetting(), run.seconds(), run.total('client_steps_per_second')]
-            writer.writerow(row)
-    return file.getvalue()
+            rows.append(row)
+    return csv_text(rows)
 
 
 def main(arguments: Sequence[str]) -> int:

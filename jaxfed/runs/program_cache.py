@@ -25,11 +25,16 @@ def kept_programs(enabled: bool) -> Iterator[None]:
     ):
         yield
         return
-    shortest = settings.jax_persistent_cache_min_compile_time_secs
+    changed = (
+        'jax_compilation_cache_dir',
+        'jax_compilation_cache_max_size',
+        'jax_persistent_cache_min_compile_time_secs',
+    )
+    before = {name: getattr(settings, name) for name in changed}
     keep_compiled_programs()
     try:
         yield
     finally:
-        jax.config.update('jax_compilation_cache_dir', None)
-        jax.config.update('jax_persistent_cache_min_compile_time_secs', shortest)
+        for name, value in before.items():
+            jax.config.update(name, value)
         compilation_cache.reset_cache()

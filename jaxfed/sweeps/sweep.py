@@ -1,9 +1,7 @@
 """A grid of settings times seeds, from --sweep and --seeds, and its table of results."""
 
-import csv
 import dataclasses
 import difflib
-import io
 import itertools
 import typing
 from collections.abc import Sequence
@@ -13,6 +11,7 @@ from typing import Any, NamedTuple
 from jaxfed import methods
 from jaxfed.config import FIELDS, SETTINGS, Config, settings_that_affect
 from jaxfed.internal import console, files
+from jaxfed.internal.csv_text import csv_text
 from jaxfed.metrics import mean_and_deviation
 from jaxfed.partition import PARTITIONS, partition_settings
 from jaxfed.recording import display, run_files
@@ -320,18 +319,16 @@ def summarise(members: Sequence[Member]) -> list[Outcome]:
 
 def write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
     """Write a CSV file with a row for each point."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator='\n')
     names = [name for name, _ in outcomes[0].point]
     numbers = ('final_accuracy', 'final_sd', 'best_accuracy', 'best_sd')
-    table.writerow([*names, 'seeds', 'failed', 'given_up', 'rounds', *numbers])
+    rows: list[list[Any]] = [[*names, 'seeds', 'failed', 'given_up', 'rounds', *numbers]]
     for point, final, best, rounds, stopped, failed in outcomes:
         statistics = [*mean_and_deviation(final), *mean_and_deviation(best)]
         accuracies = ['' if number is None else f'{number:.6f}' for number in statistics]
         values = [shortest(value) for _, value in point]
         counts = [len(final), failed, stopped, max(rounds, default=0)]
-        table.writerow([*values, *counts, *accuracies])
-    files.write_atomic(path, text.getvalue())
+        rows.append([*values, *counts, *accuracies])
+    files.write_atomic(path, csv_text(rows))
 
 
 def best_point(outcomes: Sequence[Outcome]) -> Point | None:

@@ -1,6 +1,8 @@
 """Decoded datasets on disk."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import jax
@@ -9,8 +11,11 @@ import pytest
 
 from jaxfed.data import cache, channel_statistics
 from jaxfed.engine.devices import make_mesh, replicate
+from jaxfed.internal import machine
 from jaxfed.types import Dataset
 from tests.data.test_npz import arrays
+
+posix = pytest.mark.skipif(os.name != 'posix', reason='Windows has no owner and mode of a file')
 
 
 def stored(store, **changes):
@@ -103,15 +108,55 @@ def test_failed_decoding_leaves_no_cache(cached):
 
     with pytest.raises(ValueError, match='truncated image'):
         cache.decoded('toy', fail)
-    assert not cached.exists()
+    assert not list(cached.iterdir())
 
 
 def test_cache_that_cannot_be_written(tmp_path, monkeypatch, caplog):
     (tmp_path / 'file').write_text('no folder')
     monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path / 'file'))
     dataset = cache.decoded('toy', stored)
-    assert 'cannot be written' in caplog.text
+    assert 'The cache cannot be used' in caplog.text
     np.testing.assert_array_equal(dataset.x_train, arrays()['x_train'])
+
+
+@posix
+@pytest.mark.parametrize('place', ['.', 'toy', 'toy/x_train.npy'])
+@pytest.mark.parametrize('how', ['writable', 'foreign'])
+def test_a_cache_that_another_user_may_have_written_is_not_read(
+    cached, place, how, caplog, monkeypatch
+):
+    cache.decoded('toy', stored)
+    assert not os.stat(cached).st_mode & 0o077
+    os.chmod(cached, 0o755)
+    np.save(cached / 'toy' / 'x_train.npy', np.zeros_like(arrays()['x_train']))  # planted
+    if how == 'writable':
+        os.chmod(cached / place, 0o777)
+        message = f'{cached / place} can be written by other users; remove it'
+    else:
+        foreign, inner = (cached / place).stat(), Path.stat
+        other = os.stat_result([*foreign[:4], os.geteuid() + 1, *foreign[5:]])
+        monkeypatch.setattr(Path, 'stat', lambda p, **_: other if p == cached / place else inner(p))
+        message = f'{cached / place} belongs to another user; remove it'
+    dataset = cache.decoded('toy', stored)
+    np.testing.assert_array_equal(dataset.x_train, arrays()['x_train'])
+    assert message in caplog.text and caplog.text.count('\n') == 1
+
+
+@posix
+def test_a_closed_cache_may_have_files_of_any_mode(cached):
+    cache.decoded('toy', stored)  # the umask of many systems lets the group write
+    os.chmod(cached / 'toy' / 'x_train.npy', 0o664)
+    cache.decoded('toy', not_again)
+
+
+def test_a_dataset_larger_than_disk_and_memory_is_refused(cached, caplog, monkeypatch):
+    usage = shutil.disk_usage(cached.parent)
+    monkeypatch.setattr(cache.shutil, 'disk_usage', lambda path: usage._replace(free=100))
+    np.testing.assert_array_equal(cache.decoded('toy', stored).x_train, arrays()['x_train'])
+    assert 'x_train needs 720 bytes' in caplog.text and not list(cached.iterdir())
+    monkeypatch.setattr(machine, 'memory', lambda: 719.0)
+    with pytest.raises(ValueError, match='The array x_train of the dataset unpacks to'):
+        cache.decoded('toy', stored)
 
 
 def test_full_disk(cached, caplog, monkeypatch):
@@ -122,4 +167,4 @@ def test_full_disk(cached, caplog, monkeypatch):
     dataset = cache.decoded('toy', stored)
     assert 'No space left on device' in caplog.text
     np.testing.assert_array_equal(dataset.x_test, arrays()['x_test'])
-    assert not cached.exists()
+    assert not list(cached.iterdir())

@@ -3,6 +3,7 @@
 import os
 import shutil
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -140,6 +141,51 @@ def test_malformed_image_folder(tmp_path, cached, change, message):
     with pytest.raises(ValueError, match=message):
         load_image_folder(root)
     assert not cached.exists() or not list(cached.iterdir())
+
+
+def test_images_that_unpack_to_too_much_are_not_decoded(tmp_path, cached):
+    root = write_images(tmp_path / 'bomb', FILES)
+    shutil.rmtree(root)
+    for name in FILES[:1] + FILES[4:]:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new('1', (5000, 5000)).save(root / name)  # 75 MB in a file of a few kB
+        assert (root / name).stat().st_size < 10_000
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r'1\.png has 5000 x 5000 pixels, more than 16777216'):
+        load_image_folder(root)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    tracemalloc.stop()
+
+
+def test_large_images_are_decoded_in_small_blocks(tmp_path, monkeypatch):
+    root = write_images(tmp_path / 'some', FILES)
+    whole = load_image_folder(root)
+    monkeypatch.setattr(image_folder, 'BLOCK', 150)  # two images
+    sizes = [len(block) for block in image_folder._blocks(files_of(root / 'train'), 3)]
+    assert sizes == [2, 2]
+    blocks = image_folder._blocks(files_of(root / 'train'), 3)
+    np.testing.assert_array_equal(np.concatenate([*blocks]), whole.x_train)
+
+
+def files_of(folder):
+    return image_folder._files(folder, {'a': 0, 'b': 1, 'c': 2})
+
+
+@pytest.mark.parametrize('name', ['x.eps', 'x.png'])
+def test_a_file_for_which_pillow_starts_another_program_is_not_opened(name, tmp_path, monkeypatch):
+    from PIL import EpsImagePlugin
+
+    root = write_images(tmp_path / 'some', FILES)
+    eps = '%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 4\n%%EndComments\n%%EOF\n'
+    (root / 'train/b' / name).write_text(eps)
+    with Image.open(root / 'train/b' / name) as image:
+        assert image.format == 'EPS'
+    monkeypatch.setattr(EpsImagePlugin, 'Ghostscript', None)
+    if name == 'x.png':
+        with pytest.raises(ValueError, match=r'x\.png cannot be read as an image \(unknown format'):
+            load_image_folder(root)
+    else:
+        assert len(load_image_folder(root).x_train) == 4  # it is no image
 
 
 def test_file_names_that_are_not_utf8(tmp_path):

@@ -1,10 +1,16 @@
 """Files of arrays: written arrays are read back, malformed ones are refused."""
 
+import os
+import pickle
+import tracemalloc
+import zipfile
+
 import numpy as np
 import pytest
 
 from jaxfed import Config
 from jaxfed.data import channel_statistics, load_npz
+from jaxfed.internal import machine
 from jaxfed.runs.deal import deal
 
 
@@ -128,6 +134,36 @@ def test_malformed_npz(tmp_path, changes, message):
     np.savez(tmp_path / 'bad.npz', **arrays(**changes))
     with pytest.raises(ValueError, match=rf'bad\.npz has .*{message}'):
         load_npz(tmp_path / 'bad.npz')
+
+
+def test_an_npz_that_unpacks_to_more_than_the_memory(tmp_path, monkeypatch):
+    zeros = np.zeros((1 << 14, 32, 32, 1), np.uint8)  # 16 MiB in a file of some kB
+    np.savez_compressed(tmp_path / 'bomb.npz', **arrays(x_train=zeros))
+    assert (tmp_path / 'bomb.npz').stat().st_size < 100_000
+    monkeypatch.setattr(machine, 'memory', lambda: float(1 << 23))
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r'bomb\.npz unpacks to 0\.0 GiB, but this machine has'):
+        load_npz(tmp_path / 'bomb.npz')
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+class Hostile:
+    def __reduce__(self):
+        return os.mkdir, ('executed',)
+
+
+def test_an_npz_with_code_is_refused_and_not_executed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savez('bad.npz', **arrays(x_train=np.array([Hostile()] * 12, object)))
+    with pytest.raises(ValueError, match='an array x_train that cannot be read'):
+        load_npz('bad.npz')
+    with zipfile.ZipFile('bad.npz', 'w') as archive:
+        for name in arrays():
+            archive.writestr(f'{name}.npy', pickle.dumps(Hostile()))
+    with pytest.raises(ValueError, match=r'bad\.npz'):
+        load_npz('bad.npz')
+    assert [path.name for path in tmp_path.iterdir()] == ['bad.npz']
 
 
 def test_a_file_that_is_not_an_npz_archive(tmp_path):

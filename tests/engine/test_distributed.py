@@ -6,6 +6,7 @@ liveness are high unless a process is known to be lost.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -365,6 +366,21 @@ def test_processes_that_disagree_are_reported_before_training(second, message, p
     assert not (tmp_path / 'host0' / 'run').exists()
 
 
+def test_processes_with_other_data_are_reported_before_training(pair, tmp_path):
+    x, y = np.arange(600, dtype=np.uint8).reshape(100, 3, 2, 1), np.arange(100) % 4
+    for name, labels in (('a', y), ('b', y[::-1])):
+        np.savez(tmp_path / f'{name}.npz', x_train=x, y_train=labels, x_test=x, y_test=y)
+    flags = ('--dataset=npz', '--npz=../a.npz', '--model=mlp', '--alpha=1', '--workdir=run')
+    flags += ('--num_clients=4', '--clients_per_round=4', '--min_size=1')
+    with pair(commands(*flags, second=('--npz=../b.npz',))) as processes:
+        errors = [error for _, error in ends(processes)]
+    assert [process.returncode for process in processes] == [2, 2], errors
+    for error in errors:
+        assert 'the data of process 1 differ from those of process 0' in error
+        assert error.count('\n') == 1
+    assert not (tmp_path / 'host0' / 'run').exists()
+
+
 def test_a_slow_process_reports_another_number_of_processes_itself(pair):
     slow = f"""from jaxfed.engine.distributed import liveness
 import time
@@ -442,10 +458,102 @@ def test_no_cluster_or_a_taken_port_is_reported():
         join.start(process_id=1, detect=True)
     with pytest.raises(ValueError, match='--distributed: JAX finds no job of SLURM'):
         join.start(detect=True)
-    with socket.create_server(('', 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match='the port is taken on this host'):
-            join._check_port(f'here:{port}')
+    for host in ('localhost', '127.0.0.1', 'no-host-of-this-name.invalid'):
+        with socket.create_server(('', 0)) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(ValueError, match='the port is taken on this host'):
+                join._bind_address(f'{host}:{port}')
+
+
+def test_the_coordinator_listens_at_the_named_address(monkeypatch, capsys):
+    known = {
+        'localhost': '127.0.0.1', '127.0.0.1': '127.0.0.1', 'node1': '127.0.1.1',
+        'router': '192.0.2.77',
+    }  # fmt: skip
+
+    def resolve(name, port):
+        if name not in known:
+            raise socket.gaierror(-2, 'Name or service not known')
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, '', (known[name], port))]
+
+    monkeypatch.setattr(socket, 'getaddrinfo', resolve)
+    port = free_port()
+    for host in ('localhost', '127.0.0.1'):
+        assert join._bind_address(f'{host}:{port}') == f'{host}:{port}'
+    assert capsys.readouterr().err == ''
+    for host, reason in [
+        ('node1', 'this host knows node1 as 127.0.1.1'),
+        ('router', 'router is no address of this host (Cannot assign requested address)'),
+        ('unknown', 'unknown is no address of this host (Name or service not known)'),
+    ]:
+        assert join._bind_address(f'{host}:{port}') == f'[::]:{port}'
+        assert capsys.readouterr().err == (
+            f'warning: --coordinator={host}:{port}: {reason}, so the port is open on all '
+            'interfaces; name an address of this host to open it there only.\n'
+        )
+
+
+GARBAGE = [
+    b'', b'\0' * 70_000, b'GET / HTTP/1.1\r\nHost: x\r\n\r\n', random.Random(0).randbytes(5000),
+    b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\xff' * 100, b'\x16\x03\x01\x02\x00\x01',
+]  # fmt: skip
+
+
+def send_garbage(port, ended, sent):
+    """Sends garbage, and keeps 50 connections half-open, until an event."""
+    with contextlib.ExitStack() as stack:
+        for number in itertools.count():
+            with contextlib.suppress(OSError):  # not open yet, or closed
+                one = socket.create_connection(('127.0.0.1', port), 1)
+                one.sendall(GARBAGE[number % len(GARBAGE)])
+                sent.append(number)
+                stack.enter_context(one) if len(sent) < 50 else one.close()
+            if ended.wait(0.01):
+                return
+
+
+def test_strangers_at_the_port_do_not_disturb(pair, single, tmp_path):
+    with pair(commands(*LONG)) as processes:
+        port = int(processes[0].args[3].rpartition(':')[2])
+        ended, sent = threading.Event(), []
+        attack = threading.Thread(target=send_garbage, args=(port, ended, sent))
+        attack.start()
+        try:
+            wait_for_rounds(tmp_path / 'host0' / 'run' / 'metrics.jsonl', 3, processes)
+            with pytest.raises(ConnectionRefusedError):  # it listens at 127.0.0.1 only
+                socket.create_connection(('127.0.0.2', port), 5)
+            outputs = ends(processes)
+        finally:
+            ended.set()
+            attack.join()
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert len(sent) > 100
+    settings = {'method': 'scaffold', 'rounds': 40}
+    assert_same_run(tmp_path / 'host0' / 'run', single('whole', **settings), atol=2e-4)
+
+
+def test_the_relay_serves_its_own_process_only(monkeypatch):
+    lost = []
+
+    def closed(near):
+        lost.append(near)
+        near.shutdown(socket.SHUT_RDWR)
+
+    monkeypatch.setattr(liveness, '_closed', closed)
+    with socket.create_server(('127.0.0.1', 0)) as coordinator:
+        port = int(liveness.relay(f'127.0.0.1:{coordinator.getsockname()[1]}').rpartition(':')[2])
+        code = 'import socket, sys; one = socket.create_connection(("127.0.0.1", int(sys.argv[1])))'
+        stranger = [sys.executable, '-c', f'{code}; one.sendall(b"x"); print(one.recv(9))']
+        done = subprocess.run([*stranger, str(port)], capture_output=True, text=True)
+        assert done.stdout == "b''\n" or 'ConnectionResetError' in done.stderr
+        with socket.create_connection(('127.0.0.1', port)) as own:
+            own.sendall(b'hello')
+            far, _ = coordinator.accept()  # the first connection: the stranger's was not relayed
+            assert far.recv(9) == b'hello'
+            assert lost == []
+            far.close()
+            assert own.recv(9) == b''
+    assert len(lost) == 1
 
 
 def test_grids_refuse_several_processes():

@@ -53,6 +53,10 @@ def test_the_config_of_a_run(tmp_path):
     assert read == dataclasses.replace(made, workdir=None)
 
 
+# 2^60 numbers, if every alias is written out.
+BOMB = ''.join(f'a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n' for i in range(1, 60))
+
+
 @pytest.mark.parametrize(
     'text, message',
     [
@@ -67,6 +71,9 @@ def test_the_config_of_a_run(tmp_path):
         ('rounds: many', '--rounds must be an integer, got many'),
         ('method: !!python/object/apply:os.system [ls]', 'cannot be read .*could not determine'),
         ('"a\\nb": 3', r'--a\\nb is not a flag'),
+        ('a0: &a0 [1, 1]\n' + BOMB, 'a1 must be a number, a text, true or false, got '),
+        ('hyperparameters: &a {hyperparameters: *a, lr: 3}', 'hyperparameters must be a number'),
+        ('rounds: &a [*a]', 'rounds must be a number'),
     ],
 )
 def test_files_that_set_no_flags(text, message, tmp_path):
@@ -76,6 +83,15 @@ def test_files_that_set_no_flags(text, message, tmp_path):
     with pytest.raises(ValueError, match=message) as error:
         config_flags.parse([f'--config={path}'])
     assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('other', ['a.flags', 'b.flags'])
+def test_flag_files_that_include_themselves_are_read_once(other, tmp_path, capsys):
+    (tmp_path / 'a.flags').write_text(f'--flagfile={tmp_path / other}\n--rounds=3\n')
+    (tmp_path / 'b.flags').write_text(f'--flagfile={tmp_path / "a.flags"}\n--seed=4\n')
+    read = config_flags.parse([f'--flagfile={tmp_path / "a.flags"}'])
+    assert (read.rounds, read.seed) == (3, 4 if other == 'b.flags' else 0)
+    assert 'circular' in capsys.readouterr().err.lower()
 
 
 def test_other_arguments_stay():

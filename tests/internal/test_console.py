@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from jaxfed.internal import console
+from jaxfed.recording import display
 
 
 @pytest.fixture
@@ -70,3 +71,14 @@ def test_a_terminal_has_the_elapsed_time(tmp_path, monkeypatch):
             pass
     shown = (tmp_path / 'out').read_text()
     assert 'compiling 0:00:00' in shown and 'compiling ...' not in shown
+
+
+def test_names_cannot_control_the_terminal(lines):
+    escape = '\x1b]0;owned\x07\x1b[2J'
+    console.say(f'run {escape}\nnext', quiet=False)
+    with console.status(escape, quiet=False):
+        pass
+    display.show_sweep(escape, ['name'], [[escape]], '')
+    text = '\n'.join(lines())
+    assert text.count('owned') == 5 and text.startswith(r'run \x1b]0;owned\x07\x1b[2J')
+    assert all(c.isprintable() or c == '\n' for c in text)

@@ -2,10 +2,13 @@
 
 import re
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from jaxfed.internal import console
+from jaxfed.recording.curve import draw_accuracy
+from jaxfed.recording.heatmap import draw_heatmap
 from jaxfed.recording.progress import grid_progress, run_progress
 
 
@@ -82,3 +85,9 @@ def test_a_terminal_shows_the_first_round(output):
         pass
     assert any(re.match(r'round +0/100 .* training the first round', line) for line in shown())
     del report
+
+
+def test_pictures_show_names_with_dollars(tmp_path):
+    for draw, content in ((draw_heatmap, np.ones((2, 2), int)), (draw_accuracy, [])):
+        draw(content, tmp_path / 'x.png', title=r'$\frac{$ on $x')
+        assert (tmp_path / 'x.png').read_bytes()[:4] == b'\x89PNG'

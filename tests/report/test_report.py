@@ -296,9 +296,11 @@ def test_a_run_that_stopped_early_is_unfinished(tmp_path):
         read_run(tmp_path / 'early1')
 
 
-def test_every_string_is_escaped(tmp_path):
-    bad = '<script>alert(1)</script>'
-    folder = tmp_path / bad.replace('/', '')
+@pytest.mark.parametrize(
+    'bad', ['<script>alert(1)</script>', '=cmd|calc!A0', '\x1b[2J\x1b]0;owned\x07\r\n', '$\\frac{$']
+)
+def test_every_string_is_inert_in_page_csv_and_terminal(bad, tmp_path, capsys):
+    folder = tmp_path / re.sub(r'[/\x00-\x1f]', '', bad)
     image = '"><img src=x onerror=alert(1)>'
     line = {**entry(1, 0.5), bad: 1.0, image: 2}
     make_run(folder, [line], method=bad, seed=0)
@@ -307,14 +309,26 @@ def test_every_string_is_escaped(tmp_path):
     config['device'] = {'kind': bad, 'count': bad, 'cpu_cores': bad}
     config['method_parts'] = [{'name': bad, 'hyperparameters': {bad: image}, 'phase': 0}]
     (folder / 'config.json').write_text(json.dumps(config))
-    make_run(tmp_path / '{{ 7 * 7 }}', [line], method='{{ 7 * 7 }}')
-    output = tmp_path / 'page.html'
-    assert main([str(folder), str(tmp_path / '{{ 7 * 7 }}'), f'--output={output}']) == 0
+    lines = [line, {**line, 'round': 2, 'update_norm': 3.0, bad: 2.0}]
+    make_run(tmp_path / '{{ 7 * 7 }}', lines, method='{{ 7 * 7 }}', ended=False)
+    with (tmp_path / '{{ 7 * 7 }}' / 'metrics.jsonl').open('a') as file:
+        file.write('{"rou')  # for a warning
+    with_summary(folder, method=bad, dataset=image, **{bad: bad}, trackers_failed={bad: bad})
+    output, table = tmp_path / 'page.html', tmp_path / 'table.csv'
+    names = str(folder), str(tmp_path / '{{ 7 * 7 }}')
+    assert main([*names, f'--output={output}', f'--csv={table}']) == 0
+    shown = capsys.readouterr()
+    for text in (shown.out, shown.err, table.read_text()):
+        assert all(c.isprintable() or c == '\n' for c in text)
+    assert shown.err.count('\n') == 1
+    for row in csv.reader(table.open()):
+        assert not any(cell.startswith(('=', '+', '@', '\t', '\r')) for cell in row)
     parsed = Page(output.read_text())
     assert len(parsed.all('script')) == 1
     assert not parsed.all('img')
     assert not [a for _, a in parsed.elements if any(name.startswith('on') for name in a)]
-    assert bad in parsed.words and image in parsed.words and '{{ 7 * 7 }}' in parsed.words
+    for text in (bad, image, '{{ 7 * 7 }}'):
+        assert ' '.join(text.split()) in parsed.words
 
 
 def test_the_picture_of_a_partition_is_embedded_without_counts(tmp_path):

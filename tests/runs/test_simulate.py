@@ -1,5 +1,7 @@
 """`jaxfed.simulate` from Python: progress, compiled programs, failed starts, interruption."""
 
+import html
+import os
 import signal
 
 import jax
@@ -7,8 +9,10 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 import jaxfed
+from jaxfed.engine import devices
 from jaxfed.internal import console
 from jaxfed.internal.signals import Interrupted
+from jaxfed.report import __main__ as report
 from jaxfed.runs import program_cache, simulate
 
 TINY = {
@@ -59,29 +63,105 @@ def test_a_failed_start_leaves_no_folder(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_programs_are_kept_only_in_the_block(tmp_path, monkeypatch):
-    def folder():
-        return jax.config.jax_compilation_cache_dir
+CACHE = (
+    'jax_compilation_cache_dir',
+    'jax_compilation_cache_max_size',
+    'jax_persistent_cache_min_compile_time_secs',
+)
 
-    before, shortest = folder(), jax.config.jax_persistent_cache_min_compile_time_secs
-    with program_cache.kept_programs(True):
-        assert folder() == before  # the user's cache stays
-    monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path))
+
+def cache_settings():
+    return {name: getattr(jax.config, name) for name in CACHE}
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """The folder of jaxfed's cache, in place of the one that the tests share."""
+    before = cache_settings()
+    monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path / 'cache'))
     monkeypatch.delenv('JAX_COMPILATION_CACHE_DIR', raising=False)
-    try:
-        jax.config.update('jax_compilation_cache_dir', None)
+    jax.config.update('jax_compilation_cache_dir', None)
+    jax.config.update('jax_compilation_cache_max_size', -1)
+    compilation_cache.reset_cache()
+    yield tmp_path / 'cache'
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def test_the_cache_of_the_user_stays(shared_programs):
+    before = cache_settings()
+    with program_cache.kept_programs(True):
+        assert cache_settings() == before
+
+
+def test_programs_are_kept_only_in_the_block(own_cache, monkeypatch):
+    before = cache_settings()
+    with program_cache.kept_programs(True):
+        expected = str(own_cache / 'compiled'), devices.CACHE_SIZE, 0.1
+        assert tuple(cache_settings().values()) == expected
+    assert cache_settings() == before
+    with program_cache.kept_programs(False):
+        assert cache_settings() == before
+    monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', '')
+    with program_cache.kept_programs(True):
+        assert cache_settings() == before
+    monkeypatch.delenv('JAX_COMPILATION_CACHE_DIR')
+    jax.config.update('jax_compilation_cache_max_size', 10**6)
+    with program_cache.kept_programs(True):
+        assert jax.config.jax_compilation_cache_max_size == 10**6  # the user's limit
+
+
+def compile_new(number):
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+    jax.jit(lambda x: jax.numpy.sin(x) * number)(1.0)
+
+
+def kept(folder):
+    return {path.name: path.stat().st_size for path in (folder / 'compiled').glob('*-cache')}
+
+
+def test_the_cache_of_programs_is_bounded(own_cache, monkeypatch):
+    with program_cache.kept_programs(True):
+        compile_new(0.1)
+    first = kept(own_cache)
+    limit = 3 * sum(first.values())
+    monkeypatch.setattr(devices, 'CACHE_SIZE', limit)
+    for number in range(1, 9):
         with program_cache.kept_programs(True):
-            assert folder() == str(tmp_path / 'compiled')
-        assert folder() is None
-        with program_cache.kept_programs(False):
-            assert folder() is None
-        monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', '')
-        with program_cache.kept_programs(True):
-            assert folder() is None
-    finally:
-        jax.config.update('jax_compilation_cache_dir', before)
-        compilation_cache.reset_cache()
-    assert jax.config.jax_persistent_cache_min_compile_time_secs == shortest
+            compile_new(number)
+        assert sum(kept(own_cache).values()) <= limit
+    assert kept(own_cache) and not first.keys() & kept(own_cache).keys()  # the oldest left
+
+
+def test_a_program_that_was_not_written_completely_is_removed(own_cache):
+    with program_cache.kept_programs(True):
+        compile_new(0.1)
+    whole = kept(own_cache)
+    name = next(iter(whole))
+    path = own_cache / 'compiled' / name
+    path.write_bytes(path.read_bytes()[:100])
+    path.with_name(name.replace('-cache', '-atime')).unlink()  # as after kill -9 in between
+    with program_cache.kept_programs(True):
+        assert name not in kept(own_cache)
+        jax.clear_caches()
+        compile_new(0.1)
+    assert kept(own_cache) == whole
+
+
+@pytest.mark.skipif(os.name != 'posix', reason='Windows has no mode of a file')
+def test_programs_that_another_user_may_have_planted_are_not_run(own_cache, caplog):
+    with program_cache.kept_programs(True):
+        assert jax.config.jax_compilation_cache_dir
+        compile_new(0.1)
+    os.chmod(own_cache / 'compiled', 0o777)
+    with program_cache.kept_programs(True):
+        assert not caplog.records  # others cannot reach it
+    os.chmod(own_cache, 0o711)
+    with program_cache.kept_programs(True):
+        assert jax.config.jax_compilation_cache_dir is None
+    (record,) = caplog.records
+    assert 'compiled can be written by other users' in record.getMessage()
 
 
 @pytest.mark.parametrize('watched', [False, True])
@@ -126,3 +206,17 @@ def test_results_and_models_are_one_line(cheap_runs, tmp_path):
         f"Loaded(method='fedavg', dataset='digits', model='mlp', parameters={count}, "
         f'final_accuracy={accuracy})'
     )
+
+
+def test_work_directories_with_any_characters(tmp_path, cheap_runs):
+    name = 'it\'s "q" $(touch owned) `id`; & | * é %s {0} <b>'
+    workdir = str(tmp_path / name)
+    jaxfed.simulate(jaxfed.Config(**TINY, workdir=workdir), quiet=True)
+    assert jaxfed.load(workdir).config.workdir == workdir
+    page = tmp_path / 'page.html'
+    assert report.main([workdir, f'--output={page}', f'--csv={tmp_path / "t.csv"}']) == 0
+    assert name not in page.read_text() and name in html.unescape(page.read_text())
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, 'page.html', 't.csv'])
+    for character in '\n\r\x0b\u2028\0':
+        with pytest.raises(ValueError, match='--workdir must have no'):
+            jaxfed.simulate(jaxfed.Config(**TINY, workdir=f'{tmp_path}/a{character}b'))

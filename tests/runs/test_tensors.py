@@ -1,5 +1,8 @@
 """Training that starts from a file of parameters."""
 
+import json
+import tracemalloc
+
 import jax
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 import jaxfed
 from jaxfed.models import make_model
 from jaxfed.runs.experiment import make_experiment
-from jaxfed.runs.tensors import named
+from jaxfed.runs.tensors import named, read_tensors
 
 QUICK = {'rounds': 1, 'local_epochs': 1, 'clients_per_round': 2, 'partition': 'iid'}
 SHAPE = {'input_shape': (8, 8, 1), 'num_classes': 10}
@@ -87,3 +90,40 @@ def test_files_that_cannot_be_read(tmp_path):
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(ValueError, match=f'--init_from={path} cannot be read .* incomplete'):
         start(path)
+
+
+def safetensors_of(header, data=b''):
+    """A file with any header, given as JSON or as text."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, 'little') + text + data
+
+
+def tensor(shape, end, dtype='F32'):
+    return {'w': {'dtype': dtype, 'shape': shape, 'data_offsets': [0, end]}}
+
+
+@pytest.mark.parametrize(
+    'content',
+    [
+        (1 << 60).to_bytes(8, 'little') + b'{}',
+        safetensors_of(tensor([1 << 40], 1 << 42)),
+        safetensors_of(tensor([1 << 62, 1 << 62], 4), b'1234'),
+        safetensors_of(tensor([1 << 40], 4), b'1234'),
+        safetensors_of(tensor([-1], 4), b'1234'),
+        safetensors_of(tensor([1], 4, 'object'), b'1234'),
+        safetensors_of(b'[' * 100_000),
+        safetensors_of({'w': tensor([1], 4)['w'], 'v': tensor([1], 4)['w']}, b'1234'),
+        b'\x80\x04\x95' + bytes(40),
+    ],
+    ids=['header', 'terabytes', 'overflow', 'short', 'negative', 'objects', 'nested', 'shared',
+         'pickle'],
+)  # fmt: skip
+def test_hostile_files_are_refused_without_memory(content, tmp_path):
+    path = tmp_path / 'model.safetensors'
+    path.write_bytes(content)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r'model\.safetensors cannot be read') as error:
+        read_tensors(path)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    assert '\n' not in str(error.value)

@@ -1,7 +1,9 @@
 """Joins processes, on one host or on many, before any other use of JAX."""
 
 import contextlib
+import errno
 import functools
+import ipaddress
 import os
 import socket
 import sys
@@ -59,9 +61,8 @@ def start(
     if num_processes == 1:
         return
     _silence_gloo()
-    if process_id == 0:
-        _check_port(coordinator)
-    _initialize(coordinator, num_processes, process_id, devices)
+    bind = _bind_address(coordinator) if process_id == 0 else None
+    _initialize(coordinator, num_processes, process_id, devices, bind)
     liveness.watch(distributed.key_value_store(), process_id, num_processes)
     _check_process_count(process_id, num_processes)
     if process_id:
@@ -95,13 +96,41 @@ def _check_numbers(coordinator: str, num_processes: int, process_id: int) -> Non
         )
 
 
-def _check_port(coordinator: str) -> None:
-    # JAX would share a port with another process.
+def _bind_address(coordinator: str) -> str:
+    """The address at which the first process listens: the named one, if it is one of this host.
+
+    Otherwise it listens on every interface, after a warning: the other hosts may know this one by
+    another address than itself.
+    """
+    host, _, port = coordinator.rpartition(':')
+    name, everywhere = host.strip('[]'), f'[::]:{port}'
     try:
-        with socket.socket(socket.AF_INET) as one:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            one.bind(('', int(coordinator.rpartition(':')[2])))
+        address = str(socket.getaddrinfo(name, int(port))[0][4][0])
+        if name in ('localhost', address) or not ipaddress.ip_address(address).is_loopback:
+            _check_port(coordinator, address)
+            return coordinator
+        reason = f'this host knows {name} as {address}'
     except OSError as error:
+        reason = f'{name} is no address of this host ({error.strerror})'
+    _check_port(coordinator, '')
+    console.show_warning(
+        f'--coordinator={coordinator}: {reason}, so the port is open on all interfaces; name an '
+        'address of this host to open it there only.'
+    )
+    return everywhere
+
+
+def _check_port(coordinator: str, address: str) -> None:
+    """Raises a ValueError if another process uses the port, which JAX would share with it."""
+    port = int(coordinator.rpartition(':')[2])
+    family = socket.AF_INET6 if ':' in address else socket.AF_INET
+    try:
+        with socket.socket(family) as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind((address, port))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
         raise ValueError(
             f'--coordinator={coordinator}: the port is taken on this host ({error.strerror}), '
             'maybe by another process with --process_id=0; choose another port.'
@@ -109,7 +138,11 @@ def _check_port(coordinator: str) -> None:
 
 
 def _initialize(
-    coordinator: str, num_processes: int, process_id: int, devices: Sequence[int] | None
+    coordinator: str,
+    num_processes: int,
+    process_id: int,
+    devices: Sequence[int] | None,
+    bind: str | None,
 ) -> None:
     """Connects JAX to the coordinator, within `WAIT` seconds."""
     address = coordinator if process_id == 0 else liveness.relay(coordinator)
@@ -128,6 +161,7 @@ def _initialize(
             num_processes,
             process_id,
             devices,
+            coordinator_bind_address=bind,
             initialization_timeout=2 * WAIT,
             heartbeat_timeout_seconds=int(max(100, 2 * liveness.LIMIT)),
         )

@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import socket
+import stat
 import sys
 import threading
 import time
@@ -78,14 +79,18 @@ def exit_now(status: int) -> None:
 def relay(address: str) -> str:
     """An address on this host that forwards to the coordinator at HOST:PORT.
 
-    When the coordinator closes a connection, this process stops.
+    When the coordinator closes a connection, this process stops; so connections of other processes
+    are closed at once.
     """
     host, _, port = address.rpartition(':')
     server = socket.create_server(('127.0.0.1', 0))
 
     def accept() -> None:
         while True:
-            near = server.accept()[0]
+            near, (_, peer) = server.accept()
+            if not _is_own(peer):
+                near.close()
+                continue
             try:
                 far = socket.create_connection((host.strip('[]'), int(port)), timeout=10)
             except OSError:
@@ -100,6 +105,23 @@ def relay(address: str) -> str:
 
     threading.Thread(target=accept, daemon=True).start()
     return f'127.0.0.1:{server.getsockname()[1]}'
+
+
+def _is_own(port: int) -> bool:
+    """Whether a socket of this process has a port on 127.0.0.1; True on Windows."""
+    if not os.path.isdir('/dev/fd'):
+        return True
+    return any(_has_port(int(name), port) for name in os.listdir('/dev/fd'))
+
+
+def _has_port(descriptor: int, port: int) -> bool:
+    """Whether a file descriptor is a socket with a port on 127.0.0.1."""
+    with contextlib.suppress(OSError):  # it is no socket, or was closed meanwhile
+        if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            with socket.socket(fileno=os.dup(descriptor)) as one:
+                name = one.getsockname()  # a text for a Unix socket
+                return isinstance(name, tuple) and name[0].endswith('127.0.0.1') and name[1] == port
+    return False
 
 
 def _pump(source: socket.socket, sink: socket.socket, at_end: Callable[[], None]) -> None:

@@ -1,0 +1,34 @@
+"""CSV for files that people open in spreadsheets."""
+
+import csv
+import io
+from collections.abc import Iterable
+from typing import Any
+
+from jaxfed.internal.type_checks import printable
+
+_FORMULA = ('=', '+', '-', '@')  # first characters of cells that spreadsheets evaluate
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Format rows as CSV; escapes control characters, and makes formulas texts by an apostrophe."""
+    text = io.StringIO(newline='')
+    csv.writer(text, lineterminator='\n').writerows(map(_inert, row) for row in rows)
+    return text.getvalue()
+
+
+def _inert(cell: Any) -> Any:
+    """Return the cell as a text that neither a terminal nor a spreadsheet evaluates."""
+    if not isinstance(cell, str):
+        return cell
+    text = printable(cell)  # Python's writer does not quote a carriage return
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}" if text.startswith(_FORMULA) else text
+    return text
+
+
+def read_cell(text: str) -> str:
+    """Return the text of a cell that `csv_text` wrote, without the apostrophe before a formula."""
+    return text[1:] if text.startswith("'") and text[1:].startswith(_FORMULA) else text
