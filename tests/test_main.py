@@ -363,7 +363,7 @@ def test_config_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     settings = Config(workdir=str(tmp_path / 'b'))
     with monkeypatch.context() as patch:
         patch.setattr(run_files.os, 'replace', full)
-        with pytest.raises(ValueError, match='cannot be written to: no space left'):
+        with pytest.raises(ValueError, match='cannot be used: no space left'):
             run_files.make_workdir(settings, [])
     assert not list((tmp_path / 'b').glob('[!.]*'))
     settings = Config(workdir=str(tmp_path / 'b'), resume=False)

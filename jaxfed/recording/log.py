@@ -47,20 +47,29 @@ def open_log(config: Config, parts: list[Part], workdir: Path, rounds: int) -> I
 
 def rewind(workdir: Path, rounds: int) -> list[dict[str, Any]]:
     """Remove the lines of metrics.jsonl after the first `rounds`; return the remaining entries."""
-    path = workdir / METRICS
-    lines = path.read_bytes().split(b'\n')[:rounds] if path.exists() else []
+    entries = read(workdir, rounds)
+    write_atomic(workdir / METRICS, b''.join(line + b'\n' for line in _lines(workdir, rounds)))
+    return entries
+
+
+def read(workdir: Path, rounds: int) -> list[dict[str, Any]]:
+    """Return the entries of the first rounds; raise a ValueError if a line is torn or missing."""
     try:
-        entries = [json.loads(line) for line in lines]
+        entries = [json.loads(line) for line in _lines(workdir, rounds)]
         complete = [entry['round'] for entry in entries] == list(range(1, rounds + 1))
     except (ValueError, KeyError, TypeError):
         complete = False
     if not complete:
         raise ValueError(
-            f'{path} lacks some of the first {rounds} rounds, which the checkpoint needs; start '
-            f'again in another directory, or move {workdir} away.'
+            f'{workdir / METRICS} lacks some of the first {rounds} rounds: it is damaged; use a '
+            'copy of it'
         )
-    write_atomic(path, b''.join(line + b'\n' for line in lines))
     return entries
+
+
+def _lines(workdir: Path, rounds: int) -> list[bytes]:
+    path = workdir / METRICS
+    return path.read_bytes().split(b'\n')[:rounds] if path.exists() else []
 
 
 def open_lines(workdir: Path) -> FileIO:
