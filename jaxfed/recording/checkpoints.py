@@ -99,6 +99,16 @@ def save(manager: Any, round_: int, state: PyTree) -> None:
         manager.save(round_, args=arguments, force=True)
 
 
+def wait(manager: Any) -> None:
+    """Wait until the last checkpoint is on the disk.
+
+    Raises:
+      OSError: if it could not be written.
+    """
+    with _as_os_error('the last checkpoint'):
+        manager.wait_until_finished()
+
+
 def restore(
     manager: Any,
     like: PyTree,

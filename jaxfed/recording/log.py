@@ -5,6 +5,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,7 +43,7 @@ def open_log(config: Config, parts: list[Part], workdir: Path, rounds: int) -> I
             append(file, entry)
             track(entry)
 
-        yield Log(metrics, record, lambda: os.fsync(file.fileno()), failed)
+        yield Log(metrics, record, partial(settle, file), failed)
 
 
 def rewind(workdir: Path, rounds: int) -> list[dict[str, Any]]:
@@ -78,8 +79,20 @@ def open_lines(workdir: Path) -> FileIO:
     return (workdir / METRICS).open('ab', buffering=0)
 
 
+def settle(file: FileIO) -> None:
+    """Wait until all lines are on the disk."""
+    _check_exists(file)  # else a checkpoint would make a new folder, without settings
+    os.fsync(file.fileno())
+
+
+def _check_exists(file: FileIO) -> None:
+    if not os.fstat(file.fileno()).st_nlink:
+        raise FileNotFoundError(errno.ENOENT, 'removed during the run', file.name)
+
+
 def append(file: FileIO, entry: dict[str, Any]) -> None:
     """Append an entry as one line, completely or not at all."""
+    _check_exists(file)
     line = json.dumps(entry, allow_nan=False).encode() + b'\n'
     before = file.seek(0, os.SEEK_END)
     try:

@@ -99,10 +99,12 @@ def _interrupted_groups(configs: Sequence[Config], folder: Path) -> list[list[in
         # The others cannot continue without a member that was moved away or restarted.
         if not all(map(_has_shared_checkpoints, members)):
             continue
-        missing = [member.name for member in members if member not in place]
-        if not missing:
+        absent = [member for member in members if member not in place]
+        missing = [m.name for m in absent if not (m / run_files.SUMMARY).exists()]
+        if not absent:
             groups.append([place.pop(member) for member in members])
-        elif len(missing) < len(members) and any((path.parent / FOLDER).glob('[0-9]*')):
+        # Without `missing` the process ended between two summaries; the other members restart.
+        elif missing and len(missing) < len(members) and any((path.parent / FOLDER).glob('[0-9]*')):
             names = ', '.join(missing[:4] + ['...'] * (len(missing) > 4))
             raise ValueError(
                 f'{members[0].parent}: {len(members)} experiments were interrupted together, but '
