@@ -498,6 +498,25 @@ def test_exit_status_of_the_real_process(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists('/dev/full'), reason='only Linux has a full device')
+def test_training_continues_without_output(tmp_path):
+    environment = {**os.environ, 'JAX_PLATFORMS': 'cpu'}
+    arguments = [*SMALL, '--num_clients=4', '--clients_per_round=2']
+    reader, closed = os.pipe()
+    os.close(reader)
+    with open('/dev/full', 'w') as full:
+        for name, output, error in (('full', full, full), ('pipe', closed, subprocess.PIPE)):
+            command = [sys.executable, '-m', 'jaxfed.main', *arguments, f'--workdir={name}']
+            ended = subprocess.run(
+                command, cwd=tmp_path, env=environment, stdout=output, stderr=error
+            )
+            assert ended.returncode == 0
+            assert not ended.stderr
+            assert (tmp_path / name / 'summary.json').exists()
+    os.close(closed)
+
+
 class Ended(BaseException):
     """The process was ended."""
 
