@@ -219,7 +219,14 @@ def train_sweep(config: Config) -> tuple[int, str]:
 def run() -> None:
     """Define the flags, parse them and run `main`."""
     config_flags.define_flags()
-    app.run(main, flags_parser=command_line.parse_program)
+    try:
+        app.run(main, flags_parser=command_line.parse_program)
+    except SystemExit as end:
+        if end.code == 1:
+            liveness.exit_now(1)  # orbax waits for minutes for checkpoints that cannot be written
+        raise
+    finally:
+        console.flush()
 
 
 if __name__ == '__main__':

@@ -363,7 +363,7 @@ def test_config_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     settings = Config(workdir=str(tmp_path / 'b'))
     with monkeypatch.context() as patch:
         patch.setattr(run_files.os, 'replace', full)
-        with pytest.raises(ValueError, match='cannot be written to: no space left'):
+        with pytest.raises(ValueError, match='cannot be used: no space left'):
             run_files.make_workdir(settings, [])
     assert not list((tmp_path / 'b').glob('[!.]*'))
     settings = Config(workdir=str(tmp_path / 'b'), resume=False)
@@ -496,6 +496,25 @@ def test_exit_status_of_the_real_process(tmp_path):
         'error: --bta is not a flag; did you mean --beta or --tau? --help shows the flags.\n'
     )
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists('/dev/full'), reason='only Linux has a full device')
+def test_training_continues_without_output(tmp_path):
+    environment = {**os.environ, 'JAX_PLATFORMS': 'cpu'}
+    arguments = [*SMALL, '--num_clients=4', '--clients_per_round=2']
+    reader, closed = os.pipe()
+    os.close(reader)
+    with open('/dev/full', 'w') as full:
+        for name, output, error in (('full', full, full), ('pipe', closed, subprocess.PIPE)):
+            command = [sys.executable, '-m', 'jaxfed.main', *arguments, f'--workdir={name}']
+            ended = subprocess.run(
+                command, cwd=tmp_path, env=environment, stdout=output, stderr=error
+            )
+            assert ended.returncode == 0
+            assert not ended.stderr
+            assert (tmp_path / name / 'summary.json').exists()
+    os.close(closed)
 
 
 class Ended(BaseException):

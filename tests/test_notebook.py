@@ -36,7 +36,7 @@ def test_the_notebook_runs(notebook, tmp_path, monkeypatch):
     (settings,) = [cell for cell in small.cells if 'base = jaxfed.Config' in cell.source]
     settings['source'] += '\nbase = dataclasses.replace(base, clients_per_round=2, local_epochs=1)'
     client = NotebookClient(
-        small, timeout=300, kernel_name='python3', resources={'metadata': {'path': str(tmp_path)}}
+        small, timeout=3600, kernel_name='python3', resources={'metadata': {'path': str(tmp_path)}}
     )
     client.execute()
     outputs = [output for cell in small.cells for output in cell.get('outputs', [])]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import optuna
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -24,6 +24,7 @@ from experiments.search.cells import (
     with_combinations,
 )
 from experiments.search.ranking import score_of_cells
+from jaxfed.internal import files
 from jaxfed.recording.entries import Entry
 
 NAME = 'search'  # of the study, and of the attribute that holds its settings
@@ -81,7 +82,7 @@ def opened(search: Search) -> Iterator[Journal]:
     """
     path = search.output / STUDY
     try:
-        lock = FileLock(search.output / f'.{STUDY}.lock').acquire(timeout=0)
+        lock = files.lock(search.output / f'.{STUDY}.lock', timeout=0)
     except Timeout:
         raise ValueError(
             f'--output={search.output}: another process runs this search; wait for it, or give '

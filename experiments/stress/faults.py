@@ -1,6 +1,9 @@
-"""Kill a run with kill -9 at random moments, resume it, and compare it with an undisturbed run.
+"""Kill jobs with kill -9 at random moments, resume them, and compare them with undisturbed ones.
 
     python -m experiments.stress.faults --kills=30 --output=experiments/results/faults_cpu.json
+
+--kind selects a single run, a sweep, seeds, successive halving, or a run of two processes, of which
+one or both are killed.
 
 A job runs once without interruption. Then it runs again and again with a kill -9 at a random time
 after its start, or while it writes a checkpoint, until it finishes. After every kill the records
@@ -11,7 +14,9 @@ metrics.jsonl must be equal except for times, and model.safetensors must be bit-
 import json
 import os
 import random
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,18 +29,27 @@ from absl import flags
 
 from experiments.benchmarks import reporting
 from jaxfed.recording.checkpoints import FOLDER
-from jaxfed.recording.run_files import METRICS, MODEL, SUMMARY
+from jaxfed.recording.run_files import CONFIG, METRICS, MODEL, SUMMARY
+from jaxfed.sweeps.sweep import TABLE
+from jaxfed.sweeps.training import SHARED
 
 # State on server and clients, measures that depend on earlier rounds, a checkpoint a round.
 JOB = (
     '--method=scaffold+fedavgm',
     '--model=mlp',
-    '--rounds=300',
     '--measure=forgetting,consistency',
     '--dropout=0.2',
-    '--devices=1',
     '--checkpoint_every=1',
 )
+SMALL = ('--num_clients=8', '--clients_per_round=4', '--local_epochs=1')
+GRID = '--sweep=learning_rate=0.03,0.1'
+KINDS = {
+    'run': ('--rounds=300', '--devices=1'),
+    'sweep': (*SMALL, '--rounds=60', '--devices=1', GRID),
+    'seeds': (*SMALL, '--rounds=60', '--devices=1', '--seeds=2'),
+    'halving': (*SMALL, '--rounds=60', '--devices=1', GRID, '--halving=50', '--validation=0.2'),
+    'processes': (*SMALL, '--rounds=60', '--num_processes=2'),
+}
 
 
 class Count(NamedTuple):
@@ -44,6 +58,7 @@ class Count(NamedTuple):
     kills: int
     in_checkpoint: int  # kills while a checkpoint was being written
     before_training: int
+    survivors: int  # processes that another one's end has stopped
     runs: int  # that were finished
     rounds_repeated: int  # after a kill, because no checkpoint had them
     failures: int  # differences from the uninterrupted run, lost rounds, torn lines
@@ -56,6 +71,15 @@ def start(workdir: Path, job: Sequence[str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stdout=log, stderr=log)
 
 
+def start_all(workdir: Path, job: Sequence[str]) -> list[subprocess.Popen[bytes]]:
+    """Starts all processes of the job."""
+    if '--num_processes=2' not in job:
+        return [start(workdir, job)]
+    with socket.create_server(('', 0)) as free:
+        address = f'--coordinator=127.0.0.1:{free.getsockname()[1]}'
+    return [start(workdir, (*job, address, f'--process_id={number}')) for number in (0, 1)]
+
+
 def log_of(workdir: Path) -> Path:
     """The file with the output of the processes that work in a directory."""
     return workdir.parent / f'{workdir.name}.log'
@@ -63,8 +87,33 @@ def log_of(workdir: Path) -> Path:
 
 def finish(workdir: Path, job: Sequence[str]) -> None:
     """Runs the job to its end; raises RuntimeError if it fails."""
-    if start(workdir, job).wait():
+    if any([process.wait() for process in start_all(workdir, job)]):
         raise RuntimeError(log_of(workdir).read_text()[-2000:])
+
+
+def checkpoints(workdir: Path) -> list[Path]:
+    """The checkpoints of a run or of the programs of a sweep."""
+    folders = (FOLDER, f'{SHARED}/*/{FOLDER}')
+    return [path for folder in folders for path in workdir.glob(f'{folder}/*')]
+
+
+def records(workdir: Path) -> dict[str, list[dict[str, Any]]]:
+    """Name -> recorded lines of each run; a single run has the name of its folder."""
+    paths = [path for path in sorted(workdir.glob('*/')) if (path / CONFIG).exists()]
+    return {path.name: recorded(path) for path in paths or [workdir]}
+
+
+def results(workdir: Path) -> dict[str, Any]:
+    """The lines of each run, and name -> content of the models and of the sweep's table."""
+    models = {str(path.parent.relative_to(workdir)): path for path in workdir.rglob(MODEL)}
+    tables = {path.name: path for path in workdir.glob(TABLE)}
+    contents = {name: path.read_bytes() for name, path in (models | tables).items()}
+    return {'lines': list(records(workdir).values()), **contents}
+
+
+def is_finished(workdir: Path) -> bool:
+    """Whether the job has ended by itself."""
+    return (workdir / SUMMARY).exists() or (workdir / TABLE).exists()
 
 
 def is_writing(workdir: Path, since: float) -> bool:
@@ -72,7 +121,8 @@ def is_writing(workdir: Path, since: float) -> bool:
     try:
         return any(
             path.stat().st_ctime > since
-            for path in (workdir / FOLDER).glob('*.orbax-checkpoint-tmp')
+            for path in checkpoints(workdir)
+            if path.name.endswith('.orbax-checkpoint-tmp')
         )
     except FileNotFoundError:  # it has just been renamed
         return False
@@ -80,7 +130,7 @@ def is_writing(workdir: Path, since: float) -> bool:
 
 def saved_round(workdir: Path) -> int:
     """Round of the newest complete checkpoint, 0 without one."""
-    names = [path.name for path in (workdir / FOLDER).glob('*')]
+    names = [path.name for path in checkpoints(workdir)]
     return max([int(name) for name in names if name.isdecimal()], default=0)
 
 
@@ -94,7 +144,9 @@ def recorded(workdir: Path) -> list[dict[str, Any]]:
     ]
 
 
-def kill_one(workdir: Path, job: Sequence[str], delay: float, in_checkpoint: bool) -> str:
+def kill_one(
+    workdir: Path, job: Sequence[str], delay: float, in_checkpoint: bool, victims: int = 1
+) -> str:
     """Starts the job and kills it.
 
     Args:
@@ -102,35 +154,70 @@ def kill_one(workdir: Path, job: Sequence[str], delay: float, in_checkpoint: boo
       job: its flags.
       delay: seconds after its first record, or after its start if negative.
       in_checkpoint: whether to wait for a checkpoint that is being written.
+      victims: the processes to kill, as a sum of 1 for the first and 2 for the second.
 
     Returns:
       'finished' if the job ended before, else the phase in which it was killed: 'checkpoint',
       'training' or 'before'.
     """
-    before = len(recorded(workdir))
+    before = lines_of(workdir)
     since, began = time.time(), time.monotonic()
-    process = start(workdir, job)
-    while delay > 0 and process.poll() is None and len(recorded(workdir)) == before:
+    processes = start_all(workdir, job)
+
+    def ended() -> bool:
+        return any(process.poll() is not None for process in processes)
+
+    while delay > 0 and not ended() and lines_of(workdir) == before:
         time.sleep(0.01)
     time.sleep(abs(delay))
-    while in_checkpoint and process.poll() is None and not is_writing(workdir, since):
+    while in_checkpoint and not ended() and not is_writing(workdir, since):
         time.sleep(0.0005)
-        if time.monotonic() - began > 300:
-            raise RuntimeError(f'{workdir} wrote no checkpoint in 300 s.')
-    ended = process.poll() is not None
-    process.send_signal(signal.SIGKILL)
-    code = process.wait()
-    if ended and code:
+        if time.monotonic() - began > 3600:
+            raise RuntimeError(f'{workdir} wrote no checkpoint in an hour.')
+    by_itself = ended()
+    for number, process in enumerate(processes):
+        if not by_itself and victims >> number & 1:
+            process.send_signal(signal.SIGKILL)
+    # The others end with status 1, because they have lost one.
+    codes = [process.wait() for process in processes]
+    if (by_itself and any(codes)) or not {*codes} <= {0, 1, -signal.SIGKILL}:
         log = log_of(workdir).read_text()
-        raise RuntimeError(f'the job ended with {code} by itself:\n{log[-2000:]}')
-    if ended:
+        raise RuntimeError(f'the job ended with {codes} by itself:\n{log[-2000:]}')
+    if not any(codes):
         return 'finished'
     if is_writing(workdir, since):
         return 'checkpoint'
     return 'training' if delay > 0 else 'before'
 
 
-def survive(kills: int, seed: int, job: Sequence[str] = JOB) -> Count:
+def lines_of(workdir: Path) -> int:
+    """The number of recorded lines of all runs."""
+    return sum(map(len, records(workdir).values()))
+
+
+def check_kill(workdir: Path, reference: Path, before: int) -> tuple[int, int]:
+    """Compares what a killed job has left with an uninterrupted one.
+
+    Args:
+      workdir: of the killed job.
+      reference: of the uninterrupted one.
+      before: round of the newest checkpoint before.
+
+    Returns:
+      (repeated rounds of all runs, failures).
+    """
+    whole, saved = records(reference), saved_round(workdir)
+    repeated, failures = 0, int(saved < before)
+    for name, kept in records(workdir).items():
+        lines = whole.get(name) or whole[reference.name]
+        repeated += max(len(kept) - saved, 0)
+        # No checkpoint has later rounds than the lines, except of a run that stopped early.
+        failures += kept != lines[: len(kept)]
+        failures += saved > len(kept) < len(lines)
+    return repeated, failures
+
+
+def survive(kills: int, seed: int, job: Sequence[str] = (*JOB, *KINDS['run'])) -> Count:
     """Kills and resumes the job, and compares it with an uninterrupted run.
 
     Args:
@@ -146,53 +233,85 @@ def survive(kills: int, seed: int, job: Sequence[str] = JOB) -> Count:
     """
     rng = random.Random(seed)
     counts = dict.fromkeys(Count._fields, 0)
+    most = 3 if '--num_processes=2' in job else 1
     with tempfile.TemporaryDirectory() as folder:
         reference, began = Path(folder, 'reference'), time.monotonic()
         finish(reference, job)
         seconds = time.monotonic() - began
-        lines, model = recorded(reference), (reference / MODEL).read_bytes()
+        whole = results(reference)
         while counts['kills'] < kills:
             workdir = Path(folder, f'run{counts["runs"]}')
-            while counts['kills'] < kills and not (workdir / SUMMARY).exists():
-                early = rng.random() < 0.15
+            while counts['kills'] < kills and not is_finished(workdir):
+                early, victims = rng.random() < 0.15, rng.randint(1, most)
                 delay = -rng.uniform(0, 4) if early else rng.uniform(0, seconds / 4)
                 before = saved_round(workdir)
-                where = kill_one(workdir, job, delay, in_checkpoint=rng.random() < 0.5)
+                where = kill_one(workdir, job, delay, rng.random() < 0.5, victims)
                 if where == 'finished':
                     break
-                kept, saved = recorded(workdir), saved_round(workdir)
                 counts['kills'] += 1
                 counts['in_checkpoint'] += where == 'checkpoint'
                 counts['before_training'] += where == 'before'
-                counts['rounds_repeated'] += max(len(kept) - saved, 0)
-                # The lines equal those of the uninterrupted run; no checkpoint has later rounds.
-                counts['failures'] += kept != lines[: len(kept)]
-                counts['failures'] += saved > len(kept)
-                counts['failures'] += saved < before
-            if not (workdir / SUMMARY).exists():
+                counts['survivors'] += victims < most
+                if not is_finished(workdir):
+                    repeated, failures = check_kill(workdir, reference, before)
+                    counts['rounds_repeated'] += repeated
+                    counts['failures'] += failures
+            if not is_finished(workdir):
                 finish(workdir, job)
             counts['runs'] += 1
-            counts['failures'] += recorded(workdir) != lines
-            counts['failures'] += (workdir / MODEL).read_bytes() != model
-            counts['failures'] += (workdir / FOLDER).exists()
+            counts['failures'] += results(workdir) != whole
+            counts['failures'] += bool(checkpoints(workdir))
+            shutil.rmtree(workdir)
     return Count(**counts)
+
+
+def pause(seconds: float, job: Sequence[str]) -> dict[str, Any]:
+    """Stops each process of the job with SIGSTOP for some time during training.
+
+    Returns:
+      'codes': the exit status of each process, for each stopped one; 'failures': jobs whose final
+      results differ from those of an uninterrupted one.
+    """
+    codes, failures = [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        reference = Path(folder, 'reference')
+        finish(reference, job)
+        for victim in range(1 + ('--num_processes=2' in job)):
+            workdir = Path(folder, f'run{victim}')
+            processes = start_all(workdir, job)
+            while not lines_of(workdir) and all(process.poll() is None for process in processes):
+                time.sleep(0.01)
+            processes[victim].send_signal(signal.SIGSTOP)
+            time.sleep(seconds)
+            processes[victim].send_signal(signal.SIGCONT)
+            codes.append([process.wait() for process in processes])
+            if not is_finished(workdir):
+                finish(workdir, job)
+            failures += results(workdir) != results(reference)
+    return {'seconds_stopped': seconds, 'codes': codes, 'failures': failures}
 
 
 def main(args: flags.FlagValues) -> None:
     """Kills, prints and writes."""
     os.environ.setdefault('PYTHONPATH', os.getcwd())
     began = time.monotonic()
-    counts = survive(args.kills, args.seed)._asdict()
+    job = (*JOB, *KINDS[args.kind])
+    counts = survive(args.kills, args.seed, job)._asdict()
+    if args.pause:
+        counts['pause'] = pause(args.pause, job)
+        counts['failures'] += counts['pause']['failures']
     print(json.dumps(counts, indent=2))
     seconds = round(time.monotonic() - began)
-    described = {'machine': reporting.machine(), 'job': ' '.join(JOB), 'seconds': seconds}
+    described = {'machine': reporting.machine(), 'job': ' '.join(job), 'seconds': seconds}
     reporting.write(described | counts, args.output)
     if counts['failures']:
         sys.exit(1)
 
 
 if __name__ == '__main__':
+    flags.DEFINE_enum('kind', 'run', list(KINDS), 'The job.')
     flags.DEFINE_integer('kills', 30, 'Kills in all.', lower_bound=1)
     flags.DEFINE_integer('seed', 0, 'Seed of their moments.')
+    flags.DEFINE_float('pause', 0, 'Seconds of a SIGSTOP in another job; 0 for none.')
     flags.DEFINE_string('output', None, reporting.JSON_FILE)
     reporting.run(main)

@@ -1,9 +1,12 @@
 """Lines, warnings and errors in the terminal."""
 
 import contextlib
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from rich.console import Console
 from rich.control import Control
@@ -12,8 +15,26 @@ from rich.segment import ControlType
 
 from jaxfed.internal.type_checks import printable
 
-# File names may contain rich's markup and emoji codes, so both are off.
-TERMINAL = Console(highlight=False, markup=False, emoji=False)
+
+class Terminal(Console):
+    """A console that drops what a full device or a closed pipe does not take."""
+
+    def __init__(self, **options: Any) -> None:
+        # File names may contain rich's markup and emoji codes, so both are off.
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def on_broken_pipe(self) -> None:
+        """Go on without output; rich would end the process."""
+        self.quiet = True
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError:
+            del self._buffer[:]
+
+
+TERMINAL = Terminal()
 MINUTE = 60.0  # seconds, the longest time without a line if the output is not a terminal
 
 
@@ -129,6 +150,17 @@ def show_error(message: str) -> None:
     _print_error(f'error: {message}')
 
 
+def flush() -> None:
+    """Write the rest of the output before the process ends; drop what cannot be written."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:  # the process may have been started without
+                stream.flush()
+        except OSError:
+            # Else Python's last flush fails, too, and changes the exit status.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def show_last_words(message: str) -> None:
     """Print an error just before the process ends, at any point of its output."""
     if can_animate():  # a progress bar may be on the line, and the cursor hidden
@@ -143,4 +175,4 @@ def show_last_words(message: str) -> None:
 def _print_error(message: str) -> None:
     line = printable(' '.join(message.splitlines()))  # file names may contain control characters
     # A new console: sys.stderr may have been replaced since the import.
-    Console(stderr=True, highlight=False, markup=False, emoji=False).print(line, soft_wrap=True)
+    Terminal(stderr=True).print(line, soft_wrap=True)

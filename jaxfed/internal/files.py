@@ -1,10 +1,12 @@
 """Atomic writes, JSON files, locks, and the folders of this machine."""
 
 import contextlib
+import errno
 import importlib.metadata
 import json
 import os
 import stat
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -67,12 +69,13 @@ def _sync(path: Path) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; raise a ValueError that names the file if that fails."""
+    advice = f'use a copy of it, or move {path.parent} away.'
     try:
         value = json.loads(path.read_text(encoding='utf-8'))
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f'{path} cannot be read ({error}): it is damaged.') from error
+        raise ValueError(f'{path} cannot be read ({error}): it is damaged; {advice}') from error
     if not isinstance(value, dict):
-        raise ValueError(f'{path} is not a JSON object: it is damaged.')
+        raise ValueError(f'{path} is not a JSON object: it is damaged; {advice}')
     return value
 
 
@@ -88,14 +91,37 @@ def versions(packages: tuple[str, ...]) -> dict[str, str]:
 @contextlib.contextmanager
 def exclusive_lock(workdir: Path) -> Iterator[None]:
     """Lock a work directory until the block or the process ends; ValueError if it is locked."""
+    path = workdir / '.lock'
     try:
-        lock = FileLock(workdir / '.lock').acquire(timeout=0)
-    except Timeout:
+        held = lock(path, timeout=0)
+    except Timeout as error:
+        # Without flock a lock of another host, or one whose holder is unknown, cannot expire.
+        unknown = f', or remove {path} if none does' * ('cannot probe' in str(error))
         raise ValueError(
-            f'--workdir={workdir}: another process uses it; name another directory.'
+            f'--workdir={workdir}: another process uses it; name another directory{unknown}.'
         ) from None
-    with lock:
+    with held:
         yield
+
+
+def lock(path: Path, timeout: float = -1) -> contextlib.AbstractContextManager[Any]:
+    """Acquire a lock file, which the end of the block or of the process releases.
+
+    Raises:
+      Timeout: if another process holds it for `timeout` seconds; -1 waits forever.
+      OSError: if it cannot be written, or the file system has no locks.
+    """
+    try:
+        with warnings.catch_warnings():
+            # Then the lock is a file that names its process, which is as good on one host.
+            warnings.filterwarnings('ignore', 'flock not supported')
+            return FileLock(path).acquire(timeout=timeout)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        raise OSError(
+            f'the file system of {path} has no locks ({error.strerror}); use another one'
+        ) from error
 
 
 def data_folder(data_dir: str | os.PathLike[str] | None) -> Path:

@@ -7,7 +7,7 @@ leaves the previous checkpoint intact.
 import hashlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,29 +99,46 @@ def save(manager: Any, round_: int, state: PyTree) -> None:
         manager.save(round_, args=arguments, force=True)
 
 
-def restore(manager: Any, like: PyTree) -> Saved | None:
+def wait(manager: Any) -> None:
+    """Wait until the last checkpoint is on the disk.
+
+    Raises:
+      OSError: if it could not be written.
+    """
+    with _as_os_error('the last checkpoint'):
+        manager.wait_until_finished()
+
+
+def restore(
+    manager: Any,
+    like: PyTree,
+    check: Callable[[int, PyTree], None] = lambda round_, state: None,
+) -> Saved | None:
     """Read the newest intact checkpoint; warn of newer damaged ones and remove them.
 
     Args:
       manager: from `open_checkpoints`.
       like: a tree with the structure, shapes and types of the state.
+      check: called with the round and the state of a checkpoint; raises a ValueError if the run
+        cannot continue from it.
 
     Returns:
       The checkpoint, or None if there is none.
 
     Raises:
-      ValueError: if all checkpoints are damaged.
+      ValueError: if no checkpoint can be used.
     """
     damaged: dict[int, str] = {}
     for step in sorted(manager.all_steps(), reverse=True):
         try:
             state = _read(manager, step, like)
+            check(step, state)
         except _DAMAGED as error:
             damaged[step] = _first_line(error)
             continue
         for other, reason in damaged.items():
             _log.warning(
-                'checkpoint of round %d is damaged (%s): continuing after round %d',
+                'checkpoint of round %d cannot be used (%s): continuing after round %d',
                 *(other, reason, step),
             )
             manager.delete(other)
@@ -129,7 +146,7 @@ def restore(manager: Any, like: PyTree) -> Saved | None:
     if damaged:
         reasons = '; '.join(f'round {step}: {reason}' for step, reason in damaged.items())
         raise ValueError(
-            f'no checkpoint in {manager.directory} is intact ({reasons}); start again in another '
+            f'no checkpoint in {manager.directory} can be used ({reasons}); start again in another '
             'directory.'
         )
     return None

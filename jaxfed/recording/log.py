@@ -5,6 +5,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,25 +43,34 @@ def open_log(config: Config, parts: list[Part], workdir: Path, rounds: int) -> I
             append(file, entry)
             track(entry)
 
-        yield Log(metrics, record, lambda: os.fsync(file.fileno()), failed)
+        yield Log(metrics, record, partial(settle, file), failed)
 
 
 def rewind(workdir: Path, rounds: int) -> list[dict[str, Any]]:
     """Remove the lines of metrics.jsonl after the first `rounds`; return the remaining entries."""
-    path = workdir / METRICS
-    lines = path.read_bytes().split(b'\n')[:rounds] if path.exists() else []
+    entries = read(workdir, rounds)
+    write_atomic(workdir / METRICS, b''.join(line + b'\n' for line in _lines(workdir, rounds)))
+    return entries
+
+
+def read(workdir: Path, rounds: int) -> list[dict[str, Any]]:
+    """Return the entries of the first rounds; raise a ValueError if a line is torn or missing."""
     try:
-        entries = [json.loads(line) for line in lines]
+        entries = [json.loads(line) for line in _lines(workdir, rounds)]
         complete = [entry['round'] for entry in entries] == list(range(1, rounds + 1))
     except (ValueError, KeyError, TypeError):
         complete = False
     if not complete:
         raise ValueError(
-            f'{path} lacks some of the first {rounds} rounds, which the checkpoint needs; start '
-            f'again in another directory, or move {workdir} away.'
+            f'{workdir / METRICS} lacks some of the first {rounds} rounds: it is damaged; use a '
+            'copy of it'
         )
-    write_atomic(path, b''.join(line + b'\n' for line in lines))
     return entries
+
+
+def _lines(workdir: Path, rounds: int) -> list[bytes]:
+    path = workdir / METRICS
+    return path.read_bytes().split(b'\n')[:rounds] if path.exists() else []
 
 
 def open_lines(workdir: Path) -> FileIO:
@@ -69,8 +79,20 @@ def open_lines(workdir: Path) -> FileIO:
     return (workdir / METRICS).open('ab', buffering=0)
 
 
+def settle(file: FileIO) -> None:
+    """Wait until all lines are on the disk."""
+    _check_exists(file)  # else a checkpoint would make a new folder, without settings
+    os.fsync(file.fileno())
+
+
+def _check_exists(file: FileIO) -> None:
+    if not os.fstat(file.fileno()).st_nlink:
+        raise FileNotFoundError(errno.ENOENT, 'removed during the run', file.name)
+
+
 def append(file: FileIO, entry: dict[str, Any]) -> None:
     """Append an entry as one line, completely or not at all."""
+    _check_exists(file)
     line = json.dumps(entry, allow_nan=False).encode() + b'\n'
     before = file.seek(0, os.SEEK_END)
     try:

@@ -29,7 +29,7 @@ from jaxfed.runs.learning_rate import learning_rate
 from jaxfed.runs.memory import memory_errors
 from jaxfed.runs.prepare import Prepared
 from jaxfed.runs.privacy import privacy_after
-from jaxfed.runs.state import State, collect, unstack
+from jaxfed.runs.state import State, collect, recorded_rounds, unstack
 
 # (round, all entries of each experiment, numbers of those that run) -> numbers of those to stop
 Stop = Callable[[int, Sequence[list[Entry]], Sequence[int]], Sequence[int]]
@@ -77,7 +77,7 @@ def open_recorder(
     with contextlib.ExitStack() as stack:
         logs = []
         for e, recorded in zip(experiments, state.recorded, strict=True):
-            rounds = done if recorded < 0 else int(recorded)
+            rounds = recorded_rounds(done, recorded)
             logs.append(stack.enter_context(open_log(e.config, e.parts, e.workdir, rounds)))
         if done:
             console.say(f'continuing after round {done}', quiet=quiet)

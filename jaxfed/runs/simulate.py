@@ -17,7 +17,7 @@ from jaxfed.internal import console, files
 from jaxfed.internal.signals import Interrupted, stopping
 from jaxfed.methods.method import Method
 from jaxfed.recording import display, run_files
-from jaxfed.recording.checkpoints import FOLDER, open_checkpoints
+from jaxfed.recording.checkpoints import FOLDER, open_checkpoints, wait
 from jaxfed.recording.curve import draw_accuracy
 from jaxfed.recording.entries import Entry, summarise, title_of
 from jaxfed.recording.heatmap import draw_heatmap
@@ -208,6 +208,7 @@ def train_experiments(
             state, failures = train_rounds(
                 experiments, prepared, done, state, recorder, signal_received, stop
             )
+            wait(checkpoints)  # its failure after the summaries would be that of a finished run
             results = [
                 _diverged(experiment, state.recorded[x] + 1, failures[x])
                 if x in failures

@@ -12,6 +12,7 @@ from jaxfed.engine.devices import replicate
 from jaxfed.engine.round import ServerState
 from jaxfed.engine.stacking import row
 from jaxfed.metrics.history import History, empty_history
+from jaxfed.recording import log
 from jaxfed.recording.checkpoints import restore
 from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.prepare import Prepared
@@ -61,7 +62,13 @@ def resume(
     """
     first, rows = first_state(experiments, prepared), client_rows(experiments)
     like = first._replace(clients=states_of.allocate(first.clients, rows), servers=())
-    saved = restore(checkpoints, like) if distributed.is_leader() else None
+
+    def check(done: int, state: State) -> None:
+        # After a power loss a checkpoint may be whole and the lines of its rounds torn.
+        for experiment, recorded in zip(experiments, state.recorded, strict=True):
+            log.read(experiment.workdir, recorded_rounds(done, recorded))
+
+    saved = restore(checkpoints, like, check) if distributed.is_leader() else None
     done = int(
         distributed.broadcast_from_leader('checkpoint', lambda: str(saved.round if saved else 0))
     )
@@ -78,6 +85,11 @@ def resume(
         np.array(state.diverged),
         unstack(server, len(experiments)),
     )
+
+
+def recorded_rounds(done: int, recorded: int) -> int:
+    """The recorded rounds of an experiment after `done` rounds; `recorded` as in `State`."""
+    return done if recorded < 0 else int(recorded)
 
 
 def collect(state: State, experiments: Sequence[Experiment]) -> State:

@@ -2,18 +2,17 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from jaxfed import methods
 from jaxfed.config import Config
 from jaxfed.internal import console, files
-from jaxfed.recording import run_files
+from jaxfed.recording import log, run_files
 from jaxfed.recording.progress import grid_progress
 from jaxfed.runs.arrays import checked_arrays, name_arrays
 from jaxfed.runs.experiment import Experiment, make_experiment
@@ -171,12 +170,12 @@ def _claim(workdirs: Mapping[int, Path], folder: Path) -> Iterator[dict[int, Exc
         with contextlib.ExitStack() as turn:
             with contextlib.suppress(OSError):  # every work directory raises it again
                 folder.mkdir(parents=True, exist_ok=True)
-                turn.enter_context(FileLock(folder / '.claim.lock'))
+                turn.enter_context(files.lock(folder / '.claim.lock'))
             for i, workdir in workdirs.items():
                 try:
                     workdir.parent.mkdir(parents=True, exist_ok=True)
-                    lock = FileLock(workdir.with_name(f'.{workdir.name}.lock'), timeout=0)
-                    locks.enter_context(lock)
+                    path = workdir.with_name(f'.{workdir.name}.lock')
+                    locks.enter_context(files.lock(path, timeout=0))
                 except Timeout:
                     failed[i] = ValueError('another process is running it.')
                 except OSError as error:
@@ -187,8 +186,8 @@ def _claim(workdirs: Mapping[int, Path], folder: Path) -> Iterator[dict[int, Exc
 def read_result(workdir: Path) -> Result:
     """Read the result of a finished experiment."""
     model = load(workdir)
-    lines = (workdir / run_files.METRICS).read_text().splitlines()
-    return Result(model.summary, list(map(json.loads, lines)), model.params, model.stats, workdir)
+    metrics = log.read(workdir, model.summary['rounds'])
+    return Result(model.summary, metrics, model.params, model.stats, workdir)
 
 
 def simulate_all(

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import itertools
-import json
 import shutil
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
@@ -98,12 +97,14 @@ def _interrupted_groups(configs: Sequence[Config], folder: Path) -> list[list[in
     for path in sorted((folder / SHARED).glob(f'*/{MEMBERS}')):
         members = _read_members(path, folder)
         # The others cannot continue without a member that was moved away or restarted.
-        if not members or not all(map(_has_shared_checkpoints, members)):
+        if not all(map(_has_shared_checkpoints, members)):
             continue
-        missing = [member.name for member in members if member not in place]
-        if not missing:
+        absent = [member for member in members if member not in place]
+        missing = [m.name for m in absent if not (m / run_files.SUMMARY).exists()]
+        if not absent:
             groups.append([place.pop(member) for member in members])
-        elif len(missing) < len(members) and any((path.parent / FOLDER).glob('[0-9]*')):
+        # Without `missing` the process ended between two summaries; the other members restart.
+        elif missing and len(missing) < len(members) and any((path.parent / FOLDER).glob('[0-9]*')):
             names = ', '.join(missing[:4] + ['...'] * (len(missing) > 4))
             raise ValueError(
                 f'{members[0].parent}: {len(members)} experiments were interrupted together, but '
@@ -203,12 +204,14 @@ def _shared_folder(experiments: Sequence[Experiment], folder: Path) -> Path:
 
 
 def _read_members(path: Path, folder: Path) -> list[Path]:
-    """Return the work directories of the experiments in one program; [] if the file is damaged."""
+    """Return the work directories of the experiments in one program."""
     try:
-        names = json.loads(path.read_text())['members']
-        return [folder.absolute() / name for name in names]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+        return [folder.absolute() / name for name in files.read_json(path)['members']]
+    except (ValueError, KeyError, TypeError) as error:
+        # The order of its checkpoints' rows is unknown.
+        raise ValueError(
+            f'{path} is damaged: remove {path.parent} to restart its experiments.'
+        ) from error
 
 
 def _remove(place: Path) -> None:

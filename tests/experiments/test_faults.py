@@ -66,3 +66,20 @@ def test_killed_locked_terminated_and_resumed(tmp_path):
     assert (workdir / MODEL).read_bytes() == (reference / MODEL).read_bytes()
     assert json.loads((workdir / SUMMARY).read_text())['resumed_after'] == rounds
     assert len((workdir / METRICS).read_text().splitlines()) == 40
+
+
+def test_one_of_two_processes_that_start_together_trains(tmp_path):
+    reference, workdir = tmp_path / 'reference', tmp_path / 'run'
+    faults.finish(reference, JOB)
+    processes = [faults.start(workdir, JOB) for _ in range(2)]
+    assert sorted(process.wait() for process in processes) == [0, 2]
+    log = (tmp_path / 'run.log').read_text()
+    assert log.count('error: --workdir=') == 1 and 'Traceback' not in log
+    assert faults.results(workdir) == faults.results(reference)
+
+
+@pytest.mark.parametrize('kind', ['seeds', 'processes'])
+def test_a_killed_sweep_and_pair_of_processes_continue(kind):
+    rounds = ('--rounds=20', *(['--halving=10', '--validation=0.2'] if kind == 'seeds' else []))
+    counts = faults.survive(2, 1, (*faults.JOB, *faults.KINDS[kind], *rounds))
+    assert counts.kills == 2 and not counts.failures

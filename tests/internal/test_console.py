@@ -1,5 +1,7 @@
 """The console: the output in a terminal and in a file during a task."""
 
+import errno
+import io
 import re
 import time
 
@@ -20,7 +22,7 @@ def lines(tmp_path, monkeypatch):
 
 
 def wait_for(lines, pattern):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 3600
     while not any(re.fullmatch(pattern, line) for line in lines()):
         assert time.monotonic() < deadline, lines()
         time.sleep(0.01)
@@ -49,6 +51,32 @@ def test_a_short_block_has_only_the_lines_that_are_due(lines):
         show('two', now=False)
         show('three')
     assert lines() == ['one (0 s)', 'three (0 s)']
+
+
+class Full(io.StringIO):
+    """A file on a disk that is full until `room` is True."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error, self.room = error, False
+
+    def flush(self):
+        if not self.room:
+            self.seek(0)
+            self.truncate()
+            raise self.error
+
+
+@pytest.mark.parametrize('error', [OSError(errno.ENOSPC, 'full'), BrokenPipeError()])
+def test_output_that_cannot_be_written_is_dropped(error, monkeypatch):
+    file = Full(error)
+    monkeypatch.setattr(console, 'TERMINAL', console.Terminal(file=file, width=80))
+    console.say('one', quiet=False)
+    with console.status('compiling', quiet=False):
+        pass
+    file.room = True
+    console.say('two', quiet=False)
+    assert file.getvalue() == ('' if isinstance(error, BrokenPipeError) else 'two\n')
 
 
 def test_quiet_output(lines, monkeypatch):

@@ -40,6 +40,32 @@ def test_the_newest_checkpoint_is_restored_unchanged(written):
     chex.assert_trees_all_equal_dtypes(saved.state, make_state(5))
 
 
+def test_an_older_checkpoint_is_used_if_the_newest_fails_a_check(written, tmp_path, caplog):
+    shutil.copytree(written, tmp_path / 'run')
+    checked = []
+
+    def check(round_, state):
+        checked.append((round_, int(state['server'][2])))
+        if round_ > 2:
+            raise ValueError('its lines are torn')
+
+    def refuse(round_, state):
+        raise ValueError('its lines are torn')
+
+    with open_checkpoints(tmp_path / 'run', keep=2) as manager:
+        with pytest.raises(ValueError, match=r'round 5: its lines are torn; round 2: its lines'):
+            restore(manager, make_state(0), refuse)
+        assert sorted(manager.all_steps()) == [2, 5]
+        with caplog.at_level(logging.WARNING, 'jaxfed'):
+            assert restore(manager, make_state(0), check).round == 2
+        assert sorted(manager.all_steps()) == [2]
+    assert checked == [(5, 5), (2, 2)]
+    (message,) = [r.getMessage() for r in caplog.records if r.name == 'jaxfed']
+    assert message == (
+        'checkpoint of round 5 cannot be used (its lines are torn): continuing after round 2'
+    )
+
+
 def test_an_empty_folder_has_no_checkpoint(tmp_path):
     assert read(tmp_path)[0] is None
 
@@ -85,7 +111,7 @@ def test_a_checkpoint_of_another_structure_is_refused_and_kept(written, tmp_path
     shutil.copytree(written, tmp_path / 'run')
     with open_checkpoints(tmp_path / 'run', keep=2) as manager:
         with pytest.raises(
-            ValueError, match=r'no checkpoint in .* is intact \(round 5: .*round 2: '
+            ValueError, match=r'no checkpoint in .* can be used \(round 5: .*round 2: '
         ):
             restore(manager, other)
         assert sorted(manager.all_steps()) == [2, 5]
@@ -111,7 +137,7 @@ def test_a_checkpoint_of_other_shapes_is_refused(written, tmp_path, other):
     like['clients']['c'] = other
     with (
         open_checkpoints(tmp_path / 'run', keep=2) as manager,
-        pytest.raises(ValueError, match=r'no checkpoint in .* is intact'),
+        pytest.raises(ValueError, match=r'no checkpoint in .* can be used'),
     ):
         restore(manager, like)
 
@@ -146,7 +172,7 @@ def test_a_warning_about_damage_is_short(written, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         assert read(tmp_path / 'run')[0].round == 2
     (message,) = [r.getMessage() for r in caplog.records if 'orbax' not in r.pathname]
-    assert message.startswith('checkpoint of round 5 is damaged (') and len(message) < 300
+    assert message.startswith('checkpoint of round 5 cannot be used (') and len(message) < 300
 
 
 def test_damaged_metadata_does_not_prevent_resuming(written, tmp_path, caplog):

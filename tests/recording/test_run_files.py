@@ -1,8 +1,11 @@
 """Records of a run that is interrupted, resumed, or on a full disk."""
 
+import errno
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -59,6 +62,8 @@ def test_lines_that_a_checkpoint_needs_must_exist(tmp_path, text):
     path.write_bytes(text.encode('latin1'))
     with pytest.raises(ValueError, match=r'metrics.jsonl lacks some of the first 2 rounds'):
         log.rewind(tmp_path, 2)
+    with pytest.raises(ValueError, match=r'2 rounds: it is damaged; use a copy of it'):
+        log.read(tmp_path, 2)
     assert path.read_bytes() == text.encode('latin1')
 
 
@@ -121,6 +126,70 @@ def test_one_process_locks_a_work_directory(tmp_path):
         pass
     with files.exclusive_lock(tmp_path):
         pass
+
+
+# A process that holds the lock of a folder on a file system without flock.
+HOLD = """
+import errno, fcntl, os, sys, time
+from pathlib import Path
+def flock(file, operation):
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+fcntl.flock = flock
+from jaxfed.internal import files
+with files.exclusive_lock(Path(sys.argv[1])):
+    print('held', flush=True)
+    time.sleep(3600)
+"""
+
+
+@pytest.fixture
+def flock_fails(monkeypatch):
+    """Makes flock fail with an error number, as on file systems without it."""
+    fcntl = pytest.importorskip('fcntl')
+
+    def fail(number):
+        def flock(file, operation):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(fcntl, 'flock', flock)
+
+    return fail
+
+
+@pytest.mark.slow
+def test_one_process_locks_a_work_directory_without_flock(tmp_path, flock_fails):
+    flock_fails(errno.ENOSYS)
+    command = [sys.executable, '-c', HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b'held\n'
+        for _ in range(2):  # a refused process leaves the lock as it is
+            with (
+                pytest.raises(ValueError, match='another process uses it; name another directory'),
+                files.exclusive_lock(tmp_path),
+            ):
+                pass
+        holder.kill()
+    with files.exclusive_lock(tmp_path):  # of a killed process
+        pass
+
+
+def test_a_lock_of_an_unknown_process_is_named(tmp_path, flock_fails):
+    flock_fails(errno.ENOSYS)
+    (tmp_path / '.lock').touch()  # by flock, before the folder was copied
+    with (
+        pytest.raises(ValueError, match=r'another directory, or remove .*/\.lock if none does\.$'),
+        files.exclusive_lock(tmp_path),
+    ):
+        pass
+
+
+@pytest.mark.parametrize('number', [errno.ENOLCK, errno.ENOTSUP])
+def test_a_file_system_without_locks_is_named(tmp_path, flock_fails, number):
+    flock_fails(number)
+    message = r'=.*run cannot be used: the file system of .*\.lock has no locks \(.*\); use another'
+    with pytest.raises(ValueError, match=message):
+        started(tmp_path / 'run')
+    assert not (tmp_path / 'run' / run_files.CONFIG).exists()
 
 
 def test_a_run_continues_with_the_same_data_only(tmp_path):

@@ -117,7 +117,7 @@ def test_runs_of_wandb_that_are_open_at_once_get_their_own_numbers(tmp_path, mon
                 track({'round': round_, f'of_{place.name}_{round_}': 0.5})
     for place, other in zip(places, 'ba', strict=True):
         (file,) = (place / 'wandb').glob('offline-run-*/*.wandb')
-        for _ in range(200):  # W&B's own process writes it, some time
+        for _ in range(36_000):  # W&B's own process writes it, some time
             if f'of_{place.name}_2'.encode() in (held := file.read_bytes()):
                 break
             time.sleep(0.1)

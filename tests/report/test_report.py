@@ -613,7 +613,7 @@ def test_a_browser_renders_it_without_the_network(page, tmp_path):
             '--window-size=400,800', '--virtual-time-budget=2000',
             '--proxy-bypass-list=<-loopback>', f'--user-data-dir={tmp_path}', page.as_uri(),
         ],
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, timeout=3600, check=True,
     )  # fmt: skip
     shown = done.stdout
     # The policy let the script run: it adds a button to each head of a sortable table.

@@ -1,10 +1,13 @@
 """`jaxfed.simulate` from Python: progress, compiled programs, failed starts, interruption."""
 
 import html
+import json
 import os
 import signal
+import time
 
 import jax
+import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
@@ -220,3 +223,61 @@ def test_work_directories_with_any_characters(tmp_path, cheap_runs):
     for character in '\n\r\x0b\u2028\0':
         with pytest.raises(ValueError, match='--workdir must have no'):
             jaxfed.simulate(jaxfed.Config(**TINY, workdir=f'{tmp_path}/a{character}b'))
+
+
+def same(a, b, tolerance):
+    """Whether two results have the same metrics, except for times, and parameters."""
+    for one, other in zip(a.metrics, b.metrics, strict=True):
+        for name in one:
+            if 'seconds' not in name and one[name] is not None:
+                np.testing.assert_allclose(one[name], other[name], rtol=tolerance, err_msg=name)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance),
+        *(a.params, b.params),
+    )
+
+
+LONGER = {**TINY, 'rounds': 4, 'clients_per_round': 4, 'checkpoint_every': 1, 'method': 'scaffold'}
+
+
+@pytest.mark.slow
+def test_other_devices_lanes_and_versions_continue_a_run(cheap_runs, tmp_path, stopped_before):
+    whole = jaxfed.simulate(jaxfed.Config(**LONGER, workdir=str(tmp_path / 'whole')))
+    settings = {**LONGER, 'workdir': str(tmp_path / 'run')}
+    with stopped_before(4):
+        jaxfed.simulate(jaxfed.Config(**settings))
+    path = tmp_path / 'run' / 'config.json'
+    described = json.loads(path.read_text())
+    described['versions']['jax'] = '0.9.0'
+    path.write_text(json.dumps(described))
+    refused = {'learning_rate': 0.5, 'rounds': 5, 'alpha': 0.3, 'method': 'fedavg', 'seed': 3}
+    for name, value in refused.items():
+        with pytest.raises(
+            ValueError, match=rf'other settings \(.*--{name}=.* there, {value} here'
+        ):
+            jaxfed.simulate(jaxfed.Config(**{**settings, name: value}))
+    allowed = {'devices': '2', 'lanes': 2, 'checkpoint_every': 2, 'keep': 1}
+    rest = jaxfed.simulate(jaxfed.Config(**{**settings, **allowed}))
+    assert rest.summary['resumed_after'] == 3
+    same(rest, whole, 1e-4)
+
+
+@pytest.mark.slow
+def test_a_clock_that_is_set_back_changes_nothing(
+    cheap_runs, tmp_path, stopped_before, monkeypatch
+):
+    whole = jaxfed.simulate(jaxfed.Config(**LONGER, workdir=str(tmp_path / 'whole')))
+    now = [time.time()]
+
+    def earlier():
+        now[0] -= 3600
+        return now[0]
+
+    monkeypatch.setattr(time, 'time', earlier)
+    config = jaxfed.Config(**LONGER, workdir=str(tmp_path / 'run'))
+    with stopped_before(4):
+        jaxfed.simulate(config)
+    rest = jaxfed.simulate(config)
+    assert rest.summary['resumed_after'] == 3
+    assert rest.summary['seconds_total'] >= 0
+    same(rest, whole, 0)

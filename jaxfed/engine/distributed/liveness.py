@@ -14,7 +14,6 @@ import json
 import os
 import socket
 import stat
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -71,8 +70,7 @@ def stop_for_loss(loss: str) -> None:
 
 def exit_now(status: int) -> None:
     """Ends this process without JAX's shutdown, which waits for all others."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    console.flush()
     os._exit(status)
 
 

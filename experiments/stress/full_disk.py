@@ -1,0 +1,259 @@
+"""Fill the disk while a run writes, remove its folder or make it read-only, and continue.
+
+    python -m experiments.stress.full_disk --output=experiments/results/full_disk_cpu.json
+
+One write after another fails, and disks in memory (tmpfs, which need root) have growing sizes. A
+failure must be an error in one line. With room again, the same command must give the results of an
+undisturbed run.
+"""
+
+import contextlib
+import errno
+import functools
+import itertools
+import json
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from io import FileIO
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+from absl import flags
+
+from experiments.benchmarks import reporting
+from experiments.stress import power_loss
+from jaxfed.internal import files
+from jaxfed.recording import checkpoints, log
+from jaxfed.recording.run_files import METRICS
+from jaxfed.runs.simulate import Result
+
+NOBODY = 65534  # a user without rights; root may write to read-only folders
+
+
+class Count(NamedTuple):
+    """Numbers of runs by outcome."""
+
+    tries: int
+    completed: int  # the failed write was not needed
+    stopped: int  # with an error in one line, and continued
+    failures: list[str]  # in words
+
+
+@contextlib.contextmanager
+def failing_write(number: int) -> Iterator[Callable[[], int]]:
+    """Fails the write with this number, from 1; yields a function that counts the writes so far."""
+    count = 0
+
+    def write() -> None:
+        nonlocal count
+        count += 1
+        if count == number:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    class Lines(FileIO):
+        def write(self, data: Any) -> int:
+            try:
+                write()
+            except OSError:
+                super().write(data[: len(data) // 2])
+                raise
+            return super().write(data)
+
+    sync, save = files._sync, checkpoints.save
+
+    def failing_sync(path: Path) -> None:
+        write()
+        sync(path)
+
+    def failing_save(*arguments: Any) -> None:
+        write()
+        save(*arguments)
+
+    with (
+        mock.patch.object(files, '_sync', failing_sync),
+        mock.patch.object(checkpoints, 'save', failing_save),
+        mock.patch.object(log, 'open_lines', lambda workdir: Lines(workdir / METRICS, 'ab')),
+    ):
+        yield lambda: count
+
+
+def lose(folder: Path) -> None:
+    """Removes a folder."""
+    shutil.rmtree(folder)
+
+
+def lock_out(folder: Path) -> None:
+    """Makes a folder read-only for this process."""
+    paths = [folder, *folder.rglob('*')]
+    for path in paths:
+        path.chmod(0o500 if path.is_dir() else 0o400)
+    if os.geteuid() == 0:
+        for path in paths:
+            os.chown(path, NOBODY, NOBODY)
+        os.seteuid(NOBODY)
+
+
+def unlock(folder: Path) -> None:
+    """Undoes `lock_out`."""
+    if os.getuid() == 0:
+        os.seteuid(0)
+    for path in [folder, *folder.rglob('*')]:
+        path.chmod(0o700)
+
+
+Act = Callable[[Path], None]
+TAKEN: tuple[tuple[Act, Act], ...] = ((lose, lambda folder: None), (lock_out, unlock))
+
+
+def try_once(
+    folder: Path,
+    reference: Sequence[Result],
+    train: Callable[[], Sequence[Any]],
+    repair: Callable[[], object] = lambda: None,
+) -> str:
+    """Trains the experiments of a folder while something fails, then to their end.
+
+    Args:
+      folder: of the experiments.
+      reference: the results of undisturbed experiments.
+      train: trains them while something fails.
+      repair: called before they continue.
+
+    Returns:
+      'completed', 'stopped' or the failure in words.
+    """
+    try:
+        results, result = train(), 'completed'
+    except (ValueError, OSError) as error:
+        results, result = [], 'stopped' if '\n' not in str(error) else f'unclear: {error}'
+    except Exception as error:
+        results, result = [], f'{type(error).__name__}: {error}'
+    finally:
+        repair()
+    try:
+        results = results or power_loss.finish(folder, len(reference))
+    except (ValueError, OSError) as error:
+        return f'{result}, then not continued: {error}'
+    return result if power_loss.are_equal(results, reference) else f'{result}, then other results'
+
+
+def add_up(outcomes: dict[str, str]) -> Count:
+    """Counts outcomes by the names of the tries."""
+    values = list(outcomes.values())
+    failures = [f'{n}: {v}' for n, v in outcomes.items() if v not in ('completed', 'stopped')]
+    return Count(len(values), values.count('completed'), values.count('stopped'), failures)
+
+
+def fail_every_write(folder: Path, seeds: int) -> Count:
+    """Fails every write of the experiments of a folder in turn."""
+    with failing_write(0) as count:
+        reference = power_loss.finish(folder, seeds)
+    outcomes = {}
+    for number in range(1, count() + 1):
+        shutil.rmtree(folder)
+
+        def train(number: int = number) -> Sequence[Result]:
+            with failing_write(number):
+                return power_loss.finish(folder, seeds)
+
+        outcomes[f'write {number}'] = try_once(folder, reference, train)
+    return add_up(outcomes)
+
+
+def fill_disks(folder: Path, seeds: int, sizes: Sequence[int]) -> Count:
+    """Trains the experiments of a folder on disks of these sizes in KiB."""
+    folder.mkdir()
+    reference = power_loss.finish(folder / 'work', seeds)
+    outcomes = {}
+    for kib in sizes:
+        shutil.rmtree(folder / 'work')
+        mount(folder, f'size={kib}k')
+        try:
+            outcomes[f'{kib} KiB'] = try_once(
+                folder / 'work',
+                reference,
+                lambda: power_loss.finish(folder / 'work', seeds),
+                lambda: mount(folder, 'remount,size=1g'),
+            )
+        finally:
+            subprocess.run(['umount', folder], check=True)
+        (folder / 'work').mkdir()
+    return add_up(outcomes)
+
+
+def mount(folder: Path, options: str) -> None:
+    """Puts a folder on a disk in memory, or changes the options of its disk."""
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', options, 'tmpfs', folder], check=True)
+
+
+def take_away(folder: Path, seeds: int) -> Count:
+    """Removes the folder of the experiments, or makes it read-only, after every round."""
+    reference = power_loss.finish(folder, seeds)
+    outcomes = {}
+    for round_, (act, repair) in itertools.product(range(1, power_loss.ROUNDS + 1), TAKEN):
+        shutil.rmtree(folder)
+
+        def after(number: int, round_: int = round_, act: Act = act) -> None:
+            if number == round_:
+                act(folder)
+
+        train = functools.partial(power_loss.train, folder, seeds, after)
+        outcome = try_once(folder, reference, train, functools.partial(repair, folder))
+        outcomes[f'{act.__name__} after round {round_}'] = outcome
+    return add_up(outcomes)
+
+
+def survive(sizes: Sequence[int], seeds: int) -> dict[str, Count]:
+    """Tries everything; disks of limited size only as root.
+
+    Args:
+      sizes: of the disks, in KiB.
+      seeds: experiments in the folder, 1 or more.
+
+    Returns:
+      Kind -> numbers of outcomes.
+    """
+    with power_loss.cheap_runs(), tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        place.chmod(0o755)  # another user reads in it
+        found = {
+            'failed writes': fail_every_write(place / 'writes', seeds),
+            'taken away': take_away(place / 'taken', seeds),
+        }
+        if os.geteuid() == 0:
+            found['small disks'] = fill_disks(place / 'disk', seeds, sizes)
+        return found
+
+
+def main(args: flags.FlagValues) -> None:
+    """Fills, prints and writes."""
+    logging.getLogger('jaxfed').setLevel(logging.ERROR)  # warnings of damaged checkpoints
+    began, sizes = time.monotonic(), list(map(int, args.sizes))
+    found = {
+        f'{kind}, {reporting.plural(seeds, "seed")}': count._asdict()
+        for seeds in (1, 2)
+        for kind, count in survive(sizes, seeds).items()
+    }
+    print(json.dumps(found, indent=2))
+    described = {
+        'machine': reporting.machine(),
+        'job': power_loss.JOB,
+        'sizes_kib': sizes,
+        'seconds': round(time.monotonic() - began),
+    }
+    reporting.write(described | found, args.output)
+    if any(count['failures'] for count in found.values()):
+        raise SystemExit(1)
+
+
+if __name__ == '__main__':
+    kibs = (64, 256, *range(512, 4096, 512), *range(4096, 20481, 2048))
+    flags.DEFINE_list('sizes', [str(kib) for kib in kibs], 'Sizes of the disks in KiB.')
+    flags.DEFINE_string('output', None, reporting.JSON_FILE)
+    reporting.run(main)

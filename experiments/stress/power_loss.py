@@ -1,0 +1,240 @@
+"""Damage the files of interrupted and finished runs, as a power loss does, and continue.
+
+    python -m experiments.stress.power_loss --output=experiments/results/power_loss_cpu.json
+
+A run, and two seeds in one program, stop before their last rounds, or after them. Then each of
+their files is emptied or cut in half, alone and in pairs. The same command must continue with the
+results of an undisturbed run, or name a damaged file. Programs are compiled once, and no pictures
+are drawn.
+"""
+
+import contextlib
+import itertools
+import json
+import logging
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+import jaxfed
+from experiments.benchmarks import reporting
+from jaxfed import Config
+from jaxfed.recording.checkpoints import FOLDER
+from jaxfed.runs import simulate
+from jaxfed.runs.experiment import Experiment
+from jaxfed.runs.prepare import Prepared
+from jaxfed.runs.simulate import Result
+from jaxfed.sweeps import runner, training
+
+ROUNDS, STOP = 5, 4  # rounds in all, and before the interruption; checkpoints hold 2 and 3
+# State on server and clients, measures that depend on earlier rounds, a checkpoint a round.
+JOB: dict[str, Any] = {
+    'method': 'scaffold+fedavgm',
+    'model': 'mlp',
+    'rounds': ROUNDS,
+    'num_clients': 6,
+    'clients_per_round': 2,
+    'local_epochs': 1,
+    'measure': 'forgetting',
+    'devices': '1',
+    'lanes': 1,
+    'checkpoint_every': 1,
+}
+# Name -> seeds, rounds before the damage.
+KINDS = {'run': (1, STOP), 'sweep': (2, STOP), 'finished sweep': (2, ROUNDS)}
+Damage = Callable[[Path], object]
+
+
+class Stopped(Exception):
+    """Training was stopped between two rounds."""
+
+
+class Case(NamedTuple):
+    """Files of a folder and what happens to them."""
+
+    paths: Sequence[Path]  # relative to the folder
+    damage: str
+
+
+def empty(path: Path) -> None:
+    """Leaves a file without content."""
+    path.write_bytes(b'')
+
+
+def halve(path: Path) -> None:
+    """Cuts the second half of a file off."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+DAMAGES: dict[str, Damage] = {'emptied': empty, 'halved': halve}
+
+
+@contextlib.contextmanager
+def cheap_runs() -> Iterator[None]:
+    """Runs draw no pictures, and those of the same work directories share programs."""
+    prepared: dict[tuple[Path, ...], Prepared] = {}
+    prepare = simulate.prepare
+
+    def prepare_once(experiments: Sequence[Experiment]) -> Prepared:
+        key = tuple(experiment.workdir for experiment in experiments)
+        if key not in prepared:
+            prepared[key] = prepare(experiments)
+        made = prepared[key]
+        return made._replace(
+            server=jax.tree.map(jnp.copy, made.server),
+            client_states=jax.tree.map(np.copy, made.client_states),
+        )
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(simulate, 'prepare', prepare_once))
+        for picture in ('draw_heatmap', 'draw_accuracy'):
+            stack.enter_context(mock.patch.object(simulate, picture))
+        yield
+
+
+def experiments_in(folder: Path, seeds: int) -> dict[str, Config]:
+    """Name -> settings of the experiments of a folder."""
+    return {f's{s}': Config(**JOB, seed=s, workdir=str(folder / f's{s}')) for s in range(seeds)}
+
+
+def train(folder: Path, seeds: int, after: Callable[[int], object]) -> list[Any]:
+    """Trains the experiments of a folder; `after` is called with the number of each round."""
+
+    def stop(round_: int, *_: object) -> Sequence[int]:
+        after(round_)
+        return ()
+
+    experiments = runner.set_up_all(experiments_in(folder, seeds).values())
+    return training.train_group(experiments, folder, stop_of=lambda numbers: stop)
+
+
+def interrupt(folder: Path, seeds: int, rounds: int) -> None:
+    """Trains the experiments of a folder and stops after some rounds."""
+
+    def after(round_: int) -> None:
+        if round_ == rounds:
+            raise Stopped
+
+    with contextlib.suppress(Stopped):
+        train(folder, seeds, after)
+
+
+def finish(folder: Path, seeds: int) -> list[Result]:
+    """Trains the experiments of a folder to their last round, or reads their results."""
+    configs = experiments_in(folder, seeds)
+    if seeds == 1:
+        return [jaxfed.simulate(config) for config in configs.values()]
+    results = jaxfed.simulate_all(configs, folder).values()
+    return [result for result in results if isinstance(result, Result)]
+
+
+def are_equal(results: Sequence[Result], others: Sequence[Result]) -> bool:
+    """Whether metrics, except for times, and final parameters are the same."""
+
+    def values(result: Result) -> list[dict[str, Any]]:
+        return [{k: v for k, v in e.items() if 'seconds' not in k} for e in result.metrics]
+
+    return len(results) == len(others) and all(
+        values(a) == values(b)
+        and all(map(np.array_equal, jax.tree.leaves(a.params), jax.tree.leaves(b.params)))
+        for a, b in zip(results, others, strict=True)
+    )
+
+
+def outcome(folder: Path, damaged: Iterable[Path], reference: Sequence[Result]) -> str:
+    """What a damaged folder leads to.
+
+    Args:
+      folder: holds the experiments.
+      damaged: files relative to it.
+      reference: the results of undisturbed experiments.
+
+    Returns:
+      'continued', 'named' if an error names a damaged file, else a description of the failure.
+    """
+    try:
+        results = finish(folder, len(reference))
+    except (ValueError, OSError) as error:
+        # The files of a checkpoint belong together.
+        names = [FOLDER if FOLDER in path.parts else str(path) for path in damaged]
+        message = str(error)
+        clear = '\n' not in message and any(name in message for name in names)
+        return 'named' if clear else f'unclear: {message}'
+    except Exception as error:
+        return f'{type(error).__name__}: {error}'
+    return 'continued' if are_equal(results, reference) else 'other results'
+
+
+def cases(folder: Path, pairs: int, rng: random.Random) -> Iterator[Case]:
+    """Every file alone, and at most `pairs` pairs of files, with every damage."""
+    files = [path for path in sorted(folder.rglob('*')) if path.is_file() and path.stat().st_size]
+    files = [path.relative_to(folder) for path in files]
+    both = list(itertools.combinations(files, 2))
+    chosen = rng.sample(both, min(pairs, len(both)))
+    for damage in DAMAGES:
+        yield from (Case(paths, damage) for paths in [*((path,) for path in files), *chosen])
+
+
+def survive(kind: str, pairs: int, seed: int = 0) -> dict[str, Any]:
+    """Damages the files of a kind of folder in turn.
+
+    Args:
+      kind: of `KINDS`.
+      pairs: pairs of files to damage; every single file is damaged, too.
+      seed: of the choice of pairs.
+
+    Returns:
+      Numbers of cases by outcome, and the failures in words.
+    """
+    seeds, rounds = KINDS[kind]
+    counts = {'singles': 0, 'pairs': 0, 'continued': 0, 'named': 0}
+    failures = []
+    with cheap_runs(), tempfile.TemporaryDirectory() as temporary:
+        folder, original = Path(temporary, 'folder'), Path(temporary, 'original')
+        reference = finish(folder, seeds)
+        if rounds < ROUNDS:
+            shutil.rmtree(folder)
+            interrupt(folder, seeds, rounds)
+        folder.rename(original)
+        for paths, damage in cases(original, pairs, random.Random(seed)):
+            shutil.copytree(original, folder)  # at the same place, because records name it
+            for path in paths:
+                DAMAGES[damage](folder / path)
+            result = outcome(folder, paths, reference)
+            shutil.rmtree(folder)
+            counts['singles' if len(paths) == 1 else 'pairs'] += 1
+            if result in counts:
+                counts[result] += 1
+            else:
+                failures.append(f'{", ".join(map(str, paths))} {damage}: {result}')
+    return {**counts, 'failures': failures}
+
+
+def main(args: flags.FlagValues) -> None:
+    """Damages, prints and writes."""
+    logging.getLogger('jaxfed').setLevel(logging.ERROR)  # warnings of damaged checkpoints
+    began = time.monotonic()
+    found = {kind: survive(kind, args.pairs, args.seed) for kind in KINDS}
+    print(json.dumps(found, indent=2))
+    seconds = round(time.monotonic() - began)
+    described = {'machine': reporting.machine(), 'job': JOB, 'seconds': seconds}
+    reporting.write(described | found, args.output)
+    if any(result['failures'] for result in found.values()):
+        raise SystemExit(1)
+
+
+if __name__ == '__main__':
+    flags.DEFINE_integer('pairs', 200, 'Pairs of files for each kind and damage.', lower_bound=0)
+    flags.DEFINE_integer('seed', 0, 'Seed of the choice of pairs.')
+    flags.DEFINE_string('output', None, reporting.JSON_FILE)
+    reporting.run(main)
