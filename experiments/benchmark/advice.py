@@ -26,8 +26,8 @@ def advice(suite: Suite, rows: Sequence[Row], *, asked: int) -> str:
         baseline = next((row for row in table if row.place.method == BASELINE), None)
         better = [row for row in table if judged[row.place].sign > 0]
         worse = sum(judged[row.place].sign < 0 for row in table)
-        compared = sum(judged[row.place].p is not None for row in table)
-        if not better:
+        compared = sum(judged[row.place].paired is not None for row in table)
+        if compared and not better:
             without.append(where)
         names = [_gain(row, judged[row.place].paired) for row in better[:MOST]]
         names += [f'{len(better) - MOST} more'] * (len(better) > MOST)
@@ -40,8 +40,9 @@ def advice(suite: Suite, rows: Sequence[Row], *, asked: int) -> str:
         lines.append(f'| {" | ".join(cells)} |')
     done = sum(len(row.runs) for row in rows)
     missing = f' {done} of {asked} runs are finished.' if done < asked else ''
-    nothing = f'\n\nNothing beats FedAvg beyond chance on: {"; ".join(without)}.' if without else ''
-    head = ['data', 'FedAvg', 'better, by how much', 'better / equal / worse']
+    lost = 'every line' if len(without) == len(lines) else '; '.join(without)
+    nothing = f'\n\nNothing beats FedAvg beyond chance in: {lost}.' if without else ''
+    head = ['data', 'FedAvg', 'better, by how much', 'better / undecided / worse']
     table_text = '\n'.join([f'| {" | ".join(head)} |', '|---' * len(head) + '|', *lines])
     return (
         f'{suite.title}: test accuracy after the last round in percent, mean of {suite.seeds} '
