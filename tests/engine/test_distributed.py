@@ -28,7 +28,7 @@ from safetensors.numpy import load_file
 
 import jaxfed
 from jaxfed.engine import client_states, devices, distributed
-from jaxfed.engine.distributed import join, liveness, transfer
+from jaxfed.engine.distributed import gate, join, liveness, transfer
 from jaxfed.engine.distributed.private_api import private_attribute
 from jaxfed.internal import signals
 from jaxfed.runs import config_flags, simulate
@@ -462,7 +462,7 @@ def test_no_cluster_or_a_taken_port_is_reported():
         with socket.create_server(('', 0)) as taken:
             port = taken.getsockname()[1]
             with pytest.raises(ValueError, match='the port is taken on this host'):
-                join._bind_address(f'{host}:{port}')
+                join._listen(f'{host}:{port}')
 
 
 def test_the_coordinator_listens_at_the_named_address(monkeypatch, capsys):
@@ -479,14 +479,16 @@ def test_the_coordinator_listens_at_the_named_address(monkeypatch, capsys):
     monkeypatch.setattr(socket, 'getaddrinfo', resolve)
     port = free_port()
     for host in ('localhost', '127.0.0.1'):
-        assert join._bind_address(f'{host}:{port}') == f'{host}:{port}'
+        with join._listen(f'{host}:{port}') as server:
+            assert server.getsockname() == ('127.0.0.1', port)
     assert capsys.readouterr().err == ''
     for host, reason in [
         ('node1', 'this host knows node1 as 127.0.1.1'),
         ('router', 'router is no address of this host (Cannot assign requested address)'),
         ('unknown', 'unknown is no address of this host (Name or service not known)'),
     ]:
-        assert join._bind_address(f'{host}:{port}') == f'[::]:{port}'
+        with join._listen(f'{host}:{port}') as server:
+            assert server.getsockname()[:2] in [('::', port), ('0.0.0.0', port)]
         assert capsys.readouterr().err == (
             f'warning: --coordinator={host}:{port}: {reason}, so the port is open on all '
             'interfaces; name an address of this host to open it there only.\n'
@@ -522,6 +524,13 @@ def test_strangers_at_the_port_do_not_disturb(pair, single, tmp_path):
             wait_for_rounds(tmp_path / 'host0' / 'run' / 'metrics.jsonl', 3, processes)
             with pytest.raises(ConnectionRefusedError):  # it listens at 127.0.0.1 only
                 socket.create_connection(('127.0.0.2', port), 5)
+            environment = {**os.environ, 'PYTHONPATH': str(Path(jaxfed.__file__).parents[1])}
+            second = subprocess.run(
+                [sys.executable, *processes[1].args[1:]],
+                capture_output=True, text=True, cwd=tmp_path, env=environment,
+            )  # fmt: skip
+            assert second.returncode == 2
+            assert second.stderr == 'error: --process_id=1: another process has this number.\n'
             outputs = ends(processes)
         finally:
             ended.set()
@@ -540,8 +549,10 @@ def test_the_relay_serves_its_own_process_only(monkeypatch):
         near.shutdown(socket.SHUT_RDWR)
 
     monkeypatch.setattr(liveness, '_closed', closed)
+    address = free_port()
     with socket.create_server(('127.0.0.1', 0)) as coordinator:
-        port = int(liveness.relay(f'127.0.0.1:{coordinator.getsockname()[1]}').rpartition(':')[2])
+        gate.open_gate(socket.create_server(('127.0.0.1', address)), coordinator.getsockname()[1])
+        port = int(liveness.relay(f'127.0.0.1:{address}', 1).rpartition(':')[2])
         code = 'import socket, sys; one = socket.create_connection(("127.0.0.1", int(sys.argv[1])))'
         stranger = [sys.executable, '-c', f'{code}; one.sendall(b"x"); print(one.recv(9))']
         done = subprocess.run([*stranger, str(port)], capture_output=True, text=True)
@@ -554,6 +565,39 @@ def test_the_relay_serves_its_own_process_only(monkeypatch):
             far.close()
             assert own.recv(9) == b''
     assert len(lost) == 1
+
+
+def test_the_gate_admits_one_process_for_each_number():
+    with socket.create_server(('127.0.0.1', 0)) as service:
+        server = socket.create_server(('127.0.0.1', 0))
+        port = server.getsockname()[1]
+        gate.open_gate(server, service.getsockname()[1])
+
+        def answer(line):
+            one = socket.create_connection(('127.0.0.1', port))
+            one.sendall(line)
+            return one, gate.read_line(one)
+
+        first, admitted = answer(b'jaxfed 1 one\n')
+        far, _ = service.accept()
+        assert admitted == gate.ADMITTED
+        again, admitted = answer(b'jaxfed 1 one\n')  # a process may have several connections
+        assert admitted == gate.ADMITTED
+        assert answer(b'jaxfed 2 other\n')[1] == gate.ADMITTED
+        assert answer(b'jaxfed 1 other\n')[1] == gate.TAKEN
+        for garbage in (b'jaxfed 1\n', b'jaxfed x one\n', b'GET / HTTP/1.1\n', b'\xff' * 200):
+            with contextlib.suppress(ConnectionResetError):
+                assert answer(garbage)[1] == b''
+        first.sendall(b'hello')
+        assert far.recv(9) == b'hello'
+        far.sendall(b'welcome')
+        assert first.recv(9) == b'welcome'
+        first.close()
+        assert far.recv(9) == b''
+        again.close()
+        # The number is free again, at the latest when the gate has seen the end.
+        while answer(b'jaxfed 1 other\n')[1] == gate.TAKEN:
+            time.sleep(0.01)
 
 
 def test_grids_refuse_several_processes():

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import jax
 
 from jaxfed.engine import distributed
-from jaxfed.engine.distributed import liveness
+from jaxfed.engine.distributed import gate, liveness
 from jaxfed.engine.distributed.private_api import private_attribute
 from jaxfed.internal import console
 
@@ -61,8 +61,13 @@ def start(
     if num_processes == 1:
         return
     _silence_gloo()
-    bind = _bind_address(coordinator) if process_id == 0 else None
-    _initialize(coordinator, num_processes, process_id, devices, bind)
+    if process_id == 0:
+        service = gate.free_port()
+        gate.open_gate(_listen(coordinator), service)
+        address = f'127.0.0.1:{service}'
+    else:
+        address = liveness.relay(coordinator, process_id)
+    _initialize(address, coordinator, num_processes, process_id, devices)
     liveness.watch(distributed.key_value_store(), process_id, num_processes)
     _check_process_count(process_id, num_processes)
     if process_id:
@@ -96,56 +101,56 @@ def _check_numbers(coordinator: str, num_processes: int, process_id: int) -> Non
         )
 
 
-def _bind_address(coordinator: str) -> str:
-    """The address at which the first process listens: the named one, if it is one of this host.
+def _listen(coordinator: str) -> socket.socket:
+    """Listens at the named address, if it is one of this host.
 
     Otherwise it listens on every interface, after a warning: the other hosts may know this one by
     another address than itself.
     """
     host, _, port = coordinator.rpartition(':')
-    name, everywhere = host.strip('[]'), f'[::]:{port}'
+    name = host.strip('[]')
     try:
         address = str(socket.getaddrinfo(name, int(port))[0][4][0])
         if name in ('localhost', address) or not ipaddress.ip_address(address).is_loopback:
-            _check_port(coordinator, address)
-            return coordinator
+            return _server(coordinator, address)
         reason = f'this host knows {name} as {address}'
     except OSError as error:
-        reason = f'{name} is no address of this host ({error.strerror})'
-    _check_port(coordinator, '')
+        number = error.errno or 0  # negative if the name is unknown
+        text = os.strerror(number) if number > 0 else error.strerror
+        reason = f'{name} is no address of this host ({text})'
+    server = _server(coordinator, '')
     console.show_warning(
         f'--coordinator={coordinator}: {reason}, so the port is open on all interfaces; name an '
         'address of this host to open it there only.'
     )
-    return everywhere
+    return server
 
 
-def _check_port(coordinator: str, address: str) -> None:
-    """Raises a ValueError if another process uses the port, which JAX would share with it."""
-    port = int(coordinator.rpartition(':')[2])
-    family = socket.AF_INET6 if ':' in address else socket.AF_INET
+def _server(coordinator: str, address: str) -> socket.socket:
+    """Listens at an address, '' for all; a ValueError if another process uses the port."""
+    both = not address and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ':' in address else socket.AF_INET
+    place = address, int(coordinator.rpartition(':')[2])
     try:
-        with socket.socket(family) as one:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            one.bind((address, port))
+        return socket.create_server(place, family=family, backlog=128, dualstack_ipv6=both)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
         raise ValueError(
-            f'--coordinator={coordinator}: the port is taken on this host ({error.strerror}), '
-            'maybe by another process with --process_id=0; choose another port.'
+            f'--coordinator={coordinator}: the port is taken on this host '
+            f'({os.strerror(errno.EADDRINUSE)}), maybe by another process with --process_id=0; '
+            'choose another port.'
         ) from error
 
 
 def _initialize(
+    address: str,
     coordinator: str,
     num_processes: int,
     process_id: int,
     devices: Sequence[int] | None,
-    bind: str | None,
 ) -> None:
-    """Connects JAX to the coordinator, within `WAIT` seconds."""
-    address = coordinator if process_id == 0 else liveness.relay(coordinator)
+    """Connects JAX to the coordinator's service at `address`, within `WAIT` seconds."""
     # All processes stop after the same round; JAX's own service replaces signal handlers.
     jax.config.update('jax_enable_preemption_service', False)
     absent = (
@@ -161,7 +166,7 @@ def _initialize(
             num_processes,
             process_id,
             devices,
-            coordinator_bind_address=bind,
+            coordinator_bind_address=address,
             initialization_timeout=2 * WAIT,
             heartbeat_timeout_seconds=int(max(100, 2 * liveness.LIMIT)),
         )

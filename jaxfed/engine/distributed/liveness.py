@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from jaxfed.engine.distributed import gate
 from jaxfed.internal import console
 
 PERIOD = 1.0  # seconds between heartbeats
@@ -74,11 +75,15 @@ def exit_now(status: int) -> None:
     os._exit(status)
 
 
-def relay(address: str) -> str:
-    """An address on this host that forwards to the coordinator at HOST:PORT.
+def relay(address: str, process: int) -> str:
+    """An address on this host that forwards to the gate of the coordinator at HOST:PORT.
 
     When the coordinator closes a connection, this process stops; so connections of other processes
     are closed at once.
+
+    Args:
+      address: of the gate.
+      process: number of this process.
     """
     host, _, port = address.rpartition(':')
     server = socket.create_server(('127.0.0.1', 0))
@@ -91,15 +96,16 @@ def relay(address: str) -> str:
                 continue
             try:
                 far = socket.create_connection((host.strip('[]'), int(port)), timeout=10)
+                gate.introduce(far, process)
+            except gate.Taken:
+                stop(f'--process_id={process}: another process has this number.', 2)
             except OSError:
                 near.close()  # the first process has not started yet; JAX retries
                 continue
-            for connection in (near, far):
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            far.settimeout(None)
+            gate.set_no_delay(near, far)
             _keep_alive(far)
             for pump in ((near, far, far.close), (far, near, lambda near=near: _closed(near))):
-                threading.Thread(target=_pump, args=pump, daemon=True).start()
+                threading.Thread(target=gate.pump, args=pump, daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
     return f'127.0.0.1:{server.getsockname()[1]}'
@@ -120,13 +126,6 @@ def _has_port(descriptor: int, port: int) -> bool:
                 name = one.getsockname()  # a text for a Unix socket
                 return isinstance(name, tuple) and name[0].endswith('127.0.0.1') and name[1] == port
     return False
-
-
-def _pump(source: socket.socket, sink: socket.socket, at_end: Callable[[], None]) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(1 << 16):
-            sink.sendall(data)
-    at_end()
 
 
 def _closed(near: socket.socket) -> None:
