@@ -42,7 +42,7 @@ JOB = (
     '--checkpoint_every=1',
 )
 SMALL = ('--num_clients=8', '--clients_per_round=4', '--local_epochs=1')
-GRID = '--sweep=learning_rate=0.03,0.1'
+GRID = '--sweep=learning_rate=0.01,0.03'
 KINDS = {
     'run': ('--rounds=300', '--devices=1'),
     'sweep': (*SMALL, '--rounds=60', '--devices=1', GRID),

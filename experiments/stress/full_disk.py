@@ -33,6 +33,7 @@ from jaxfed.recording import checkpoints, log
 from jaxfed.recording.run_files import METRICS
 from jaxfed.runs.simulate import Result
 
+TOLERANCE = 1e-5
 NOBODY = 65534  # a user without rights; root may write to read-only folders
 
 
@@ -42,6 +43,7 @@ class Count(NamedTuple):
     tries: int
     completed: int  # the failed write was not needed
     stopped: int  # with an error in one line, and continued
+    refused: int  # stopped, and then an error that names the checkpoints
     failures: list[str]  # in words
 
 
@@ -126,7 +128,7 @@ def try_once(
       repair: called before they continue.
 
     Returns:
-      'completed', 'stopped' or the failure in words.
+      'completed', 'stopped', 'refused' if the rest cannot continue, or the failure in words.
     """
     try:
         results, result = train(), 'completed'
@@ -139,15 +141,21 @@ def try_once(
     try:
         results = results or power_loss.finish(folder, len(reference))
     except (ValueError, OSError) as error:
-        return f'{result}, then not continued: {error}'
-    return result if power_loss.are_equal(results, reference) else f'{result}, then other results'
+        # Orbax may write to a new folder while the old one is removed.
+        refused = result == 'stopped' and str(error).startswith('no checkpoint in')
+        return 'refused' if refused else f'{result}, then not continued: {error}'
+    # A run that starts again alone is in another program.
+    same = power_loss.are_equal(results, reference, TOLERANCE)
+    return result if same else f'{result}, then other results'
 
 
 def add_up(outcomes: dict[str, str]) -> Count:
     """Counts outcomes by the names of the tries."""
     values = list(outcomes.values())
-    failures = [f'{n}: {v}' for n, v in outcomes.items() if v not in ('completed', 'stopped')]
-    return Count(len(values), values.count('completed'), values.count('stopped'), failures)
+    known = ('completed', 'stopped', 'refused')
+    failures = [f'{name}: {value}' for name, value in outcomes.items() if value not in known]
+    completed, stopped, refused = (values.count(outcome) for outcome in known)
+    return Count(len(values), completed, stopped, refused, failures)
 
 
 def fail_every_write(folder: Path, seeds: int) -> Count:

@@ -138,17 +138,20 @@ def finish(folder: Path, seeds: int) -> list[Result]:
     return [result for result in results if isinstance(result, Result)]
 
 
-def are_equal(results: Sequence[Result], others: Sequence[Result]) -> bool:
+def are_equal(results: Sequence[Result], others: Sequence[Result], tolerance: float = 0) -> bool:
     """Whether metrics, except for times, and final parameters are the same."""
 
-    def values(result: Result) -> list[dict[str, Any]]:
-        return [{k: v for k, v in e.items() if 'seconds' not in k} for e in result.metrics]
+    def values(result: Result) -> tuple[Any, Any]:
+        metrics = [{k: v for k, v in e.items() if 'seconds' not in k} for e in result.metrics]
+        return metrics, result.params
 
-    return len(results) == len(others) and all(
-        values(a) == values(b)
-        and all(map(np.array_equal, jax.tree.leaves(a.params), jax.tree.leaves(b.params)))
-        for a, b in zip(results, others, strict=True)
-    )
+    def close(a: Any, b: Any) -> bool:
+        return np.allclose(a, b, rtol=tolerance, atol=tolerance)
+
+    # Of trees of another structure jax.tree.map raises a ValueError.
+    pairs = zip(results, others, strict=True)
+    same = [jax.tree.leaves(jax.tree.map(close, values(a), values(b))) for a, b in pairs]
+    return all(map(all, same))
 
 
 def outcome(folder: Path, damaged: Iterable[Path], reference: Sequence[Result]) -> str:

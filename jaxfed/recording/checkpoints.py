@@ -225,11 +225,18 @@ def _quiet_orbax() -> Iterator[None]:
         if str(raised.exc_value) != 'Event loop is closed':
             hook(raised)
 
+    def is_retrieved(record: logging.LogRecord) -> bool:
+        # Other arrays were still being written when one had failed.
+        return 'exception was never retrieved' not in record.getMessage()
+
     absl, hook = logging.getLogger('absl'), sys.unraisablehook
+    tasks = logging.getLogger('asyncio')
     absl.addFilter(is_not_orbax)
+    tasks.addFilter(is_retrieved)
     sys.unraisablehook = ignore_late_reads
     try:
         yield
     finally:
         absl.removeFilter(is_not_orbax)
+        tasks.removeFilter(is_retrieved)
         sys.unraisablehook = hook
