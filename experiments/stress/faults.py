@@ -209,7 +209,8 @@ def check_kill(workdir: Path, reference: Path, before: int) -> tuple[int, int]:
     whole, saved = records(reference), saved_round(workdir)
     repeated, failures = 0, int(saved < before)
     for name, kept in records(workdir).items():
-        lines = whole.get(name) or whole[reference.name]
+        # A sweep that was killed before its first run has one name and no lines.
+        lines = whole.get(name) or whole.get(reference.name, [])
         repeated += max(len(kept) - saved, 0)
         # No checkpoint has later rounds than the lines, except of a run that stopped early.
         failures += kept != lines[: len(kept)]

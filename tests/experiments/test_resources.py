@@ -18,7 +18,7 @@ def test_calls_leave_no_descriptors_threads_arrays_and_files(tmp_path):
     assert [numbers['call'] for numbers in held] == [10, 20]
     grown = resources.growth(held)
     assert (grown['descriptors'], grown['threads'], grown['arrays']) == (0, 0, 0)
-    assert [path.name for path in tmp_path.iterdir()] == ['cache']
+    assert {path.name for path in tmp_path.iterdir()} <= {'cache'}  # if a program took long enough
 
 
 def test_growth_is_that_of_the_second_half():
