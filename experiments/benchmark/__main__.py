@@ -88,12 +88,12 @@ def write(work: Work, updated: Iterable[Path]) -> None:
     asked = len(work.trials) * work.suite.seeds
     done = sum(len(row.runs) for row in rows)
     command.say(f'{done} of {asked} tests are done.')
+    texts = {work.output / CSV: as_csv(work.finished)} if work.finished else {}
     if rows:
-        page = render(work.suite, rows, asked=asked)
+        texts[work.output / PAGE] = render(work.suite, rows, asked=asked)
         text = advice(work.suite, rows, asked=asked)
-        sections = {path: put(text, work.suite.name, path) for path in updated}
-        files = {work.output / PAGE: page, work.output / CSV: as_csv(work.finished)}
-        command.write_all({**files, **sections})
+        texts |= {path: put(text, work.suite.name, path) for path in updated}
+    command.write_all(texts)
 
 
 if __name__ == '__main__':
