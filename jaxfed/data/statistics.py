@@ -13,7 +13,8 @@ def channel_statistics(x_train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     Returns:
       Mean and population standard deviation, [ch] float32 each, in the units of `x_train`. The
-      deviation of a constant channel is 1, so that division by it is safe. 0 and 1 for token ids.
+      deviation of a channel that is constant, or varies by less than the smallest normal float32,
+      is 1, so that division by it is safe. 0 and 1 for token ids.
 
     Raises:
       ValueError: if `x_train` is not four-dimensional or empty.
@@ -34,7 +35,8 @@ def channel_statistics(x_train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         mean = sum(block.sum((0, 1, 2), np.float64) for block in blocks) / pixels
         variance = sum(((block - mean) ** 2).sum((0, 1, 2)) for block in blocks) / pixels
     std = np.sqrt(variance)
-    return mean.astype(np.float32), np.where(std > 0, std, 1).astype(np.float32)
+    normal = std >= np.finfo(np.float32).tiny  # XLA takes smaller numbers for 0
+    return mean.astype(np.float32), np.where(normal, std, 1).astype(np.float32)
 
 
 def _histogram(pixels: np.ndarray) -> np.ndarray:

@@ -53,8 +53,10 @@ def _normalise_forward(
     exact = x.astype(jnp.float32)
     real = mask[:, None, None, None]
     pixels = jnp.sum(mask) * x.shape[1] * x.shape[2]
-    mean, square = (jnp.sum(z, (0, 1, 2), where=real) / pixels for z in (exact, exact * exact))
-    var = jnp.maximum(square - mean * mean, 0.0)
+    mean = jnp.sum(exact, (0, 1, 2), where=real) / pixels
+    # Not the mean of the squares less the square of the mean, which cancels where a channel of few
+    # pixels varies little: mobilenet's features then lose two more digits.
+    var = jnp.sum(jnp.square(exact - mean), (0, 1, 2), where=real) / pixels
     inverse = lax.rsqrt(var + EPSILON)
     y = (exact - mean) * (inverse * scale) + bias
     return (y.astype(x.dtype), mean, var), (x, scale, bias, mask, mean, inverse, pixels)
