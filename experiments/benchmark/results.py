@@ -24,6 +24,7 @@ class Row(NamedTuple):
     trials: dict[tuple[str, ...], float | None]  # flags -> percent on held-out data
     runs: dict[int, Record]  # seed -> finished run
     asked: int  # seeds
+    rounds: int
     command: str
 
     @property
@@ -85,7 +86,11 @@ def make_rows(
             cell.variant: finished[key_of(cell)].numbers.get('final') for cell in tuning[place]
         }
         runs = {cell.seed: finished[key_of(cell)] for cell in cells if key_of(cell) in finished}
-        rows.append(Row(place, cells[0].variant, trials, runs, len(cells), command_of(cells)))
+        rows.append(
+            Row(
+                place, cells[0].variant, trials, runs, len(cells), cells[0].config.rounds, command_of(cells)
+            )
+        )
     return rows
 
 

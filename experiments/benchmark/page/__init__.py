@@ -25,6 +25,8 @@ from jaxfed.recording.style import style
 
 PAGE = 'benchmark.html'
 LEAST_BLOCKS, LEAST_METHODS = 4, 3  # for the ranks
+WIDTH = 10.0  # of a picture, inches
+PARTS = {'quarter': 0.25, 'half': 0.5, 'final': 1.0}  # column -> part of the rounds
 
 
 def render(suite: Suite, rows: Sequence[Row], *, asked: int) -> str:
@@ -125,7 +127,7 @@ def ranks(rows: Sequence[Row]) -> str:
     differ = scikit_posthocs.posthoc_nemenyi_friedman(frame)
 
     def draw() -> Figure:
-        figure = Figure(figsize=(8, 1.5 + 0.22 * len(methods)), layout='constrained')
+        figure = Figure(figsize=(WIDTH, 1.5 + 0.22 * len(methods)), layout='constrained')
         scikit_posthocs.critical_difference_diagram(mean_ranks, differ, ax=figure.add_subplot())
         return figure
 
@@ -137,41 +139,48 @@ def ranks(rows: Sequence[Row]) -> str:
 
 
 def draw_bytes(rows: Sequence[Row]) -> Figure:
-    """Accuracy by bytes, an axis for each table."""
+    """Accuracy by bytes after a part of the rounds, an axis for each table."""
     every = tables(rows)
     columns = min(len(every), 3)
     lines = -(-len(every) // columns)
-    figure = Figure(figsize=(3.2 * columns, 2.6 * lines), layout='constrained')
+    figure = Figure(figsize=(WIDTH, 2.6 * lines), layout='constrained')
     axes: Any = figure.subplots(lines, columns, squeeze=False)
     for ax in axes.flat[len(every) :]:
         ax.set_axis_off()
     for ax, ((dataset, skew), table) in zip(axes.flat, every.items(), strict=False):
-        ax.set_title(f'{dataset}, {skew.replace("_", " ")}', fontsize=8)
-        for row in table:
-            interval = row.interval('final')
-            if interval is None:
-                continue
-            size = np.mean([run.numbers['MiB a client'] for run in row.runs.values()])
-            colour = 'C1' if row.place.method == BASELINE else 'C0'
-            ax.errorbar(size, interval.mean, interval.half or 0, fmt='o', ms=3, color=colour)
-        ax.set_xlabel('MiB a client and round', fontsize=7)
-        ax.set_ylabel('accuracy (%)', fontsize=7)
-        ax.tick_params(labelsize=7)
+        ax.set_title(f'{dataset}, {skew.replace("_", " ")}', fontsize=9)
+        named = {table[0].place.method: 'C2', BASELINE: 'C1'}
+        for row in reversed(table):  # the best is drawn last
+            intervals = [row.interval(column) for column in PARTS]
+            size = row.rounds * np.mean([run.numbers['MiB a client'] for run in row.runs.values()])
+            method = row.place.method
+            ax.plot(
+                [size * part for part in PARTS.values()],
+                [np.nan if interval is None else interval.mean for interval in intervals],
+                'o-', ms=3, lw=1, color=named.get(method, '0.75'),
+                label=method if method in named else None, zorder=2 + (method in named),
+            )  # fmt: skip
+        ax.legend(fontsize=8, loc='lower right')
+        ax.tick_params(labelsize=8)
+    figure.supxlabel('MiB of a client that takes part in every round', fontsize=9)
+    figure.supylabel('accuracy (%)', fontsize=9)
     return figure
 
 
 def draw_sensitivity(rows: Sequence[Row]) -> Figure:
     """The trials of every method below its chosen one."""
     methods = list(dict.fromkeys(row.place.method for row in rows))
-    figure = Figure(figsize=(7, 1 + 0.22 * len(methods)), layout='constrained')
-    ax = figure.add_subplot(xlabel='points below the chosen trial')
+    figure = Figure(figsize=(WIDTH, 1 + 0.22 * len(methods)), layout='constrained')
+    ax = figure.add_subplot()
+    ax.set_xlabel('points below the chosen trial', fontsize=9)
     for y, method in enumerate(methods):
         for row in rows:
             known = [value for value in row.trials.values() if value is not None]
             if row.place.method == method and known:
                 below = np.array(known) - max(known)
                 ax.plot(below, np.full(len(below), y), '.', color='C0', alpha=0.5)
-    ax.set_yticks(range(len(methods)), methods, fontsize=7)
+    ax.set_yticks(range(len(methods)), methods)
+    ax.tick_params(labelsize=9)
     ax.invert_yaxis()
     return figure
 

@@ -177,7 +177,7 @@ def made_row(method, accuracies, skew='iid'):
     cell = suite.test_cells(read, next(iter(suite.places(read))), (), Path('output'), [])[0]
     runs = {seed: records.record_of(cell, made_run(a)) for seed, a in enumerate(accuracies)}
     place = suite.Place('digits', skew, method)
-    return results.Row(place, ('--mu=1',), {('--mu=1',): 50.0}, runs, 3, 'python -m jaxfed')
+    return results.Row(place, ('--mu=1',), {('--mu=1',): 50.0}, runs, 3, 4, 'python -m jaxfed')
 
 
 def test_numbers_of_a_run():
