@@ -425,6 +425,24 @@ def test_last_words_do_not_wait_for_a_coordinator_that_is_gone(when, monkeypatch
     assert capsys.readouterr().err == 'error: wrong number\n'
 
 
+@pytest.mark.parametrize(
+    'process, who', [(0, 'the coordinator of this process'), (1, 'process 0 was lost: it')]
+)
+def test_every_process_ends_if_the_coordinator_does_not_answer(process, who, monkeypatch):
+    finished, losses = threading.Event(), []
+
+    def stop_for_loss(loss):
+        losses.append(loss)
+        finished.set()
+
+    for name, new in {
+        'PERIOD': 0.01, 'LIMIT': 0.05, '_finished': finished, 'stop_for_loss': stop_for_loss,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(liveness, name, new)
+    liveness._watch_coordinator(process, [0])
+    assert losses == [f'{who} did not answer for 0 s']
+
+
 def test_an_error_in_one_process_ends_the_other(pair, tmp_path):
     held = tmp_path / 'held'
     held.mkdir()

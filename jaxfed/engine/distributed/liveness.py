@@ -161,9 +161,9 @@ def watch(client: Any, process: int, processes: int) -> None:
     unanswered = [0]  # periods since the coordinator answered
     peers = (client, process, processes, unanswered)
     threading.Thread(target=_watch_peers, args=peers, daemon=True).start()
+    threading.Thread(target=_watch_coordinator, args=(process, unanswered), daemon=True).start()
     if process:
         _follower.set()
-        threading.Thread(target=_watch_coordinator, args=(unanswered,), daemon=True).start()
 
 
 def _watch_peers(client: Any, process: int, processes: int, unanswered: list[int]) -> None:
@@ -208,12 +208,14 @@ def _watch_peers(client: Any, process: int, processes: int, unanswered: list[int
             stop_for_loss(f'{which} {numbers} {were} lost: no heartbeat for {limit:.0f} s')
 
 
-def _watch_coordinator(unanswered: list[int]) -> None:
+def _watch_coordinator(process: int, unanswered: list[int]) -> None:
+    # In the first process, too: its coordinator ends if that process was stopped for 100 s.
+    loss = 'process 0 was lost: it' if process else 'the coordinator of this process'
     while not _finished.is_set():
         time.sleep(PERIOD)
         unanswered[0] += 1
         if unanswered[0] * PERIOD > LIMIT:
-            stop_for_loss(f'process 0 was lost: it did not answer for {LIMIT:.0f} s')
+            stop_for_loss(f'{loss} did not answer for {LIMIT:.0f} s')
 
 
 def wait_for_cause() -> None:
