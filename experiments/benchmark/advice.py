@@ -40,8 +40,8 @@ def advice(suite: Suite, rows: Sequence[Row], *, asked: int) -> str:
         lines.append(f'| {" | ".join(cells)} |')
     done = sum(len(row.runs) for row in rows)
     missing = f' {done} of {asked} runs are finished.' if done < asked else ''
-    lost = 'every line' if len(without) == len(lines) else '; '.join(without)
-    nothing = f'\n\nNothing beats FedAvg beyond chance in: {lost}.' if without else ''
+    lost = 'any line' if len(without) == len(lines) else f'these lines: {"; ".join(without)}'
+    nothing = f'\n\nNothing beats FedAvg beyond chance in {lost}.' if without else ''
     head = ['data', 'FedAvg', 'better, by how much', 'better / undecided / worse']
     table_text = '\n'.join([f'| {" | ".join(head)} |', '|---' * len(head) + '|', *lines])
     return (

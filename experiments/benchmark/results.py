@@ -88,7 +88,13 @@ def make_rows(
         runs = {cell.seed: finished[key_of(cell)] for cell in cells if key_of(cell) in finished}
         rows.append(
             Row(
-                place, cells[0].variant, trials, runs, len(cells), cells[0].config.rounds, command_of(cells)
+                place,
+                cells[0].variant,
+                trials,
+                runs,
+                len(cells),
+                cells[0].config.rounds,
+                command_of(cells),
             )
         )
     return rows

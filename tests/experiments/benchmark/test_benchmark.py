@@ -234,7 +234,7 @@ def test_verdicts_are_against_fedavg_of_the_same_table():
     assert 'Nothing beats' not in text  # nothing was compared in the other line
     assert '15 of 18 runs are finished.' in text
     text = advice.advice(suite.read_suite('small'), [rows[0], rows[2]], asked=6)
-    assert 'Nothing beats FedAvg beyond chance in: every line.' in text
+    assert 'Nothing beats FedAvg beyond chance in any line.' in text
     texts = page.answers(rows)
     assert texts[0] == 'digits, iid: better than FedAvg beyond chance: fedlmd.'
     assert texts[1] == 'digits, other: not enough seeds to compare with FedAvg.'
