@@ -297,7 +297,7 @@ def test_auxiliary_data_belongs_to_no_client(tmp_path):
         (['--auxiliary_per_class=4000'], '4000'),
         (['--workdir=held'], '--workdir=held holds an unfinished run with other settings'),
         (['--workdir=text.npz'], '--workdir=text.npz is a file'),
-        (['--workdir=/proc/jaxfed'], '--workdir=/proc/jaxfed cannot be written to'),
+        (['--workdir=/proc/jaxfed'], '--workdir=/proc/jaxfed cannot be'),
         (['stray'], 'unexpected arguments stray'),
     ],
     ids=lambda value: ' '.join(value) if isinstance(value, list) else '',

@@ -146,7 +146,8 @@ def test_cells(
     suite: Suite, place: Place, trial: Sequence[str], output: Path, flags: Sequence[str]
 ) -> list[Cell]:
     """The runs of the chosen trial, on all training data and judged once on the test data."""
-    return [_cell(suite, place, trial, seed, output / 'runs', flags) for seed in range(suite.seeds)]
+    first = _cell(suite, place, trial, 0, output / 'runs', flags)
+    return [runner.with_seed(first, seed) for seed in range(suite.seeds)]
 
 
 def _cell(

@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 
 from experiments.benchmark.records import Key, Record, finished, key_of, read_csv
 from experiments.benchmark.suite import Place, Suite, choose, places, test_cells, tuning_cells
-from experiments.grid import command
+from experiments.grid import command, runner
 from experiments.grid.runner import Cell
 
 CSV = 'benchmark.csv'
@@ -68,14 +68,21 @@ def train(work: Work, *, together: int) -> tuple[Work, int]:
 
     Returns:
       What is finished, and the number of failed runs.
+
+    Raises:
+      ValueError: for settings that the data does not allow.
     """
     failed = 0
-    for dataset, skew in dict.fromkeys((place.dataset, place.skew) for place in work.trials):
-        part = work.at(dataset, skew)
+    tables = dict.fromkeys((place.dataset, place.skew) for place in work.trials)
+    parts = {table: work.at(*table) for table in tables}
+    left = [unfinished([*flat(p.trials), *flat(p.tests)], p) for p in parts.values()]
+    # Whether a partition fits the data depends on the table: an error comes before all training.
+    runner.check(cells[0] for cells in left if cells)
+    for (dataset, skew), part in parts.items():
         for stage in ('tuning', 'tests'):
-            left = unfinished(flat(part.trials if stage == 'tuning' else part.tests), part)
-            if left:
+            cells = unfinished(flat(part.trials if stage == 'tuning' else part.tests), part)
+            if cells:
                 command.say(f'{dataset}, {skew}, {stage}:')
-                failed += len(command.train(left, work.output, together=together))
+                failed += len(command.train(cells, work.output, together=together))
                 part = look(part)
     return look(work), failed

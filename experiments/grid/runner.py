@@ -112,6 +112,13 @@ def make_cell(
     return Cell(column, row.name, tuple(variant), seed, config, folder, output, measured)
 
 
+def with_seed(cell: Cell, seed: int) -> Cell:
+    """The same run with another seed; parsing its flags again takes 10 ms."""
+    folder = cell.folder.with_name(f'seed{seed}')
+    config = dataclasses.replace(cell.config, seed=seed, workdir=str(folder))
+    return cell._replace(seed=seed, folder=folder, config=config)
+
+
 def equal(cells: Iterable[Cell]) -> list[list[Cell]]:
     """Group cells of one row and seed that train with the same settings.
 

@@ -76,9 +76,7 @@ def make_workdir(config: Config, parts: list[Part]) -> Path:
                 raise ValueError(f'--workdir={workdir} already holds a run that has just started.')
             write_atomic(workdir / CONFIG, text)
     except OSError as error:
-        raise ValueError(
-            f'--workdir={workdir} cannot be written to ({error}); name another directory.'
-        ) from error
+        raise ValueError(f'--workdir={workdir} cannot be used: {error}.') from error
     return workdir
 
 
