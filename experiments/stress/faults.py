@@ -1,6 +1,8 @@
 """Kill jobs with kill -9 at random moments, resume them, and compare them with undisturbed ones.
 
-    python -m experiments.stress.faults --kills=30 --output=experiments/results/faults_cpu.json
+    python -m experiments.stress.faults --kills=100 --output=experiments/results/faults_cpu.json
+
+A later call with the same file adds to it, until it has that many kills.
 
 --kind selects a single run, a sweep, seeds, successive halving, or a run of two processes, of which
 one or both are killed.
@@ -25,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from absl import flags
+from absl import app, flags
 
 from experiments.benchmarks import reporting
 from jaxfed.recording.checkpoints import FOLDER
@@ -293,26 +295,37 @@ def pause(seconds: float, job: Sequence[str]) -> dict[str, Any]:
 
 
 def main(args: flags.FlagValues) -> None:
-    """Kills, prints and writes."""
+    """Kills until there are `--kills` in the file, which is written after every ten, and prints."""
     os.environ.setdefault('PYTHONPATH', os.getcwd())
-    began = time.monotonic()
     job = (*JOB, *KINDS[args.kind])
-    counts = survive(args.kills, args.seed, job)._asdict()
+    report: dict[str, Any] = {'machine': reporting.machine(), 'job': ' '.join(job), 'seconds': 0}
+    report |= dict.fromkeys(Count._fields, 0)
+    if args.output and Path(args.output).exists():
+        report |= json.loads(Path(args.output).read_text())
+        if report['job'] != ' '.join(job):
+            raise app.UsageError(f'--output={args.output} has the kills of another job.')
+
+    def add(counts: dict[str, int], began: float) -> None:
+        report['seconds'] += round(time.monotonic() - began)
+        report.update({name: report[name] + number for name, number in counts.items()})
+        reporting.write(report, args.output)
+
+    while (left := args.kills - report['kills']) > 0:
+        began = time.monotonic()
+        add(survive(min(left, 10), args.seed + report['kills'], job)._asdict(), began)
     if args.pause:
-        counts['pause'] = pause(args.pause, job)
-        counts['failures'] += counts['pause']['failures']
-    print(json.dumps(counts, indent=2))
-    seconds = round(time.monotonic() - began)
-    described = {'machine': reporting.machine(), 'job': ' '.join(job), 'seconds': seconds}
-    reporting.write(described | counts, args.output)
-    if counts['failures']:
+        began = time.monotonic()
+        report['pause'] = pause(args.pause, job)
+        add({'failures': report['pause']['failures']}, began)
+    print(json.dumps(report, indent=2))
+    if report['failures']:
         sys.exit(1)
 
 
 if __name__ == '__main__':
     flags.DEFINE_enum('kind', 'run', list(KINDS), 'The job.')
-    flags.DEFINE_integer('kills', 30, 'Kills in all.', lower_bound=1)
-    flags.DEFINE_integer('seed', 0, 'Seed of their moments.')
+    flags.DEFINE_integer('kills', 30, 'Kills in all, with those in the file.', lower_bound=0)
+    flags.DEFINE_integer('seed', 0, 'Seed of the moments of the first ten.')
     flags.DEFINE_float('pause', 0, 'Seconds of a SIGSTOP in another job; 0 for none.')
     flags.DEFINE_string('output', None, reporting.JSON_FILE)
     reporting.run(main)
