@@ -7,7 +7,7 @@ leaves the previous checkpoint intact.
 import hashlib
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -155,8 +155,13 @@ def restore(
 def _read(manager: Any, step: int, like: PyTree) -> PyTree:
     import orbax.checkpoint as ocp
 
+    expected = _leaves(like)
+    # Before the arrays are read: a few bytes on the disk may declare one of terabytes.
+    declared = ocp.StandardCheckpointHandler().metadata(manager.directory / f'{step}' / 'state')
+    if _forms(declared) != _forms(expected):
+        raise ValueError('it has arrays of another network, method or dataset')
     arguments = ocp.args.Composite(
-        state=ocp.args.StandardRestore(_leaves(like)), info=ocp.args.JsonRestore()
+        state=ocp.args.StandardRestore(expected), info=ocp.args.JsonRestore()
     )
     read = manager.restore(step, args=arguments)
     leaves = {name: np.asarray(leaf) for name, leaf in read['state'].items()}
@@ -185,11 +190,12 @@ def _is_key(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
+def _forms(leaves: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    return {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
+
+
 def _fill(like: PyTree, leaves: dict[str, np.ndarray]) -> PyTree:
-    """Replace the leaves of a tree; raise a ValueError if shapes or types differ."""
-    expected = {name: (leaf.shape, leaf.dtype) for name, leaf in _leaves(like).items()}
-    if expected != {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()}:
-        raise ValueError('it has arrays of another network, method or dataset')
+    """Replace the leaves of a tree."""
     old_leaves, structure = jax.tree.flatten(like)
     new_leaves = [leaves.get(f'{i:06}', old) for i, old in enumerate(old_leaves)]
     for i, old in enumerate(old_leaves):

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore
 
 from jaxfed.recording.checkpoints import FOLDER, open_checkpoints, restore, save
 from tests.recorded_runs import make_state
@@ -140,6 +141,18 @@ def test_a_checkpoint_of_other_shapes_is_refused(written, tmp_path, other):
         pytest.raises(ValueError, match=r'no checkpoint in .* can be used'),
     ):
         restore(manager, like)
+
+
+def test_an_array_that_declares_terabytes_is_not_read(written, tmp_path, caplog):
+    shutil.copytree(written, tmp_path / 'run')
+    state = tmp_path / 'run' / FOLDER / '5' / 'state'
+    store = {'driver': 'ocdbt', 'base': f'file://{state}/', 'path': '000000/'}
+    metadata = {'shape': [2**40], 'chunks': [1], 'dtype': '<f4', 'compressor': None}
+    array = {'driver': 'zarr', 'kvstore': store, 'metadata': metadata}
+    tensorstore.open(array, create=True, delete_existing=True).result()
+    saved, steps = read(tmp_path / 'run')
+    assert saved.round == 2 and steps == [2]
+    assert 'round 5 cannot be used (it has arrays of another network' in caplog.text
 
 
 def test_a_checkpoint_that_cannot_be_written_is_an_os_error(tmp_path, monkeypatch):
