@@ -23,6 +23,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import orbax.checkpoint  # noqa: F401 - its modules do not belong to the memory of training
 import psutil
 from absl import flags
 
@@ -76,7 +77,7 @@ def run_job(settings: dict[str, Any]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder, kept_programs(True):
         config = jaxfed.Config(
             partition='iid', local_epochs=1, rounds=3, devices='1', workdir=f'{folder}/run',
-            **CLIENTS, **settings,
+            checkpoint_every=1, **CLIENTS, **settings,
         )  # fmt: skip
         result = train(set_up(config, None, data), quiet=True, remote=measured)
     estimate = result.summary['memory_bytes'] / MIB

@@ -18,6 +18,7 @@ from jaxfed.engine.distributed.private_api import private_attribute
 from jaxfed.internal import console
 
 WAIT = 300  # seconds that processes wait for each other at the start
+DAY = 24 * 3600  # seconds
 
 
 def start(
@@ -168,7 +169,8 @@ def _initialize(
             devices,
             coordinator_bind_address=address,
             initialization_timeout=2 * WAIT,
-            heartbeat_timeout_seconds=int(max(100, 2 * liveness.LIMIT)),
+            # The processes watch each other; JAX would abort one that was stopped for that time.
+            heartbeat_timeout_seconds=DAY,
         )
     except (RuntimeError, ValueError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]

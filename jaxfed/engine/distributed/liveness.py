@@ -1,10 +1,11 @@
 """Detects a lost process and stops the others with a one-line error.
 
-When a process is lost, JAX aborts the others with a stack trace: 100 s after its last heartbeat,
-and at once if it is the first process, which hosts JAX's coordinator. (JAX offers a callback
-instead, but it fails with `std::bad_cast`.) So each process writes heartbeats to the coordinator's
-key-value store and reads those of the others every second. It connects to the coordinator through
-its own relay, which notices a closed connection before JAX does.
+When a process is lost, JAX aborts the others with a stack trace: some time after its last heartbeat
+to JAX, which is set to a day, and at once if it is the first process, which hosts JAX's
+coordinator. (JAX offers a callback instead, but it fails with `std::bad_cast`.) So each process
+writes heartbeats to the coordinator's key-value store and reads those of the others every second.
+It connects to the coordinator through its own relay, which notices a closed connection before JAX
+does.
 """
 
 import collections
@@ -209,7 +210,7 @@ def _watch_peers(client: Any, process: int, processes: int, unanswered: list[int
 
 
 def _watch_coordinator(process: int, unanswered: list[int]) -> None:
-    # In the first process, too: its coordinator ends if that process was stopped for 100 s.
+    # In the first process, too, which otherwise waits forever if its coordinator has failed.
     loss = 'process 0 was lost: it' if process else 'the coordinator of this process'
     while not _finished.is_set():
         time.sleep(PERIOD)
