@@ -19,6 +19,7 @@ import importlib.util
 import itertools
 import json
 import math
+import re
 import shlex
 import subprocess
 import sys
@@ -242,8 +243,16 @@ def compile_in_process(case: Mapping[str, str], limit: int) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             return {'failed': f'not compiled after {limit} s'}
         if done.returncode:
-            return {'failed': (done.stderr.strip() or 'no message').splitlines()[-1]}
+            return {'failed': reason(done.stderr)}
         return read_json(file.with_suffix('.json'))['cases'][0]
+
+
+def reason(text: str) -> str:
+    """The exception in the output of a failed process, else its last line, in one short line."""
+    lines = text.strip().splitlines() or ['no message']
+    # The compiler's stack follows its message.
+    errors = [line for line in lines if re.match(r'[\w.]+Error: ', line)]
+    return (errors or lines)[-1][:200].replace('|', '/')
 
 
 def name_of(case: Mapping[str, Any]) -> str:

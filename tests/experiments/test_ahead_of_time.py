@@ -142,6 +142,13 @@ def test_a_failed_case_is_a_row_of_the_page(tmp_path):
     assert lines[-1].startswith('| lanes=9 | not compiled after 1 s |')
 
 
+def test_the_reason_of_a_failure_is_its_exception():
+    compiler = 'Traceback\njax.errors.JaxRuntimeError: INTERNAL: no tile\n  a.py:1 [stack]\n'
+    assert ahead_of_time.reason(compiler) == 'jax.errors.JaxRuntimeError: INTERNAL: no tile'
+    assert ahead_of_time.reason('a | b\n') == 'a / b'
+    assert ahead_of_time.reason('') == 'no message'
+
+
 def test_the_target_decides():
     assert backend.on_cpu()
     with backend.compiling_for('tpu'):
