@@ -15,8 +15,8 @@ from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.feed import WAVES, TooLarge
 from jaxfed.types import PyTree
 
-# What the kernels of a CPU allocate besides the memory that XLA reports for a program, as a share
-# of it: 5 to 9 % for `cnn`, `resnet8` and `vgg11`.
+# What the kernels of a CPU allocate and XLA does not report, as a share of a program's memory: 5 to
+# 9 % for `cnn`, `resnet8` and `vgg11`.
 SCRATCH = 0.08
 
 

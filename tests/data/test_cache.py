@@ -146,7 +146,8 @@ def test_a_cache_that_another_user_may_have_written_is_not_read(
 def test_a_closed_cache_may_have_files_of_any_mode(cached):
     cache.decoded('toy', stored)  # the umask of many systems lets the group write
     os.chmod(cached / 'toy' / 'x_train.npy', 0o664)
-    cache.decoded('toy', not_again)
+    dataset = cache.decoded('toy', not_again)
+    np.testing.assert_array_equal(dataset.x_train, arrays()['x_train'])
 
 
 def test_a_dataset_larger_than_disk_and_memory_is_refused(cached, caplog, monkeypatch):

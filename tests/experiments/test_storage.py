@@ -45,8 +45,9 @@ def test_torn_lines_continue_after_the_checkpoint_before(tmp_path, caplog):
     assert 'metrics.jsonl lacks some of the first 3 rounds' in caplog.text
 
 
-def test_every_write_may_fail(tmp_path):
-    count = full_disk.fail_every_write(tmp_path / 'work', seeds=2)
+@pytest.mark.parametrize('seeds', [1, 2])
+def test_every_write_may_fail(seeds, tmp_path):
+    count = full_disk.fail_every_write(tmp_path / 'work', seeds)
     assert not count.failures
     assert count.tries == count.completed + count.stopped > 10
     assert count.stopped > 10
