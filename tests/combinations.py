@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 import jaxfed
 from jaxfed import methods
 from jaxfed.partition import PARTITIONS
-from jaxfed.runs.arrays import checked_arrays, name_arrays
-from jaxfed.runs.experiment import make_experiment
 from tests import extremes, plain
 
 GROUPS = 10  # that hypothesis draws from a seed
@@ -80,7 +78,7 @@ def dataset():
 def check(group) -> list[plain.Outcome]:
     """The outcome of each experiment of a group."""
     common, members = group
-    data, outcomes, accepted = dataset(), [], {}
+    data, outcomes, accepted, experiments = dataset(), [], {}, {}
     if common['optimizer'] == 'adam':  # momentum has no effect
         members = [{**own, 'momentum': jaxfed.Config.momentum} for own in members]
     common = {**common, 'devices': '1', 'checkpoint_every': 0}
@@ -90,9 +88,9 @@ def check(group) -> list[plain.Outcome]:
         if methods.METHODS[name]().auxiliary:
             common['auxiliary_per_class'] = 2
     for number, own in enumerate(members):
-        config, arrays = jaxfed.Config(**common, **own), checked_arrays(data)
+        config = jaxfed.Config(**common, **own)
         try:
-            make_experiment(name_arrays(config, arrays), None, arrays)
+            experiments[f'{number}'] = plain.experiment_of(config, data)
             accepted[f'{number}'] = config
         except ValueError as error:
             outcomes.append(plain.Outcome('refused', plain.one_line(error)))
@@ -105,7 +103,11 @@ def check(group) -> list[plain.Outcome]:
             except ValueError as error:  # of a rule that is checked while a hook is traced
                 refused = plain.Outcome('refused', plain.one_line(error))
                 return outcomes + [refused] * len(accepted)
-        outcomes += [plain.compare(accepted[name], data, results[name]) for name in accepted]
+        first = next(iter(experiments.values()))
+        for name, experiment in experiments.items():
+            # The plain loops share their programs, too.
+            same = experiment._replace(model=first.model, method=first.method)
+            outcomes.append(plain.compare_experiment(same, results[name]))
     return outcomes
 
 

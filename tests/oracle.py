@@ -5,6 +5,7 @@ Batches are cut exactly, without padding or mask; the optimizers are written out
 """
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,13 +32,17 @@ from jaxfed.runs.prepare import initial_state, local_settings
 from jaxfed.runs.seeds import seed_of
 from jaxfed.types import Batch, ClientInfo
 
+# Numbers of a round that are constants of a program.
+COUNTS = 'num_clients', 'clients_per_round', 'local_epochs'
+
 
 def run_experiment(experiment, change=0.0):
     """An experiment from its first round to its last.
 
     Args:
       experiment: from `set_up`.
-      change: standard deviation of a relative change of the initial parameters.
+      change: standard deviation of a relative change of the initial parameters, and of a change of
+        each gradient relative to its largest element, as sums that cancel have.
 
     Returns:
       (server, clients' states [N, ...], [(train loss or None, test loss) of each round]).
@@ -46,8 +51,14 @@ def run_experiment(experiment, change=0.0):
     model, method = experiment.model, experiment.method
     to_input = functools.partial(normalise, mean=experiment.mean, std=experiment.std)
     server, of_client = initial_state(config, model, method)
+    rng = np.random.default_rng(0)
+
+    def disturb(gradient):
+        largest = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(gradient))
+        scale = np.float32(change * largest)
+        return jax.tree.map(lambda g: g + scale * rng.normal(size=g.shape).astype('f'), gradient)
+
     if change:
-        rng = np.random.default_rng(0)
         factors = jax.tree.map(lambda p: 1 + change * rng.normal(size=p.shape), server.params)
         params = jax.tree.map(lambda p, f: p * f.astype(np.float32), server.params, factors)
         server = server._replace(params=params)
@@ -70,6 +81,7 @@ def run_experiment(experiment, change=0.0):
                 jax.random.key(seed_of(config, 'batches')), training_data(dealt, to_input),
                 epochs=epochs[arrived] if arrived.size else epochs[:1],
                 clients_per_round=config.clients_per_round, shift=shift_of(config),
+                disturb=disturb if change else None,
             )  # fmt: skip
             server = server._replace(
                 params=params, method=state, round=server.round + 1, stats=stats
@@ -105,11 +117,12 @@ def run_round(
     epochs=None,
     clients_per_round=None,
     shift=None,
+    disturb=None,
 ):
     """A round with the engine's meaning; returns (params, stats, method state, states, loss).
 
     The cohort has the clients whose update arrives, while `clients_per_round` counts all. A client
-    of 0 `epochs` changes nothing.
+    of 0 `epochs` changes nothing. `disturb` changes the gradients.
     """
     params, server_state, number = server.params, server.method, int(server.round) + 1
     x, y, global_stats = data.x, data.y, server.stats
@@ -189,27 +202,7 @@ def run_round(
         w, stats = origin
         begun = method.begin(view(w, stats, (), origin=origin))
 
-        def local_view(
-            w,
-            stats,
-            batch,
-            epoch,
-            info=info,
-            static=static,
-            state=state,
-            begun=begun,
-            origin=origin,
-        ):
-            outputs = model.train(w, batch.x, stats, batch.mask)
-            return LocalView(
-                w, outputs, batch, origin[0], bound(origin[1]), info, static, state, shared, begun,
-                jnp.int32(epoch), info_of_round,
-            )  # fmt: skip
-
-        def objective(w, stats, batch, epoch, local_view=local_view):
-            local = local_view(w, stats, batch, epoch)
-            return jnp.mean(method.supervised(local)) + method.penalty(local), local.outputs.stats
-
+        context = Context(origin, info, static, state, shared, begun, info_of_round)
         order_key, _ = jax.random.split(client_key)
         optimizer = Optimizer(settings, learning_rate, w)
         for epoch in range(epochs[slot]):
@@ -219,13 +212,14 @@ def run_round(
             shuffled = examples[np.asarray(shuffled)[: size[client]]]
             assert sorted(shuffled) == sorted(examples)
             for batch in batches_of(shuffled):
-                differentiate = jax.value_and_grad(objective, has_aux=True)
                 mask = jax.tree.map(lambda _: True, w)
                 if method.trainable:
-                    mask = method.trainable(local_view(w, stats, batch, epoch))
-                (loss, stats), gradient = differentiate(w, stats, batch, epoch)
+                    mask = method.trainable(local_view(model, w, stats, batch, epoch, context))
+                loss, stats, gradient = differentiate(
+                    model, method, w, stats, batch, epoch, context
+                )
                 loss_sum += float(loss) * len(batch.y)
-                w = optimizer.step(gradient, w, mask)
+                w = optimizer.step(disturb(gradient) if disturb else gradient, w, mask)
         after = view(w, stats, begun, jax.tree.map(jnp.subtract, w, params), origin)
         sent = method.send(after)
         updates.append(sent)
@@ -256,6 +250,53 @@ def run_round(
         states,
         loss_sum / max(np.dot(epochs, sizes), 1),
     )
+
+
+class Context(NamedTuple):
+    """What a client's local steps read and do not change."""
+
+    origin: Any  # (params, stats) with which they begin
+    info: Any
+    static: Any
+    state: Any
+    shared: Any
+    begun: Any
+    round: RoundInfo
+
+
+def local_view(model, params, stats, batch, epoch, context):
+    """What the method sees in a local step."""
+    (origin, of_origin), *rest, round_info = context
+
+    def apply(w, inputs, stats=of_origin):
+        return model.evaluate(w, inputs, stats)
+
+    outputs = model.train(params, batch.x, stats, batch.mask)
+    return LocalView(params, outputs, batch, origin, apply, *rest, jnp.int32(epoch), round_info)
+
+
+def differentiate(model, method, params, stats, batch, epoch, context):
+    """A local step's (loss, new batch statistics, gradient)."""
+    counts = {name: getattr(context.round, name) for name in COUNTS}
+    # A network with its initial statistics has no hash; whether it has any is enough.
+    hashable = model._replace(stats=bool(model.stats))
+    compiled = compiled_gradient(hashable, method, tuple(counts.items()))
+    traced = context._replace(round=context.round._replace(**dict.fromkeys(COUNTS)))
+    (loss, stats), gradient = compiled(params, stats, batch, epoch, traced)
+    return loss, stats, gradient
+
+
+@functools.lru_cache(maxsize=8)
+def compiled_gradient(model, method, counts):
+    """`differentiate` as a program, which the steps with batches of one size share."""
+
+    def objective(params, stats, batch, epoch, context):
+        context = context._replace(round=context.round._replace(**dict(counts)))
+        view = local_view(model, params, stats, batch, epoch, context)
+        loss = jnp.mean(method.supervised(view)) + method.penalty(view)
+        return loss, view.outputs.stats
+
+    return jax.jit(jax.value_and_grad(objective, has_aux=True))
 
 
 def padded(rows, number):

@@ -60,9 +60,18 @@ def try_run(settings, dataset) -> Outcome:
 
 def compare(config, dataset, result) -> Outcome:
     """Compares the result of a run, or the error of one that diverged, with the plain loop."""
+    return compare_experiment(experiment_of(config, dataset), result)
+
+
+def experiment_of(config, dataset):
+    """The experiment of a run on arrays; raises ValueError if it is refused."""
     arrays = checked_arrays(dataset)
     config = name_arrays(dataclasses.replace(config, workdir=None), arrays)
-    experiment = make_experiment(config, None, arrays)
+    return make_experiment(config, None, arrays)
+
+
+def compare_experiment(experiment, result) -> Outcome:
+    """As `compare`."""
     server, _, recorded = oracle.run_experiment(experiment)
     if isinstance(result, jaxfed.Diverged):
         lost = [loss for pair in recorded for loss in pair if loss is not None]

@@ -25,7 +25,8 @@ def main(args: flags.FlagValues) -> None:
     faster_compilation()
     report: dict[str, Any] = {
         'machine': reporting.machine(), 'seed': args.seed, 'next_seed': args.seed, 'minutes': 0.0,
-        'largest_deviation': 0.0, 'tolerance': plain.TOLERANCE, 'outcomes': {}, 'failures': [],
+        'members': args.members, 'largest_deviation': 0.0, 'tolerance': plain.TOLERANCE,
+        'outcomes': {}, 'failures': [],
     }  # fmt: skip
     if args.output and Path(args.output).exists():
         report = json.loads(Path(args.output).read_text())
@@ -58,7 +59,7 @@ def main(args: flags.FlagValues) -> None:
 
 if __name__ == '__main__':
     reporting.define_positive('count', 10_000, 'Experiments to try.')
-    reporting.define_positive('members', 4, 'Experiments that share a program.')
+    reporting.define_positive('members', 8, 'Experiments that share a program.')
     flags.DEFINE_integer('seed', 0, 'Seed of the combinations.')
     flags.DEFINE_float('minutes', 600.0, 'Time after which no further program is compiled.', 0.0)
     flags.DEFINE_string('output', None, reporting.JSON_FILE)
