@@ -111,7 +111,7 @@ def check(group) -> list[plain.Outcome]:
     return outcomes
 
 
-def run(count, first_seed, *, members, until=np.inf, found=None, failed=None):
+def run(count, first_seed, *, members, until=np.inf, found=None, failed=None, checked=None):
     """Checks random groups until `count` experiments are done or the time is over.
 
     Args:
@@ -121,9 +121,10 @@ def run(count, first_seed, *, members, until=np.inf, found=None, failed=None):
       until: of `time.perf_counter`.
       found: a counter of outcomes to add to.
       failed: called with (group, error) if a group fails; by default the error is raised.
+      checked: called with (group, outcomes) of the others.
 
     Returns:
-      (the counter of outcomes, the largest deviation, the seed of the next groups).
+      (the counter of outcomes, the largest deviation of equal ones, the seed of the next groups).
     """
     found, largest = collections.Counter() if found is None else found, 0.0
 
@@ -139,8 +140,11 @@ def run(count, first_seed, *, members, until=np.inf, found=None, failed=None):
             failed(group, error)
             found['failed'] += members
             return
+        if checked:
+            checked(group, outcomes)
         found.update(outcome.kind for outcome in outcomes)
-        largest = max([largest, *(outcome.deviation for outcome in outcomes)])
+        equal = [outcome.deviation for outcome in outcomes if outcome.kind == 'equal']
+        largest = max([largest, *equal])
 
     # Shrinking would compile hundreds of programs.
     generate = settings(

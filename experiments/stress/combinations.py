@@ -26,7 +26,7 @@ def main(args: flags.FlagValues) -> None:
     report: dict[str, Any] = {
         'machine': reporting.machine(), 'seed': args.seed, 'next_seed': args.seed, 'minutes': 0.0,
         'members': args.members, 'largest_deviation': 0.0, 'tolerance': plain.TOLERANCE,
-        'outcomes': {}, 'failures': [],
+        'outcomes': {}, 'amplified': [], 'failures': [],
     }  # fmt: skip
     if args.output and Path(args.output).exists():
         report = json.loads(Path(args.output).read_text())
@@ -37,6 +37,13 @@ def main(args: flags.FlagValues) -> None:
         report['failures'].append({'error': line, 'group': group})
         reporting.console.print(f'{line}\n{group}', soft_wrap=True, markup=False)
 
+    def checked(group: Any, outcomes: list[plain.Outcome]) -> None:
+        found = [float(f'{o.deviation:.1e}') for o in outcomes if o.kind == 'amplified']
+        if found:
+            kept = ('method', 'model', 'optimizer', 'batch_size', 'accumulate_steps')
+            names = {name: group[0][name] for name in kept}
+            report['amplified'].append({**names, 'deviations': found})
+
     until, earlier = time.perf_counter() + 60 * args.minutes, report['minutes']
     with plain.cheap_runs():
         while sum(report['outcomes'].values()) < args.count and time.perf_counter() < until:
@@ -44,7 +51,7 @@ def main(args: flags.FlagValues) -> None:
             least = min(args.count, found.total() + args.members * combinations.GROUPS)
             _, largest, report['next_seed'] = combinations.run(
                 least, report['next_seed'], members=args.members, until=until, found=found,
-                failed=failed,
+                failed=failed, checked=checked,
             )  # fmt: skip
             earlier += (time.perf_counter() - began) / 60
             report |= {
@@ -54,7 +61,8 @@ def main(args: flags.FlagValues) -> None:
             }
             reporting.write(report, args.output)
             jax.clear_caches()
-    reporting.console.print(json.dumps(report | {'failures': len(report['failures'])}, indent=2))
+    counts = {name: len(report[name]) for name in ('amplified', 'failures')}
+    reporting.console.print(json.dumps(report | counts, indent=2))
 
 
 if __name__ == '__main__':
