@@ -99,10 +99,15 @@ def checkpoints(workdir: Path) -> list[Path]:
     return [path for folder in folders for path in workdir.glob(f'{folder}/*')]
 
 
+def runs_in(workdir: Path) -> list[Path]:
+    """The folders of the runs of a sweep, or that of a single run."""
+    paths = [path for path in sorted(workdir.glob('*/')) if (path / CONFIG).exists()]
+    return paths or [workdir]
+
+
 def records(workdir: Path) -> dict[str, list[dict[str, Any]]]:
     """Name -> recorded lines of each run; a single run has the name of its folder."""
-    paths = [path for path in sorted(workdir.glob('*/')) if (path / CONFIG).exists()]
-    return {path.name: recorded(path) for path in paths or [workdir]}
+    return {path.name: recorded(path) for path in runs_in(workdir)}
 
 
 def results(workdir: Path) -> dict[str, Any]:
@@ -210,15 +215,19 @@ def check_kill(workdir: Path, reference: Path, before: int) -> tuple[int, int]:
       (repeated rounds of all runs, failures).
     """
     whole, saved = records(reference), saved_round(workdir)
-    repeated, failures = 0, int(saved < before)
-    for name, kept in records(workdir).items():
+    repeated, failures, unfinished = 0, 0, False
+    for path in runs_in(workdir):
         # A sweep that was killed before its first run has one name and no lines.
-        lines = whole.get(name) or whole.get(reference.name, [])
+        kept, lines = recorded(path), whole.get(path.name) or whole.get(reference.name, [])
+        if (path / SUMMARY).exists():  # it needs no checkpoint
+            failures += kept != lines
+            continue
+        unfinished = True
         repeated += max(len(kept) - saved, 0)
         # No checkpoint has later rounds than the lines, except of a run that stopped early.
         failures += kept != lines[: len(kept)]
         failures += saved > len(kept) < len(lines)
-    return repeated, failures
+    return repeated, failures + (unfinished and saved < before)
 
 
 def survive(kills: int, seed: int, job: Sequence[str] = (*JOB, *KINDS['run'])) -> Count:
