@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import os
 
+import hypothesis
 import jax
 import jaxlib
 import pytest
@@ -17,6 +18,9 @@ from jax.experimental.compilation_cache import compilation_cache
 from jaxfed.runs import rounds, simulate
 from jaxfed.sweeps import training
 
+# A busy machine may take any time for an example.
+hypothesis.settings.register_profile('busy', deadline=None)
+hypothesis.settings.load_profile('busy')
 jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_disable_most_optimizations', True)
 with pytest.MonkeyPatch.context() as patch:  # processes of tests do not inherit it

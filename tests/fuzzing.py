@@ -478,7 +478,7 @@ def make_workdir(folder: Path):
         with accepted_or_refused(str(workdir)):
             run_files.check_workdir(workdir, made, parts)
         with accepted_or_refused(str(workdir)):
-            run_files.check_unfinished(workdir, np.zeros((20, 4), int), '')
+            run_files.check_unfinished(workdir, np.zeros((20, 4), int), {})
         with accepted_or_refused(str(workdir)):
             load.read_config(workdir / run_files.CONFIG)
         with accepted_or_refused(str(workdir)):

@@ -241,7 +241,7 @@ def experiment_of(cell: Cell) -> Experiment:
     """
     experiment = set_up(_as_begun(cell))
     dealt = experiment.dealt
-    run_files.check_unfinished(experiment.workdir, dealt.label_counts, dealt.digest)
+    run_files.check_unfinished(experiment.workdir, dealt.label_counts, dealt.digests)
     return experiment
 
 

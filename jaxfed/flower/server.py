@@ -33,7 +33,8 @@ from jaxfed.flower.messages import (
 )
 from jaxfed.flower.programs import Programs, make_programs
 from jaxfed.internal import console
-from jaxfed.recording.checkpoints import FOLDER, digest
+from jaxfed.internal.digest import digest
+from jaxfed.recording.checkpoints import FOLDER
 from jaxfed.runs.evaluate import compile_evaluators
 from jaxfed.runs.experiment import Experiment, set_up
 from jaxfed.runs.feed import PlannedRound, auxiliary_batch, plan_rounds

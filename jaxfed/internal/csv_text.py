@@ -13,7 +13,14 @@ _FORMULA = ('=', '+', '-', '@')  # first characters of cells that spreadsheets e
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:
     """Format rows as CSV; escapes control characters, and makes formulas texts by an apostrophe."""
     text = io.StringIO(newline='')
-    csv.writer(text, lineterminator='\n').writerows(map(_inert, row) for row in rows)
+    for row in rows:
+        cells = [*map(_inert, row)]
+        # In some languages a semicolon separates cells, unless it is quoted.
+        quoted = any(';' in str(cell) for cell in cells)
+        writer = csv.writer(
+            text, lineterminator='\n', quoting=csv.QUOTE_ALL if quoted else csv.QUOTE_MINIMAL
+        )
+        writer.writerow(cells)
     return text.getvalue()
 
 

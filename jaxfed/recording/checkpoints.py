@@ -4,10 +4,9 @@ Orbax renames the folder of a checkpoint when it is complete, so a process that 
 leaves the previous checkpoint intact.
 """
 
-import hashlib
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxfed.internal.digest import digest
 from jaxfed.types import PyTree
 
 FOLDER = 'checkpoints'
@@ -82,8 +82,14 @@ def _open_manager(folder: Path, keep: int) -> Any:
         ) from error
 
 
-def save(manager: Any, round_: int, state: PyTree) -> None:
+def save(manager: Any, round_: int, state: PyTree, lines: Sequence[str] = ()) -> None:
     """Copy the state after a round and write it in the background.
+
+    Args:
+      manager: from `open_checkpoints`.
+      round_: the round.
+      state: after it.
+      lines: digests of the lines of metrics.jsonl up to this round, of each experiment.
 
     Raises:
       OSError: if the previous checkpoint could not be written.
@@ -93,7 +99,7 @@ def save(manager: Any, round_: int, state: PyTree) -> None:
     leaves = _leaves(state)
     arguments = ocp.args.Composite(
         state=ocp.args.StandardSave(leaves),
-        info=ocp.args.JsonSave({'round': round_, 'digest': digest(leaves)}),
+        info=ocp.args.JsonSave({**_mark(round_, leaves), 'lines': [*lines]}),
     )
     with _as_os_error(f'the checkpoint of round {round_}, or the one before,'):
         manager.save(round_, args=arguments, force=True)
@@ -112,15 +118,15 @@ def wait(manager: Any) -> None:
 def restore(
     manager: Any,
     like: PyTree,
-    check: Callable[[int, PyTree], None] = lambda round_, state: None,
+    check: Callable[[int, PyTree, Sequence[str]], None] = lambda round_, state, lines: None,
 ) -> Saved | None:
     """Read the newest intact checkpoint; warn of newer damaged ones and remove them.
 
     Args:
       manager: from `open_checkpoints`.
       like: a tree with the structure, shapes and types of the state.
-      check: called with the round and the state of a checkpoint; raises a ValueError if the run
-        cannot continue from it.
+      check: called with the round, the state and the digests of a checkpoint; raises a ValueError
+        if the run cannot continue from it.
 
     Returns:
       The checkpoint, or None if there is none.
@@ -131,8 +137,8 @@ def restore(
     damaged: dict[int, str] = {}
     for step in sorted(manager.all_steps(), reverse=True):
         try:
-            state = _read(manager, step, like)
-            check(step, state)
+            state, lines = _read(manager, step, like)
+            check(step, state, lines)
         except _DAMAGED as error:
             damaged[step] = _first_line(error)
             continue
@@ -152,7 +158,7 @@ def restore(
     return None
 
 
-def _read(manager: Any, step: int, like: PyTree) -> PyTree:
+def _read(manager: Any, step: int, like: PyTree) -> tuple[PyTree, Sequence[str]]:
     import orbax.checkpoint as ocp
 
     expected = _leaves(like)
@@ -165,18 +171,13 @@ def _read(manager: Any, step: int, like: PyTree) -> PyTree:
     )
     read = manager.restore(step, args=arguments)
     leaves = {name: np.asarray(leaf) for name, leaf in read['state'].items()}
-    if read['info'] != {'round': step, 'digest': digest(leaves)}:
+    if not _mark(step, leaves).items() <= read['info'].items():
         raise ValueError('its digest does not match')
-    return _fill(like, leaves)
+    return _fill(like, leaves), read['info'].get('lines', ())  # earlier versions wrote none
 
 
-def digest(leaves: dict[str, np.ndarray]) -> str:
-    """Hash names, shapes, types and values to hexadecimal digits."""
-    blake = hashlib.blake2b(digest_size=16)
-    for name, leaf in leaves.items():
-        blake.update(f'{name} {leaf.dtype} {leaf.shape} '.encode())
-        blake.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
-    return blake.hexdigest()
+def _mark(round_: int, leaves: dict[str, np.ndarray]) -> dict[str, Any]:
+    return {'round': round_, 'digest': digest(leaves)}
 
 
 def _leaves(tree: PyTree) -> dict[str, np.ndarray]:

@@ -2,9 +2,10 @@
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -23,6 +24,7 @@ class Log(NamedTuple):
     metrics: list[dict[str, Any]]  # all entries so far
     record: Callable[[dict[str, Any]], None]
     settle: Callable[[], None]  # waits until all lines are on the disk
+    digest: Callable[[], str]  # of all lines
     trackers_failed: dict[str, str]  # tracker -> reason
 
 
@@ -37,40 +39,56 @@ def open_log(config: Config, parts: list[Part], workdir: Path, rounds: int) -> I
         for entry in metrics:
             track(entry)
         file = stack.enter_context(open_lines(workdir))
+        hashed = _hash(_lines(workdir, rounds))
 
         def record(entry: dict[str, Any]) -> None:
             metrics.append(entry)
-            append(file, entry)
+            hashed.update(append(file, entry))
             track(entry)
 
-        yield Log(metrics, record, partial(settle, file), failed)
+        yield Log(metrics, record, partial(settle, file), hashed.hexdigest, failed)
 
 
 def rewind(workdir: Path, rounds: int) -> list[dict[str, Any]]:
     """Remove the lines of metrics.jsonl after the first `rounds`; return the remaining entries."""
     entries = read(workdir, rounds)
-    write_atomic(workdir / METRICS, b''.join(line + b'\n' for line in _lines(workdir, rounds)))
+    write_atomic(workdir / METRICS, b''.join(_lines(workdir, rounds)))
     return entries
 
 
-def read(workdir: Path, rounds: int) -> list[dict[str, Any]]:
-    """Return the entries of the first rounds; raise a ValueError if a line is torn or missing."""
+def read(workdir: Path, rounds: int, digest: str | None = None) -> list[dict[str, Any]]:
+    """Return the entries of the first rounds.
+
+    Args:
+      workdir: of the run.
+      rounds: their number.
+      digest: that a `Log` had for their lines; None if it is not known.
+
+    Raises:
+      ValueError: if a line is torn, missing or another one.
+    """
+    lines = _lines(workdir, rounds)
     try:
-        entries = [json.loads(line) for line in _lines(workdir, rounds)]
+        entries = [json.loads(line) for line in lines]
         complete = [entry['round'] for entry in entries] == list(range(1, rounds + 1))
     except (ValueError, KeyError, TypeError):
         complete = False
-    if not complete:
-        raise ValueError(
-            f'{workdir / METRICS} lacks some of the first {rounds} rounds: it is damaged; use a '
-            'copy of it'
-        )
-    return entries
+    if complete and digest in (None, _hash(lines).hexdigest()):
+        return entries
+    reason = 'has changed in' if complete else 'lacks some of'
+    raise ValueError(
+        f'{workdir / METRICS} {reason} the first {rounds} rounds: it is damaged; use a copy of it'
+    )
 
 
 def _lines(workdir: Path, rounds: int) -> list[bytes]:
     path = workdir / METRICS
-    return path.read_bytes().split(b'\n')[:rounds] if path.exists() else []
+    lines = path.read_bytes().split(b'\n')[:rounds] if path.exists() else []
+    return [line + b'\n' for line in lines]
+
+
+def _hash(lines: Sequence[bytes]) -> Any:
+    return hashlib.blake2b(b''.join(lines), digest_size=16)
 
 
 def open_lines(workdir: Path) -> FileIO:
@@ -90,8 +108,8 @@ def _check_exists(file: FileIO) -> None:
         raise FileNotFoundError(errno.ENOENT, 'removed during the run', file.name)
 
 
-def append(file: FileIO, entry: dict[str, Any]) -> None:
-    """Append an entry as one line, completely or not at all."""
+def append(file: FileIO, entry: dict[str, Any]) -> bytes:
+    """Append an entry as one line, completely or not at all; return the line."""
     _check_exists(file)
     line = json.dumps(entry, allow_nan=False).encode() + b'\n'
     before = file.seek(0, os.SEEK_END)
@@ -102,3 +120,4 @@ def append(file: FileIO, entry: dict[str, Any]) -> None:
         # A full disk may store a part of the line.
         file.truncate(before)
         raise
+    return line

@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -108,16 +109,17 @@ def discard_workdir(workdir: Path) -> None:
             workdir.parent.rmdir()
 
 
-def write_partition(path: Path, counts: np.ndarray, digest: str) -> None:
+def write_partition(path: Path, counts: np.ndarray, digests: Mapping[str, str]) -> None:
     """Write partition.json.
 
     Args:
       path: of the file.
       counts: [N, C] the training examples by client and class.
-      digest: of the examples of each client.
+      digests: name -> digest of the partition and of the data.
     """
     rows = ',\n  '.join(map(json.dumps, counts.tolist()))
-    write_atomic(path, f'{{"digest": "{digest}",\n "label_counts": [\n  {rows}\n]}}\n')
+    head = ''.join(f'"{name}": "{digest}",\n ' for name, digest in digests.items())
+    write_atomic(path, f'{{{head}"label_counts": [\n  {rows}\n]}}\n')
 
 
 def describe_config(config: Config, parts: list[Part]) -> dict[str, Any]:
@@ -189,13 +191,30 @@ def flat_settings(described: dict[str, Any], path: str | Path = CONFIG) -> dict[
     return flat
 
 
-def check_unfinished(workdir: Path, counts: np.ndarray, digest: str) -> None:
+def read_summary(path: Path) -> dict[str, Any]:
+    """Read summary.json; raise a ValueError that names the file if it is not that of a run."""
+    summary = read_json(path)
+    accuracies = [summary.get(name) for name in ('final_accuracy', 'best_accuracy')]
+    numbers = [value for value in accuracies if value is not None]
+    if not (
+        type(summary.get('rounds')) is int
+        and type(summary.get('failed')) is bool
+        and all(type(number) in (int, float) and 0 <= number <= 1 for number in numbers)
+    ):
+        raise ValueError(
+            f'{path} is not the summary of a run: it is damaged; use a copy of it, or move '
+            f'{path.parent} away.'
+        )
+    return summary
+
+
+def check_unfinished(workdir: Path, counts: np.ndarray, digests: Mapping[str, str]) -> None:
     """Raise a ValueError if the run is finished, or its partition.json has other values."""
     if (workdir / SUMMARY).exists():
         raise ValueError(f'--workdir={workdir} already holds a finished run; name another one.')
     path = workdir / PARTITION
     recorded = read_json(path) if path.exists() else None
-    now = {'label_counts': counts.tolist(), 'digest': digest}
+    now = {'label_counts': counts.tolist(), **digests}
     if recorded is not None and any(recorded.get(name, now[name]) != now[name] for name in now):
         raise ValueError(
             f'{path} describes other data than the dataset has now; a run continues only '

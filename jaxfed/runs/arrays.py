@@ -10,7 +10,7 @@ import numpy as np
 from jaxfed.config import DEFAULTS, Config
 from jaxfed.data import ARRAYS_PREFIX, from_huggingface
 from jaxfed.data.arrays import ARRAYS, make_dataset
-from jaxfed.recording.checkpoints import digest
+from jaxfed.internal.digest import digest
 from jaxfed.types import Dataset
 
 _DIGITS = 8  # of the digest

@@ -7,12 +7,15 @@ import numpy as np
 
 from jaxfed.config import Config, partition_values
 from jaxfed.data import Columns, load_dataset
+from jaxfed.data.arrays import ARRAYS
 from jaxfed.data.auxiliary import split_auxiliary
+from jaxfed.internal.digest import digest
 from jaxfed.partition import hold_out, label_counts, label_noise, make_partition
-from jaxfed.recording.checkpoints import digest
 from jaxfed.runs.attack import flip_labels
 from jaxfed.runs.seeds import seed_of
 from jaxfed.types import Dataset
+
+MOST_HASHED = 1 << 28  # bytes of an array, a third of a second; others may be memory-mapped
 
 
 class Dealt(NamedTuple):
@@ -24,11 +27,17 @@ class Dealt(NamedTuple):
     label_counts: np.ndarray  # [N, C] int32, of `partition`, label noise included
     personal: list[np.ndarray]  # N index arrays, held-out examples of each client, true labels
     digest: str  # of the partition before --personal_test
+    data_digest: str  # of images and labels before --label_noise
 
     @property
     def size(self) -> np.ndarray:
         """[N] training examples of each client."""
         return self.label_counts.sum(axis=1)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Those of partition.json, by name."""
+        return {'digest': self.digest, 'data_digest': self.data_digest}
 
 
 def deal(config: Config, dataset: Dataset | None = None, *, auxiliary_per_class: int = 0) -> Dealt:
@@ -94,7 +103,10 @@ def deal(config: Config, dataset: Dataset | None = None, *, auxiliary_per_class:
     noisy = flip_labels(config, noisy, partition, dataset.num_classes)
     counts = label_counts(noisy, partition, dataset.num_classes)
     noisy_set = dataset._replace(y_train=noisy)
-    return Dealt(noisy_set, partition, auxiliary, counts, personal, partition_digest(parts))
+    return Dealt(
+        noisy_set, partition, auxiliary, counts, personal, partition_digest(parts),
+        digest({name: getattr(dataset, name) for name in ARRAYS}, most=MOST_HASHED),
+    )  # fmt: skip
 
 
 def columns_of(config: Config) -> Columns:

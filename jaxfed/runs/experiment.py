@@ -106,8 +106,7 @@ def make_experiment(
             run_files.check_workdir(Path(config.workdir), config, parts)
     dealt = deal(config, dataset, auxiliary_per_class=method.auxiliary)
     dataset = dealt.dataset
-    arrays = (dataset.y_train, dataset.y_test, *dealt.partition, dataset.x_train, dataset.x_test)
-    distributed.check_data(f'--dataset={config.dataset}', arrays)
+    distributed.check_data(f'--dataset={config.dataset}', ' '.join(dealt.digests.values()))
     input_shape = dataset.x_train.shape[1:]
     check_augment(augmentations, input_shape)
     check_feature_shift(

@@ -10,8 +10,8 @@ from safetensors.numpy import save
 
 from jaxfed.config import SETTINGS
 from jaxfed.internal import files
+from jaxfed.internal.digest import digest
 from jaxfed.recording import run_files
-from jaxfed.recording.checkpoints import digest
 from jaxfed.runs.experiment import Experiment, make_network
 from jaxfed.runs.tensors import damaged, named, read_tensors
 from jaxfed.types import PyTree

@@ -22,6 +22,7 @@ from jaxfed.recording.entries import (
 )
 from jaxfed.recording.log import Log, open_log
 from jaxfed.recording.progress import run_progress
+from jaxfed.recording.run_files import METRICS
 from jaxfed.runs.evaluate import select_experiment
 from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.feed import PlannedRound
@@ -75,12 +76,13 @@ def open_recorder(
       watch: called after an entry is recorded.
     """
     with contextlib.ExitStack() as stack:
-        logs = []
+        logs, begun = [], any((e.workdir / METRICS).exists() for e in experiments)
         for e, recorded in zip(experiments, state.recorded, strict=True):
             rounds = recorded_rounds(done, recorded)
             logs.append(stack.enter_context(open_log(e.config, e.parts, e.workdir, rounds)))
-        if done:
-            console.say(f'continuing after round {done}', quiet=quiet)
+        if begun:
+            again = 'there is no checkpoint: starting again at round 1'
+            console.say(f'continuing after round {done}' if done else again, quiet=quiet)
         quiet = quiet or len(experiments) > 1
         report = stack.enter_context(run_progress(experiments[0].config.rounds, quiet=quiet))
 
@@ -93,7 +95,7 @@ def open_recorder(
             # A checkpoint is valid only with the lines of its rounds.
             for log in logs:
                 log.settle()
-            checkpoints.save(manager, round_, state)
+            checkpoints.save(manager, round_, state, [log.digest() for log in logs])
 
         yield Recorder(logs, record, save)
 

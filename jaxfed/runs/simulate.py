@@ -231,7 +231,7 @@ def _prepare(experiments: Sequence[Experiment], make: Prepare, *, quiet: bool) -
     """Check the work directories, compile the programs and write the partition."""
     for experiment in experiments:
         dealt = experiment.dealt
-        run_files.check_unfinished(experiment.workdir, dealt.label_counts, dealt.digest)
+        run_files.check_unfinished(experiment.workdir, dealt.label_counts, dealt.digests)
     try:
         with console.status('compiling', quiet=quiet):
             prepared = make(experiments)
@@ -243,9 +243,9 @@ def _prepare(experiments: Sequence[Experiment], make: Prepare, *, quiet: bool) -
         raise
     for experiment in experiments:
         workdir, counts = experiment.workdir, experiment.dealt.label_counts
-        digest = experiment.dealt.digest
+        digests = experiment.dealt.digests
         draw_heatmap(counts, workdir / 'partition.png', title=title_of(experiment.config))
-        run_files.write_partition(workdir / run_files.PARTITION, counts, digest)
+        run_files.write_partition(workdir / run_files.PARTITION, counts, digests)
     console.say(f'memory: {memory_in_words(prepared)}', quiet=quiet)
     return prepared
 

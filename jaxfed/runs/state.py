@@ -63,10 +63,11 @@ def resume(
     first, rows = first_state(experiments, prepared), client_rows(experiments)
     like = first._replace(clients=states_of.allocate(first.clients, rows), servers=())
 
-    def check(done: int, state: State) -> None:
+    def check(done: int, state: State, lines: Sequence[str]) -> None:
         # After a power loss a checkpoint may be whole and the lines of its rounds torn.
-        for experiment, recorded in zip(experiments, state.recorded, strict=True):
-            log.read(experiment.workdir, recorded_rounds(done, recorded))
+        known: Sequence[str | None] = lines or [None] * len(experiments)
+        for experiment, recorded, digest in zip(experiments, state.recorded, known, strict=True):
+            log.read(experiment.workdir, recorded_rounds(done, recorded), digest)
 
     saved = restore(checkpoints, like, check) if distributed.is_leader() else None
     done = int(

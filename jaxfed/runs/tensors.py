@@ -12,6 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from jaxfed.engine import distributed
+from jaxfed.internal.digest import digest
 from jaxfed.types import Model, PyTree
 
 STATS = 'batch_stats.'  # prefix of the names of batch statistics
@@ -95,6 +96,6 @@ def start_from(path: Path, model: Model, name: str) -> Model:
             f'--init_from={path} does not fit --model={name}: {error}. The names and shapes must '
             'be those of the network on this dataset.'
         ) from error
-    in_order = [np.atleast_1d(floats[name]) for name in sorted(floats)]
-    distributed.check_data(f'--init_from={path}', in_order)
+    in_order = {name: floats[name] for name in sorted(floats)}
+    distributed.check_data(f'--init_from={path}', digest(in_order))
     return model._replace(init=lambda key: params, stats=stats)

@@ -25,6 +25,7 @@ from jaxfed.sweeps.runner import is_done, run_groups, set_up_all, share_images
 from jaxfed.sweeps.training import group
 
 TABLE = 'sweep.csv'
+SETTINGS_FILE = 'sweep.json'  # the settings that are not those of a run
 
 Point = tuple[tuple[str, float], ...]  # (name, value) of each swept parameter
 
@@ -230,6 +231,7 @@ def run(
         quiet=quiet,
     )
     with files.exclusive_lock(folder):
+        files.write_json(folder / SETTINGS_FILE, {'halving': [*rungs]})
         run_groups(
             [member.config for member in unfinished],
             folder,
@@ -250,6 +252,13 @@ def _plan(
     """Return the unfinished experiments, and groups of their indices, one for each program."""
     if most < 0:
         raise ValueError(f'--together must be at least 1, or 0 to choose, got {most}.')
+    if (folder / SETTINGS_FILE).exists():
+        there = files.read_json(folder / SETTINGS_FILE).get('halving')
+        if there != [*rungs]:
+            raise ValueError(
+                f'--halving={list(rungs)}: --workdir={folder} holds a sweep with {there}, which '
+                'decides when its runs stop; repeat it, or name another directory.'
+            )
     unfinished = [member for member in members if not is_done(member.config)]
     most = most or len(unfinished) * bool(rungs)
     return unfinished, group([member.config for member in unfinished], folder, most=most)
@@ -303,7 +312,7 @@ def summarise(members: Sequence[Member]) -> list[Outcome]:
     outcomes = []
     for point, seeds in itertools.groupby(members, key=lambda member: member.point):
         paths = [Path(str(member.config.workdir)) / run_files.SUMMARY for member in seeds]
-        summaries = [files.read_json(path) for path in paths if path.exists()]
+        summaries = [run_files.read_summary(path) for path in paths if path.exists()]
         finished = [summary for summary in summaries if not summary['failed']]
         outcome = Outcome(
             point,

@@ -206,7 +206,10 @@ def _shared_folder(experiments: Sequence[Experiment], folder: Path) -> Path:
 def _read_members(path: Path, folder: Path) -> list[Path]:
     """Return the work directories of the experiments in one program."""
     try:
-        return [folder.absolute() / name for name in files.read_json(path)['members']]
+        names = files.read_json(path)['members']
+        if not names or len(set(names)) < len(names):
+            raise ValueError('it must have different names')
+        return [folder.absolute() / name for name in names]
     except (ValueError, KeyError, TypeError) as error:
         # The order of its checkpoints' rows is unknown.
         raise ValueError(

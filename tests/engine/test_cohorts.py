@@ -30,7 +30,7 @@ def draw(round_=1, **changes):
     return draw_cohort(round_, SIZE, **wanted)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     round_=st.integers(1, 1000),
     sampling=st.sampled_from(['uniform', 'size', 'round_robin']),

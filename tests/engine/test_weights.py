@@ -37,7 +37,7 @@ def weights(name, clients, aggregation):
 @pytest.mark.parametrize('aggregation', ['size', 'uniform'])
 @pytest.mark.parametrize('name', [name for name in methods.METHODS if name != 'fedbn'])
 def test_weights_of_arriving_clients_sum_to_one(name, aggregation):
-    @settings(max_examples=10, deadline=None, derandomize=True)
+    @settings(max_examples=10, derandomize=True)
     @given(CLIENTS)
     def check(clients):
         epochs, size, shares, got = weights(name, clients, aggregation)

@@ -24,6 +24,12 @@ def test_formulas_become_texts(cell):
     assert read_cell(f"'{cell}") == cell
 
 
+def test_a_semicolon_does_not_begin_a_cell():
+    text = csv_text([['name', 2], ['x;=1+1', 2]])
+    assert text == 'name,2\n"x;=1+1","2"\n'
+    assert list(csv.reader(io.StringIO(text), delimiter=';'))[1][0].startswith('x;=1+1')
+
+
 @pytest.mark.parametrize('cell', ['-1.5', '+3', '-inf', '1e-5', '', 'fedlmd+fedprox', -1, None])
 def test_numbers_and_other_texts_are_unchanged(cell):
     text = '' if cell is None else str(cell)

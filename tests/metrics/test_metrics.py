@@ -178,7 +178,7 @@ vectors = st.integers(1, 5).flatmap(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(vectors)
 def test_diversity_is_at_least_one_and_cosines_are_cosines(rows):
     models = np.array(rows, float)
@@ -188,7 +188,7 @@ def test_diversity_is_at_least_one_and_cosines_are_cosines(rows):
     assert np.all((found.norms == 0) <= (found.cosines == 0))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(vectors, st.integers(0, 99))
 def test_shares_and_counts(rows, seed):
     counts = np.abs(rows) @ np.ones((len(rows[0]), 3), int) + np.abs(rows)[:, :1] * [0, 1, 5]

@@ -37,7 +37,7 @@ from jaxfed.runs.partition_map import deal_examples
 labels_of_classes = st.lists(st.integers(20, 60), min_size=2, max_size=6).map(
     lambda sizes: np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
 )
-few = settings(max_examples=30, deadline=None)
+few = settings(max_examples=30)
 
 
 def check_exact(parts, labels, num_clients):

@@ -45,12 +45,12 @@ def test_an_older_checkpoint_is_used_if_the_newest_fails_a_check(written, tmp_pa
     shutil.copytree(written, tmp_path / 'run')
     checked = []
 
-    def check(round_, state):
+    def check(round_, state, lines):
         checked.append((round_, int(state['server'][2])))
         if round_ > 2:
             raise ValueError('its lines are torn')
 
-    def refuse(round_, state):
+    def refuse(round_, state, lines):
         raise ValueError('its lines are torn')
 
     with open_checkpoints(tmp_path / 'run', keep=2) as manager:

@@ -14,7 +14,7 @@ import pytest
 from jaxfed import Config
 from jaxfed.internal import files
 from jaxfed.internal.signals import ending, stopping
-from jaxfed.methods import Part
+from jaxfed.methods import Part, resolve
 from jaxfed.recording import log, run_files
 
 
@@ -65,6 +65,41 @@ def test_lines_that_a_checkpoint_needs_must_exist(tmp_path, text):
     with pytest.raises(ValueError, match=r'2 rounds: it is damaged; use a copy of it'):
         log.read(tmp_path, 2)
     assert path.read_bytes() == text.encode('latin1')
+
+
+def test_other_lines_than_those_of_the_run_are_refused(tmp_path):
+    parts = resolve('fedavg', {})
+    with log.open_log(Config(), parts, tmp_path, 0) as opened:
+        for entry in ROUNDS[:2]:
+            opened.record(entry)
+        digest = opened.digest()
+    with log.open_log(Config(), parts, tmp_path, 2) as opened:
+        assert opened.digest() == digest
+        opened.record(ROUNDS[2])
+        assert opened.digest() != digest
+    assert log.read(tmp_path, 2, digest) == ROUNDS[:2]
+    path = tmp_path / run_files.METRICS
+    path.write_text(path.read_text().replace('"round": 2, ', '"round": 2, "value": 0.9, '))
+    assert log.read(tmp_path, 2)[0] == ROUNDS[0]
+    with pytest.raises(ValueError, match=r'metrics.jsonl has changed in the first 2 rounds: it is'):
+        log.read(tmp_path, 2, digest)
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {'rounds': '<script>'}, {'rounds': None}, {'failed': 0}, {'final_accuracy': 'a'},
+        {'best_accuracy': 1e999}, {'final_accuracy': [0.5]},
+    ],
+)  # fmt: skip
+def test_a_summary_of_other_content_is_named(tmp_path, changes):
+    path = tmp_path / run_files.SUMMARY
+    whole = {'rounds': 3, 'failed': False, 'final_accuracy': 0.5, 'best_accuracy': None}
+    path.write_text(json.dumps(whole))
+    assert run_files.read_summary(path) == whole
+    path.write_text(json.dumps(whole | changes))
+    with pytest.raises(ValueError, match=r'summary.json is not the summary of a run: it is dam'):
+        run_files.read_summary(path)
 
 
 def test_a_full_disk_leaves_no_torn_line(tmp_path):
@@ -194,14 +229,14 @@ def test_a_file_system_without_locks_is_named(tmp_path, flock_fails, number):
 
 def test_a_run_continues_with_the_same_data_only(tmp_path):
     counts = np.array([[1, 2], [3, 0]])
-    run_files.check_unfinished(tmp_path, counts, 'ab')
-    run_files.write_partition(tmp_path / run_files.PARTITION, counts, 'ab')
-    run_files.check_unfinished(tmp_path, counts, 'ab')
+    run_files.check_unfinished(tmp_path, counts, {'digest': 'ab'})
+    run_files.write_partition(tmp_path / run_files.PARTITION, counts, {'digest': 'ab'})
+    run_files.check_unfinished(tmp_path, counts, {'digest': 'ab'})
     with pytest.raises(ValueError, match='other data'):
-        run_files.check_unfinished(tmp_path, counts[::-1], 'ab')
+        run_files.check_unfinished(tmp_path, counts[::-1], {'digest': 'ab'})
     (tmp_path / run_files.SUMMARY).write_text('{}')
     with pytest.raises(ValueError, match='finished run'):
-        run_files.check_unfinished(tmp_path, counts, 'ab')
+        run_files.check_unfinished(tmp_path, counts, {'digest': 'ab'})
 
 
 def test_a_custom_method_does_not_continue_the_run_of_a_registered_one(tmp_path):

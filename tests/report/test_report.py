@@ -176,7 +176,7 @@ def test_forgetting_is_computed_once_a_run(runs, tmp_path, monkeypatch):
 
 
 @given(st.integers(1, 8), st.integers(1, 4), st.integers(0, 99))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_forgetting_of_every_round_is_that_of_the_history_so_far(rounds, classes, seed):
     history = np.random.default_rng(seed).random((rounds, classes))
     lines = [entry(r, 0.5, class_accuracy=row) for r, row in enumerate(history.tolist(), 1)]

@@ -21,7 +21,7 @@ from jaxfed.runs.feed import ahead, plan_wave, split_waves
 from jaxfed.types import Outputs
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(50, 120))
 def test_waves_hold_every_client_once_and_no_more_than_fits(sizes, room):
     sizes = np.array(sizes)

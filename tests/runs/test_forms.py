@@ -64,6 +64,8 @@ def check_same(one, other):
     for a, b in zip(one.metrics, other.metrics, strict=True):
         assert a.keys() == b.keys()
         assert_allclose(a['train_loss'], b['train_loss'], rtol=1e-4)
+        assert_allclose(a['test_loss'], b['test_loss'], rtol=1e-4)
+        assert a['test_accuracy'] == pytest.approx(b['test_accuracy'], abs=1e-6)
     names = ('personal_accuracy', 'personal_global_accuracy', 'personal_worst_tenth')
     for name in names:
         assert one.summary[name] == pytest.approx(other.summary[name], abs=1e-6)

@@ -3,6 +3,7 @@
 import html
 import json
 import os
+import shutil
 import signal
 import time
 
@@ -261,6 +262,41 @@ def test_other_devices_lanes_and_versions_continue_a_run(cheap_runs, tmp_path, s
     rest = jaxfed.simulate(jaxfed.Config(**{**settings, **allowed}))
     assert rest.summary['resumed_after'] == 3
     same(rest, whole, 1e-4)
+
+
+def altered(path, seed):
+    """Writes a dataset; its labels do not depend on the seed."""
+    rng, y = np.random.default_rng(seed), np.arange(40) % 4
+    x = rng.integers(0, 256, (40, 4, 4, 1), np.uint8)
+    np.savez(path, x_train=x, y_train=y, x_test=x[:8], y_test=y[:8])
+
+
+def test_changed_images_lines_and_lost_checkpoints_are_noticed(
+    cheap_runs, tmp_path, stopped_before, capsys
+):
+    npz, workdir = str(tmp_path / 'd.npz'), tmp_path / 'run'
+    config = jaxfed.Config(
+        model='mlp', dataset='npz', npz=npz, num_clients=4, clients_per_round=2, rounds=4,
+        checkpoint_every=1, workdir=str(workdir),
+    )  # fmt: skip
+    altered(npz, 0)
+    with stopped_before(4):
+        jaxfed.simulate(config)
+    altered(npz, 1)
+    with pytest.raises(ValueError, match=r'partition.json describes other data than the dataset'):
+        jaxfed.simulate(config)
+    altered(npz, 0)
+    lines = (workdir / 'metrics.jsonl').read_text()
+    (workdir / 'metrics.jsonl').write_text(
+        lines.replace('"test_accuracy": 0', '"test_accuracy": 1')
+    )
+    with pytest.raises(ValueError, match=r'round 3: .*metrics.jsonl has changed in the first 3'):
+        jaxfed.simulate(config)
+    (workdir / 'metrics.jsonl').write_text(lines)
+    shutil.rmtree(workdir / 'checkpoints')
+    capsys.readouterr()
+    assert jaxfed.simulate(config, quiet=False).summary['resumed_after'] is None
+    assert 'there is no checkpoint: starting again at round 1' in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -591,6 +591,28 @@ def test_experiments_interrupted_together_are_not_restarted_in_part(
     assert resumed == 2
 
 
+def test_a_sweep_continues_with_the_same_halving_only(cheap_runs, tmp_path):
+    config = small(rounds=2, validation=0.2)
+    run(config, 'learning_rate=0.01,0.03', 1, tmp_path, rungs=[1])
+    message = r'--halving=\[\]: --workdir=.* holds a sweep with \[1\], which decides when'
+    with pytest.raises(ValueError, match=message):
+        run(config, 'learning_rate=0.01,0.03', 1, tmp_path)
+    run(config, 'learning_rate=0.01,0.03', 1, tmp_path, rungs=[1])
+    path = tmp_path / 'learning_rate0.01_seed0' / 'summary.json'
+    path.write_text('{}')
+    with pytest.raises(ValueError, match=r'summary.json is not the summary of a run'):
+        run(config, 'learning_rate=0.01,0.03', 1, tmp_path, rungs=[1])
+
+
+@pytest.mark.parametrize('members', [[], ['seed0', 'seed0'], 3, [4]])
+def test_damaged_members_are_named(tmp_path, members):
+    place = tmp_path / training.SHARED / 'ab'
+    place.mkdir(parents=True)
+    (place / training.MEMBERS).write_text(json.dumps({'members': members}))
+    with pytest.raises(ValueError, match=r'members.json is damaged: remove .*ab to restart'):
+        training.group([small(workdir=str(tmp_path / 'seed0'))], tmp_path)
+
+
 @pytest.mark.slow
 def test_summaries_are_written_all_or_none(cheap_runs, tmp_path, monkeypatch, capsys):
     config = small(rounds=3, checkpoint_every=1)
