@@ -282,10 +282,10 @@ def pause(seconds: float, job: Sequence[str]) -> dict[str, Any]:
     """Stops each process of the job with SIGSTOP for some time during training.
 
     Returns:
-      'codes': the exit status of each process, for each stopped one; 'failures': jobs whose final
-      results differ from those of an uninterrupted one.
+      'codes': the exit status of each process, for each stopped one; 'errors': what they printed;
+      'failures': tracebacks, and jobs whose final results are not those of an uninterrupted one.
     """
-    codes, failures = [], 0
+    codes, errors, failures = [], [], 0
     with tempfile.TemporaryDirectory() as folder:
         reference = Path(folder, 'reference')
         finish(reference, job)
@@ -298,10 +298,13 @@ def pause(seconds: float, job: Sequence[str]) -> dict[str, Any]:
             time.sleep(seconds)
             processes[victim].send_signal(signal.SIGCONT)
             codes.append([process.wait() for process in processes])
+            log = log_of(workdir).read_text()
+            errors.append([line for line in log.splitlines() if line.startswith('error: ')])
+            failures += 'Traceback' in log
             if not is_finished(workdir):
                 finish(workdir, job)
             failures += results(workdir) != results(reference)
-    return {'seconds_stopped': seconds, 'codes': codes, 'failures': failures}
+    return {'seconds_stopped': seconds, 'codes': codes, 'errors': errors, 'failures': failures}
 
 
 def main(args: flags.FlagValues) -> None:

@@ -318,6 +318,17 @@ def test_processes_that_meet_for_different_reasons_are_reported(monkeypatch):
         distributed.barrier('wave')
 
 
+def test_processes_with_other_versions_are_refused(monkeypatch):
+    def all_gather(what, text):
+        return [text, json.dumps(json.loads(text) | {'version of jax': '0.9.0'})]
+
+    monkeypatch.setattr(distributed, 'process_count', lambda: 2)
+    monkeypatch.setattr(distributed, 'all_gather', all_gather)
+    message = rf'versions: version of jax={jax.__version__} in process 0, 0\.9\.0 in process 1\.'
+    with pytest.raises(ValueError, match=message):
+        distributed.check_settings({})
+
+
 def test_more_processes_than_devices_with_clients_are_refused(monkeypatch):
     monkeypatch.setattr(distributed, 'process_count', lambda: 3)
     distributed.check_work(6, 2)
