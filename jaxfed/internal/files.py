@@ -28,6 +28,7 @@ def check_writable(path: Path, flag: str) -> None:
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path that replaces `path` when the block ends without an exception."""
     temporary = path.with_name(f'.{path.name}.tmp')
+    temporary.unlink(missing_ok=True)  # a link there would lead the write to another file
     try:
         yield temporary
         _sync(temporary)
@@ -39,8 +40,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file completely; if that raises an OSError, the old file is unchanged."""
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+    with atomic_path(path) as temporary, temporary.open('xb') as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def json_text(value: Any) -> str:
@@ -58,7 +59,8 @@ def write_json_files(contents: Mapping[Path, Any]) -> None:
     with contextlib.ExitStack() as stack:
         for path, value in contents.items():
             temporary = stack.enter_context(atomic_path(path))
-            temporary.write_bytes(json_text(value).encode())
+            with temporary.open('xb') as file:
+                file.write(json_text(value).encode())
             _sync(temporary)
 
 
