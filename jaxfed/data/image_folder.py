@@ -1,6 +1,5 @@
 """A dataset from folders of image files, one folder per class."""
 
-import logging
 import os
 import re
 from collections.abc import Iterator
@@ -12,10 +11,9 @@ from PIL import Image
 from jaxfed.data import cache
 from jaxfed.data.errors import explain_errors
 from jaxfed.data.images import BLOCK, LARGEST, formats, is_wide, reading_image
-from jaxfed.internal.type_checks import printable
+from jaxfed.internal.logger import LOGGER
 from jaxfed.types import Dataset
 
-_log = logging.getLogger(__name__)
 _CACHE_FORMAT = 2  # raise it when the decoded arrays of the same files change
 _GREY = ('1', 'L', 'LA')  # Pillow's grey modes of at most 8 bits
 
@@ -63,7 +61,7 @@ def load_image_folder(path: str | os.PathLike[str]) -> Dataset:
     name = root.resolve().name
 
     def decode(store: cache.Store) -> Dataset:
-        _log.info('Decoding the images of %s; later runs use the cache.', root)
+        LOGGER.info('Decoding the images of %s; later runs use the cache.', root)
         channels = _check_headers(paths)
         images = [store(x, _blocks(found, channels), len(found)) for x, found in files.items()]
         labels = [np.array([y for _, y in found], np.int32) for found in files.values()]
@@ -111,10 +109,8 @@ def _files(folder: Path, classes: dict[str, int]) -> list[_File]:
                 f'{folder / name} has no images of the class {name!r}; add some or remove it.'
             )
     if others:
-        _log.warning(
-            '%d files that are not images are ignored, such as %s.',
-            len(others),
-            printable(str(others[0])),
+        LOGGER.warning(
+            '%d files that are not images are ignored, such as %s.', len(others), others[0]
         )
     return files
 
