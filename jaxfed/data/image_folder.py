@@ -10,7 +10,7 @@ from PIL import Image
 
 from jaxfed.data import cache
 from jaxfed.data.errors import explain_errors
-from jaxfed.data.images import BLOCK, LARGEST, formats, is_wide, reading_image
+from jaxfed.data.images import BLOCK, check_pixels, formats, is_wide, reading_image
 from jaxfed.internal.logger import LOGGER
 from jaxfed.types import Dataset
 
@@ -127,10 +127,7 @@ def _check_headers(paths: list[Path]) -> int:
                 f'{path} has {size[0]} x {size[1]} pixels, but {paths[0]} has '
                 f'{first[0]} x {first[1]}; resize the images to one size.'
             )
-        if size[0] * size[1] > LARGEST:
-            raise ValueError(
-                f'{path} has {size[0]} x {size[1]} pixels, more than {LARGEST}; resize the images.'
-            )
+        check_pixels(size, str(path))
         if wide:
             raise ValueError(f'{path} has more than 8 bits per channel; convert it to 8 bits.')
         grey &= mode in _GREY
