@@ -97,13 +97,17 @@ def exclusive_lock(workdir: Path) -> Iterator[None]:
     try:
         held = lock(path, timeout=0)
     except Timeout as error:
-        # Without flock a lock of another host, or one whose holder is unknown, cannot expire.
-        unknown = f', or remove {path} if none does' * ('cannot probe' in str(error))
         raise ValueError(
-            f'--workdir={workdir}: another process uses it; name another directory{unknown}.'
+            f'--workdir={workdir}: another process uses it; name another directory{removal(error)}.'
         ) from None
     with held:
         yield
+
+
+def removal(error: Timeout) -> str:
+    """Return ', or remove FILE if none does' for a lock that may be left over, else ''."""
+    # Without flock a lock of another host, or one whose holder is unknown, cannot expire.
+    return f', or remove {error.lock_file} if none does' * ('cannot probe' in str(error))
 
 
 def lock(path: Path, timeout: float = -1) -> contextlib.AbstractContextManager[Any]:
