@@ -319,6 +319,7 @@ def test_a_flag_file_that_is_not_text(tmp_path):
             '--fedlmd.bta is not a flag; did you mean --fedlmd.beta or --fedlmd.tau',
         ),
         ('--qqqq', '--qqqq is not a flag; --help shows the flags.'),
+        ('--q\x1b[2J\x9b', r'--q\x1b[2J\x9b is not a flag; --help shows the flags.'),
         ('--rounds=many', '--rounds must be an integer, got many.'),
         ('--seed=a: b', '--seed must be an integer, got a: b.'),
         ('--alpha=0,1', '--alpha must be a number, got 0,1.'),

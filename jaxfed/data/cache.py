@@ -7,7 +7,6 @@ read take memory, and all processes of a machine share them.
 import errno
 import hashlib
 import json
-import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -19,9 +18,9 @@ import numpy as np
 from jaxfed.data.errors import check_memory
 from jaxfed.internal.files import cache_folder
 from jaxfed.internal.folders import replacing
+from jaxfed.internal.logger import LOGGER
 from jaxfed.types import Dataset
 
-_log = logging.getLogger(__name__)
 _DESCRIPTION = 'dataset.json'
 _IMAGES = ('x_train', 'x_test')
 _LABELS = ('y_train', 'y_test')
@@ -50,7 +49,7 @@ def decoded(key: str, decode: Callable[[Store], Dataset]) -> Dataset:
                 _describe(folder, decode(_to_files(folder)))
             dataset = read(path)
     except OSError as error:
-        _log.warning('The cache cannot be used; the next run decodes again: %s.', error)
+        LOGGER.warning('The cache cannot be used; the next run decodes again: %s.', error)
     return decode(_to_memory) if dataset is None else dataset
 
 
@@ -80,7 +79,7 @@ def read(path: Path) -> Dataset | None:
         dataset = Dataset(description['name'], num_classes=description['num_classes'], **arrays)
         _check(dataset)
     except (OSError, EOFError, KeyError, TypeError, AttributeError, ValueError) as error:
-        _log.warning('%s is damaged and is written again: %s', path, error)
+        LOGGER.warning('%s is damaged and is written again: %s', path, error)
         return None
     return dataset
 

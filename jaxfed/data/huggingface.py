@@ -1,17 +1,19 @@
 """Datasets of the library `datasets` of Hugging Face, read offline."""
 
 import hashlib
+import io
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image, ImageOps
 
 from jaxfed.data import cache
 from jaxfed.data.arrays import make_dataset
 from jaxfed.data.errors import explain_errors
-from jaxfed.data.images import BLOCK
+from jaxfed.data.images import BLOCK, check_pixels, formats, is_wide, reading_image
 from jaxfed.internal.type_checks import printable
 from jaxfed.types import Dataset
 
@@ -84,7 +86,8 @@ def from_huggingface(
       name: of the dataset.
 
     Raises:
-      ValueError: if a split or a column is missing, or columns have other values.
+      ValueError: if a split or a column is missing, or columns have other values; or if an image
+        cannot be read, or has more than 8 bits per channel or 2^24 pixels.
     """
     test = next((name for name in ('test', 'validation') if name in splits), None)
     if 'train' not in splits or test is None:
@@ -116,7 +119,7 @@ def from_huggingface(
         return make_dataset(name, source, arrays, number)
 
     def decode(store: cache.Store) -> Dataset:
-        grey = all(_mode(split, inputs) == 'L' for split in parts.values())
+        grey = all(_is_grey(split, inputs, f'{source}: {part}') for part, split in parts.items())
         for part, split in parts.items():
             blocks = _images(split, inputs, 'L' if grey else 'RGB', f'{source}: {part}')
             arrays[f'x_{part}'] = store(f'x_{part}', blocks, len(split))
@@ -166,25 +169,51 @@ def _stacked(split: Any, column: str, source: str) -> np.ndarray:
         return np.stack([np.asarray(value) for value in split.with_format('numpy')[column][:]])
 
 
-def _mode(split: Any, column: str) -> str:
-    """'L' if the first image is grey, else 'RGB'."""
-    return 'L' if split[0][column].mode in ('1', 'L', 'LA') else 'RGB'
+def _is_grey(split: Any, column: str, where: str) -> bool:
+    """Whether the first image is grey."""
+    return next(_decoded(split, column, where))[0].mode in ('1', 'L', 'LA')
 
 
 def _images(split: Any, column: str, mode: str, where: str) -> Iterator[np.ndarray]:
     """Yields the images as [b, H, W, channels] uint8, in order."""
-    size = split[0][column].size
-    step = max(BLOCK // (3 * size[0] * size[1]), 1)
-    for start in range(0, len(split), step):
-        block = []
-        for i, image in enumerate(split[start : start + step][column], start):
-            if image.size != size or image.mode.startswith(('I', 'F')):
-                raise ValueError(
-                    f'{where}: image {i} is {image.size[0]} x {image.size[1]} {image.mode}, the '
-                    f'first {size[0]} x {size[1]}; images must have one size and 8 bits.'
-                )
-            block.append(np.asarray(image.convert(mode)).reshape(*size[::-1], -1))
+    block: list[np.ndarray] = []
+    size = None
+    for i, (image, wide) in enumerate(_decoded(split, column, where)):
+        size = size or image.size
+        if image.size != size or wide:
+            raise ValueError(
+                f'{where}: image {i} is {image.size[0]} x {image.size[1]} {image.mode}, the '
+                f'first {size[0]} x {size[1]}; images must have one size and 8 bits.'
+            )
+        block.append(np.asarray(image.convert(mode)).reshape(*size[::-1], -1))
+        if (len(block) + 1) * block[0].nbytes > BLOCK:
+            yield np.stack(block)
+            block = []
+    if block:
         yield np.stack(block)
+
+
+def _decoded(split: Any, column: str, where: str) -> Iterator[tuple[Image.Image, bool]]:
+    """Yields each image as `datasets` decodes it, and whether it has more than 8 bits a channel."""
+    feature = split.features[column]
+    if split.format['type'] == 'custom':
+        raise ValueError(f'{where} has a transform, which jaxfed does not apply: remove it.')
+    # `datasets` itself decodes any size and format.
+    encoded = split.with_format(None).select_columns(column)
+    encoded = encoded.cast_column(column, type(feature)(decode=False))
+    for i, row in enumerate(encoded):
+        name, value = f'{where}: image {i}', row[column]
+        with reading_image(name):
+            if value is None:
+                raise ValueError('it is missing')
+            data = Path(value['path']).read_bytes() if value['bytes'] is None else value['bytes']
+            image = Image.open(io.BytesIO(data), formats=formats())
+            wide = is_wide(image)
+        check_pixels(image.size, name)
+        with reading_image(name):
+            ImageOps.exif_transpose(image, in_place=True)
+            decoded = image.convert(feature.mode or image.mode)
+        yield decoded, wide
 
 
 def _list(names: Any) -> str:

@@ -1,6 +1,5 @@
 """A dataset from folders of image files, one folder per class."""
 
-import logging
 import os
 import re
 from collections.abc import Iterator
@@ -11,11 +10,10 @@ from PIL import Image
 
 from jaxfed.data import cache
 from jaxfed.data.errors import explain_errors
-from jaxfed.data.images import BLOCK, LARGEST, formats, is_wide, reading_image
-from jaxfed.internal.type_checks import printable
+from jaxfed.data.images import BLOCK, check_pixels, formats, is_wide, reading_image
+from jaxfed.internal.logger import LOGGER
 from jaxfed.types import Dataset
 
-_log = logging.getLogger(__name__)
 _CACHE_FORMAT = 2  # raise it when the decoded arrays of the same files change
 _GREY = ('1', 'L', 'LA')  # Pillow's grey modes of at most 8 bits
 
@@ -63,7 +61,7 @@ def load_image_folder(path: str | os.PathLike[str]) -> Dataset:
     name = root.resolve().name
 
     def decode(store: cache.Store) -> Dataset:
-        _log.info('Decoding the images of %s; later runs use the cache.', root)
+        LOGGER.info('Decoding the images of %s; later runs use the cache.', root)
         channels = _check_headers(paths)
         images = [store(x, _blocks(found, channels), len(found)) for x, found in files.items()]
         labels = [np.array([y for _, y in found], np.int32) for found in files.values()]
@@ -111,10 +109,8 @@ def _files(folder: Path, classes: dict[str, int]) -> list[_File]:
                 f'{folder / name} has no images of the class {name!r}; add some or remove it.'
             )
     if others:
-        _log.warning(
-            '%d files that are not images are ignored, such as %s.',
-            len(others),
-            printable(str(others[0])),
+        LOGGER.warning(
+            '%d files that are not images are ignored, such as %s.', len(others), others[0]
         )
     return files
 
@@ -131,10 +127,7 @@ def _check_headers(paths: list[Path]) -> int:
                 f'{path} has {size[0]} x {size[1]} pixels, but {paths[0]} has '
                 f'{first[0]} x {first[1]}; resize the images to one size.'
             )
-        if size[0] * size[1] > LARGEST:
-            raise ValueError(
-                f'{path} has {size[0]} x {size[1]} pixels, more than {LARGEST}; resize the images.'
-            )
+        check_pixels(size, str(path))
         if wide:
             raise ValueError(f'{path} has more than 8 bits per channel; convert it to 8 bits.')
         grey &= mode in _GREY

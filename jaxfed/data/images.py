@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -32,9 +33,20 @@ def reading_image(where: str) -> Iterator[None]:
         f'{where} cannot be read as an image', 'it is damaged or truncated, replace it'
     ):
         try:
-            yield
+            with warnings.catch_warnings():
+                # Callers check the size before they decode.
+                warnings.simplefilter('ignore', Image.DecompressionBombWarning)
+                yield
         except UnidentifiedImageError as error:  # its text names a Python object
             raise ValueError('unknown format') from error
+
+
+def check_pixels(size: tuple[int, int], where: str) -> None:
+    """Raises a ValueError if an image, not decoded yet, has more than `LARGEST` pixels."""
+    if size[0] * size[1] > LARGEST:
+        raise ValueError(
+            f'{where} has {size[0]} x {size[1]} pixels, more than {LARGEST}; resize the images.'
+        )
 
 
 def is_wide(image: ImageFile.ImageFile) -> bool:

@@ -3,7 +3,6 @@
 import difflib
 import importlib.util
 import json
-import logging
 import os
 import re
 from collections.abc import Iterator
@@ -16,9 +15,9 @@ from jaxfed.data import cache
 from jaxfed.data.errors import explain_errors
 from jaxfed.data.prepare import RECIPES, VERSION
 from jaxfed.internal.files import data_folder
+from jaxfed.internal.logger import LOGGER
 from jaxfed.types import Dataset
 
-_log = logging.getLogger(__name__)
 _BLOCK = 1000  # examples decoded at once; one at a time takes 1.5 times as long
 _CACHE_FORMAT = 3  # raise it when the decoded arrays of the same records change
 _NAME = re.compile(r'\w[\w.+-]*(/\w[\w.+-]*)?(:\d+\.\d+\.\d+)?')
@@ -120,7 +119,7 @@ def _prepare(name: str, root: Path) -> Path:
             f'{missing}; pass another --data_dir, or install TensorFlow with '
             "pip install 'jaxfed[prepare]' and repeat the command, which then downloads it."
         )
-    _log.info('Preparing %s in %s; later runs read it.', name, root)
+    LOGGER.info('Preparing %s in %s; later runs read it.', name, root)
     builder = tfds.builder(name, data_dir=root, file_format='array_record')
     with explain_errors(
         f'--dataset={name} could not be prepared in {root}',
@@ -133,7 +132,7 @@ def _prepare(name: str, root: Path) -> Path:
 
 def _decode(name: str, directory: Path, store: cache.Store) -> Dataset:
     """Returns the decoded dataset, with its images in the `store`."""
-    _log.info('Decoding %s from %s; later runs use the cache.', name, directory)
+    LOGGER.info('Decoding %s from %s; later runs use the cache.', name, directory)
     builder = _open(name, directory)
     features, splits = dict(builder.info.features.items()), builder.info.splits
     test = 'test' if 'test' in splits else 'validation'
@@ -156,7 +155,7 @@ def _decode(name: str, directory: Path, store: cache.Store) -> Dataset:
             )
     numbers = _numbered(name, features['user'], users) if 'user' in features else None
     if test == 'validation':
-        _log.warning("%s has no split 'test'; its 'validation' replaces it.", name)
+        LOGGER.warning("%s has no split 'test'; its 'validation' replaces it.", name)
         name = f'{name} (validation)'
     return Dataset(name, x_train, y_train, x_test, y_test, num_classes, numbers)
 
@@ -224,7 +223,7 @@ def _numbered(name: str, feature: Any, users: list[Any]) -> np.ndarray | None:
     integer = feature.shape == () and np.issubdtype(feature.np_dtype, np.integer)
     if not integer and not isinstance(feature, tfds.features.Text):
         kind = type(feature).__name__
-        _log.warning("%s has a feature 'user' of type %s, which is ignored.", name, kind)
+        LOGGER.warning("%s has a feature 'user' of type %s, which is ignored.", name, kind)
         return None
     # UTF-8 bytes sort like the text.
     return np.unique(np.array(users), return_inverse=True)[1].astype(np.int32)

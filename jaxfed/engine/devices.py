@@ -3,7 +3,6 @@
 import collections
 import importlib.util
 import itertools
-import logging
 import math
 import os
 import shutil
@@ -18,9 +17,9 @@ from jaxfed.engine import distributed
 from jaxfed.engine.distributed import transfer
 from jaxfed.internal import machine
 from jaxfed.internal.files import cache_folder
+from jaxfed.internal.logger import LOGGER
 from jaxfed.types import PyTree
 
-_log = logging.getLogger(__name__)
 # The programs of a run on a CPU take 1 to 2 MB, and JAX looks at every file before it adds one.
 CACHE_SIZE = 1 << 30
 AXIS = 'devices'
@@ -261,7 +260,7 @@ def keep_compiled_programs() -> None:
     try:
         folder = cache_folder('compiled')
     except OSError as error:
-        _log.warning('Compiled programs are not kept: %s.', error)
+        LOGGER.warning('Compiled programs are not kept: %s.', error)
         return
     for program in folder.glob('*-cache'):
         # JAX writes the time of use last and cannot evict a program without it.

@@ -13,7 +13,7 @@ from absl import logging as absl_logging
 
 from jaxfed.internal import config_file
 from jaxfed.internal.files import versions
-from jaxfed.internal.type_checks import suggestion
+from jaxfed.internal.type_checks import printable, suggestion
 
 _WIDTH = 80
 # Names in other libraries and papers -> the flag of jaxfed.
@@ -168,5 +168,5 @@ def parse_program(arguments: list[str]) -> list[str]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
         sys.exit(0)
     except (flags.Error, OSError, ValueError) as error:
-        print(f'error: {what_is_wrong(error, flags.FLAGS)}', file=sys.stderr)
+        print(f'error: {printable(what_is_wrong(error, flags.FLAGS))}', file=sys.stderr)
         sys.exit(2)

@@ -28,6 +28,7 @@ def check_writable(path: Path, flag: str) -> None:
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path that replaces `path` when the block ends without an exception."""
     temporary = path.with_name(f'.{path.name}.tmp')
+    temporary.unlink(missing_ok=True)  # a link there would lead the write to another file
     try:
         yield temporary
         _sync(temporary)
@@ -39,8 +40,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file completely; if that raises an OSError, the old file is unchanged."""
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+    with atomic_path(path) as temporary, temporary.open('xb') as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def json_text(value: Any) -> str:
@@ -58,7 +59,8 @@ def write_json_files(contents: Mapping[Path, Any]) -> None:
     with contextlib.ExitStack() as stack:
         for path, value in contents.items():
             temporary = stack.enter_context(atomic_path(path))
-            temporary.write_bytes(json_text(value).encode())
+            with temporary.open('xb') as file:
+                file.write(json_text(value).encode())
             _sync(temporary)
 
 
@@ -95,13 +97,17 @@ def exclusive_lock(workdir: Path) -> Iterator[None]:
     try:
         held = lock(path, timeout=0)
     except Timeout as error:
-        # Without flock a lock of another host, or one whose holder is unknown, cannot expire.
-        unknown = f', or remove {path} if none does' * ('cannot probe' in str(error))
         raise ValueError(
-            f'--workdir={workdir}: another process uses it; name another directory{unknown}.'
+            f'--workdir={workdir}: another process uses it; name another directory{removal(error)}.'
         ) from None
     with held:
         yield
+
+
+def removal(error: Timeout) -> str:
+    """Return ', or remove FILE if none does' for a lock that may be left over, else ''."""
+    # Without flock a lock of another host, or one whose holder is unknown, cannot expire.
+    return f', or remove {error.lock_file} if none does' * ('cannot probe' in str(error))
 
 
 def lock(path: Path, timeout: float = -1) -> contextlib.AbstractContextManager[Any]:

@@ -15,13 +15,13 @@ import jax
 import numpy as np
 
 from jaxfed.internal.digest import digest
+from jaxfed.internal.logger import LOGGER
 from jaxfed.types import PyTree
 
 FOLDER = 'checkpoints'
 
 # Orbax, tensorstore and json raise these for damaged files; a MemoryError is not damage.
 _DAMAGED = (ValueError, LookupError, TypeError, AttributeError, OSError, RuntimeError)
-_log = logging.getLogger('jaxfed')
 
 
 class Saved(NamedTuple):
@@ -67,7 +67,7 @@ def _open_manager(folder: Path, keep: int) -> Any:
     except OSError:
         raise
     except _DAMAGED as error:
-        _log.warning(
+        LOGGER.warning(
             'metadata of a checkpoint in %s is damaged (%s): removed', folder, _first_line(error)
         )
     # Orbax works without this file; the digest verifies the arrays.
@@ -143,7 +143,7 @@ def restore(
             damaged[step] = _first_line(error)
             continue
         for other, reason in damaged.items():
-            _log.warning(
+            LOGGER.warning(
                 'checkpoint of round %d cannot be used (%s): continuing after round %d',
                 *(other, reason, step),
             )

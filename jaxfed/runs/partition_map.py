@@ -56,7 +56,7 @@ def write_indices(path: Path, dealt: deal.Dealt) -> None:
         write_atomic(path, f'{text}{clients}\n]}}\n')
         return
     sizes = np.array([len(part) for part in dealt.partition])
-    with atomic_path(path) as temporary, temporary.open('wb') as file:
+    with atomic_path(path) as temporary, temporary.open('xb') as file:
         np.savez_compressed(
             file, indices=np.concatenate(dealt.partition), sizes=sizes, num_examples=number
         )

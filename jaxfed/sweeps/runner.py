@@ -26,6 +26,9 @@ from jaxfed.runs.simulate import Diverged, Result
 from jaxfed.sweeps.training import StopOf, group, train_group
 from jaxfed.types import Dataset
 
+_TURN = 20.0  # seconds of waiting for a lock before its holder is asked for
+_TURNS = 9  # a slow disk may take minutes
+
 
 def is_done(config: Config, *, measures: Literal['included', 'any'] = 'included') -> bool:
     """Whether the run of these settings in its work directory is finished.
@@ -106,6 +109,9 @@ def run_groups(
 
     Returns:
       The result of each experiment, or the error that stopped it.
+
+    Raises:
+      ValueError: if a lock of `folder` seems to be left over.
     """
     results: dict[int, Result | Exception] = {}
     rounds = [config.rounds for config in configs]
@@ -161,23 +167,48 @@ def _train_claimed(
     return results
 
 
+def _wait_for_lock(path: Path) -> contextlib.AbstractContextManager[Any]:
+    """Acquire a lock that every process holds for a short time.
+
+    Raises:
+      ValueError: if the lock seems to be left over.
+    """
+    turns = 0  # in which the holder was unknown
+    while True:
+        try:
+            return files.lock(path, timeout=_TURN)
+        except Timeout as error:
+            advice = files.removal(error)
+        turns = turns + 1 if advice else 0
+        if turns == 1:
+            console.show_warning(f'waiting for another process to remove {path}.')
+        elif turns == _TURNS:
+            raise ValueError(f'another process holds {path}: wait for it{advice}.')
+
+
 @contextlib.contextmanager
 def _claim(workdirs: Mapping[int, Path], folder: Path) -> Iterator[dict[int, Exception]]:
-    """Lock work directories; yield the errors of those that cannot be locked."""
+    """Lock work directories; yield the errors of those that cannot be locked.
+
+    Raises:
+      ValueError: if the lock of `folder` seems to be left over.
+    """
     failed: dict[int, Exception] = {}
     with contextlib.ExitStack() as locks:
         # Only one process at a time takes locks; else two processes could share out a group.
         with contextlib.ExitStack() as turn:
             with contextlib.suppress(OSError):  # every work directory raises it again
                 folder.mkdir(parents=True, exist_ok=True)
-                turn.enter_context(files.lock(folder / '.claim.lock'))
+                turn.enter_context(_wait_for_lock(folder / '.claim.lock'))
             for i, workdir in workdirs.items():
                 try:
                     workdir.parent.mkdir(parents=True, exist_ok=True)
                     path = workdir.with_name(f'.{workdir.name}.lock')
                     locks.enter_context(files.lock(path, timeout=0))
-                except Timeout:
-                    failed[i] = ValueError('another process is running it.')
+                except Timeout as error:
+                    advice = files.removal(error)
+                    advice = advice and f': wait{advice}'
+                    failed[i] = ValueError(f'another process is running it{advice}.')
                 except OSError as error:
                     failed[i] = error
         yield failed

@@ -1,12 +1,15 @@
 """Datasets of Hugging Face's library, made on the spot."""
 
+import io
+import tracemalloc
+
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 from PIL import Image
 
 import jaxfed
-from jaxfed.data import Columns, from_huggingface, load_dataset
+from jaxfed.data import Columns, from_huggingface, huggingface, load_dataset
 
 hf = pytest.importorskip('datasets')
 
@@ -128,6 +131,76 @@ def test_images_of_several_sizes(tmp_path, monkeypatch):
         ValueError, match=r'train: image 1 is 4 x 5 L, the first 4 x 4; .* one size'
     ):
         from_huggingface({'train': split, 'test': split}, 'dataset')
+
+
+def encoded(image, kind='png', **options):
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+SMALL = encoded(Image.fromarray(PIXELS[0]))
+EPS = b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 6\n%%EndComments\n%%EOF\n'
+
+
+def files(*contents):
+    """A split with these image files."""
+    features = hf.Features({'img': hf.Image(), 'label': hf.Value('int64')})
+    values = [content and {'bytes': content, 'path': None} for content in contents]
+    return hf.Dataset.from_dict(
+        {'img': values, 'label': [i % 2 for i in range(len(values))]}, features=features
+    )
+
+
+@pytest.mark.parametrize('first', [False, True])
+@pytest.mark.parametrize(
+    'content, message',
+    [
+        (encoded(Image.new('1', (20000, 20000))), r'cannot be read as an image \(Image size'),
+        (encoded(Image.new('1', (5000, 5000))), 'has 5000 x 5000 pixels, more than 16777216'),
+        (SMALL[:60], r'cannot be read as an image \(.*\): it is damaged'),
+        (b'no image', r'cannot be read as an image \(unknown format\)'),
+        (EPS, r'cannot be read as an image \(unknown format\)'),
+        (encoded(Image.fromarray(np.ones((6, 5), np.uint16))), 'is 5 x 6 I;16, the first 5 x 6'),
+        (None, r'cannot be read as an image \(it is missing\)'),
+    ],
+    ids=['bomb', 'large', 'cut', 'text', 'eps', '16 bits', 'missing'],
+)
+@pytest.mark.filterwarnings('error')
+def test_hostile_images_are_named(tmp_path, monkeypatch, content, message, first):
+    monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path / 'cache'))
+    bad = files(content, SMALL) if first else files(SMALL, content)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=f'^data: test: image {1 - first} {message}') as error:
+        from_huggingface({'train': files(SMALL), 'test': bad}, 'data')
+    assert tracemalloc.get_traced_memory()[1] < 1 << 23
+    tracemalloc.stop()
+    assert '\n' not in str(error.value)
+
+
+def test_images_in_files_and_of_other_columns(tmp_path, monkeypatch):
+    monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path / 'cache'))
+    photo = Image.fromarray(PIXELS[0])
+    exif = photo.getexif()
+    exif[0x0112] = 6  # turned by a quarter
+    path = tmp_path / 'turned.png'
+    photo.save(path, exif=exif)
+    split = hf.Dataset.from_dict(
+        {'img': [str(path)] * 2, 'mask': [{'bytes': EPS, 'path': None}] * 2, 'label': [0, 1]},
+        features=hf.Features({'img': hf.Image(), 'mask': hf.Image(), 'label': hf.Value('int64')}),
+    )
+    dataset = from_huggingface({'train': split, 'test': split}, 'data', Columns(image='img'))
+    assert_array_equal(dataset.x_train[1], np.rot90(PIXELS[0], -1))
+    path.unlink()
+    with pytest.raises(ValueError, match=r'image 0 cannot be read .*turned\.png'):
+        from_huggingface({'train': split, 'test': split.select([0])}, 'data', Columns(image='img'))
+
+
+def test_images_are_decoded_in_small_blocks(monkeypatch):
+    monkeypatch.setattr(huggingface, 'BLOCK', 200)  # two images
+    blocks = [*huggingface._images(images(0, 5), 'img', 'RGB', 'data')]
+    assert [len(block) for block in blocks] == [2, 2, 1]
+    assert_array_equal(np.concatenate(blocks), PIXELS[:5])
 
 
 def test_flags_that_need_such_a_dataset():

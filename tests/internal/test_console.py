@@ -2,13 +2,14 @@
 
 import errno
 import io
+import logging
 import re
 import time
 
 import pytest
 from rich.console import Console
 
-from jaxfed.internal import console
+from jaxfed.internal import console, logger
 from jaxfed.recording import display
 
 
@@ -110,3 +111,11 @@ def test_names_cannot_control_the_terminal(lines):
     text = '\n'.join(lines())
     assert text.count('owned') == 5 and text.startswith(r'run \x1b]0;owned\x07\x1b[2J')
     assert all(c.isprintable() or c == '\n' for c in text)
+
+
+def test_log_messages_have_no_control_characters(caplog):
+    with caplog.at_level(logging.INFO, 'jaxfed'):
+        logger.LOGGER.info('Decoding %s, 100 %%\x9b', 'a\x1b]0;title\x07\nb')
+        logger.LOGGER.warning('100 %\r')
+    texts = [record.getMessage() for record in caplog.records]
+    assert texts == [r'Decoding a\x1b]0;title\x07\nb, 100 %\x9b', r'100 %\r']

@@ -192,11 +192,11 @@ def test_damaged_metadata_does_not_prevent_resuming(written, tmp_path, caplog):
     shutil.copytree(written, tmp_path / 'run')
     path = tmp_path / 'run' / FOLDER / '2' / '_CHECKPOINT_METADATA'
     # Two keys that orbax does not know.
-    path.write_text(path.read_text().replace('_timestamp', '_time'))
+    path.write_text(path.read_text().replace('_timestamp', '_time\\u001b[2J'))
     with caplog.at_level(logging.WARNING, 'jaxfed'):
         assert read(tmp_path / 'run')[0].round == 5
     (message,) = [r.getMessage() for r in caplog.records if r.name == 'jaxfed']
-    assert 'metadata of a checkpoint in' in message and '_time_nsecs' in message
+    assert 'metadata of a checkpoint in' in message and r'_time\x1b[2J_nsecs' in message
 
 
 def test_an_unreadable_folder_is_reported(tmp_path, monkeypatch):

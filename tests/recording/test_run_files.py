@@ -152,6 +152,20 @@ def test_a_damaged_config_is_reported(tmp_path, text):
     assert (tmp_path / run_files.CONFIG).read_text() == text
 
 
+@pytest.mark.parametrize('write', [files.write_atomic, lambda p, t: files.write_json_files({p: t})])
+def test_a_link_at_the_temporary_name_is_not_followed(tmp_path, write):
+    path, victim, temporary = (tmp_path / name for name in ('a.json', 'victim', '.a.json.tmp'))
+    victim.write_text('before')
+    temporary.symlink_to(victim)
+    write(path, 'after')
+    assert victim.read_text() == 'before' and 'after' in path.read_text()
+    assert not path.is_symlink() and not os.path.lexists(temporary)
+    temporary.mkdir()
+    with pytest.raises(OSError, match=r'a\.json\.tmp'):
+        write(path, 'later')
+    assert 'after' in path.read_text()
+
+
 def test_one_process_locks_a_work_directory(tmp_path):
     with (
         files.exclusive_lock(tmp_path),

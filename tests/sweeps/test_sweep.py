@@ -2,8 +2,11 @@
 
 import csv
 import dataclasses
+import errno
 import json
 import os
+import threading
+import time
 from pathlib import Path
 
 import jax
@@ -21,7 +24,7 @@ from jaxfed.methods.method import Method
 from jaxfed.recording import run_files
 from jaxfed.report.reading import read_run
 from jaxfed.runs import feed, rounds, simulate
-from jaxfed.sweeps import sweep, training
+from jaxfed.sweeps import runner, sweep, training
 from jaxfed.sweeps.halving import halving, parse_halving
 
 SMALL = {
@@ -383,6 +386,62 @@ def test_invalid_folders_are_refused(cheap_runs, tmp_path):
         pytest.raises(ValueError, match='another process uses it'),
     ):
         sweep.run(members, tmp_path / 'busy')
+
+
+@pytest.fixture
+def short_turns(monkeypatch):
+    monkeypatch.setattr(runner, '_TURN', 0.05)
+    monkeypatch.setattr(runner, '_TURNS', 3)
+
+
+@pytest.fixture
+def no_flock(monkeypatch):
+    """A file system without flock, on which a lock is the existence of its file."""
+
+    def flock(file, operation):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(pytest.importorskip('fcntl'), 'flock', flock)
+
+
+@pytest.mark.parametrize('name', ['.claim.lock', '.lock'])
+def test_a_leftover_lock_of_a_sweep_is_named(
+    cheap_runs, tmp_path, short_turns, no_flock, capsys, name
+):
+    (tmp_path / name).touch()  # by flock, before the folder was copied
+    with pytest.raises(ValueError, match=rf'another process .*, or remove .*/\{name} if none does'):
+        run(small(rounds=1), '', 1, tmp_path)
+    warning = f'warning: waiting for another process to remove {tmp_path / name}.\n'
+    assert capsys.readouterr().err == warning * (name == '.claim.lock')
+
+
+@pytest.mark.parametrize('name', ['.seed0.lock', 'seed0/.lock'])
+def test_a_leftover_lock_of_a_run_is_named(cheap_runs, tmp_path, no_flock, name, capsys):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    try:
+        run(small(rounds=1), '', 1, tmp_path)
+    except ValueError as error:
+        shown = str(error)
+    else:
+        shown = capsys.readouterr().err
+    assert f', or remove {tmp_path / name} if none does.' in shown
+
+
+def test_a_process_waits_for_its_turn(cheap_runs, tmp_path, short_turns, capsys):
+    held = threading.Event()
+
+    def hold():  # a lock belongs to its thread
+        with files.lock(tmp_path / '.claim.lock'):
+            held.set()
+            time.sleep(0.5)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    _, outcomes = run(small(rounds=1), '', 1, tmp_path)
+    thread.join()
+    assert not outcomes[0].failed and not capsys.readouterr().err
 
 
 def test_a_dry_run_trains_nothing(cheap_runs, tmp_path, capsys, monkeypatch):
