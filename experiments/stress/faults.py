@@ -298,7 +298,7 @@ def pause(seconds: float, job: Sequence[str]) -> dict[str, Any]:
             time.sleep(seconds)
             processes[victim].send_signal(signal.SIGCONT)
             codes.append([process.wait() for process in processes])
-            log = log_of(workdir).read_text()
+            log = log_of(workdir).read_text().replace(folder, 'FOLDER')
             errors.append([line for line in log.splitlines() if line.startswith('error: ')])
             failures += 'Traceback' in log
             if not is_finished(workdir):

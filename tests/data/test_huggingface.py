@@ -222,3 +222,14 @@ def test_splits_from_python(tmp_path, cheap_runs, monkeypatch):
         dataset=again, quiet=True,
     )  # fmt: skip
     assert same.metrics[0]['test_loss'] == result.metrics[0]['test_loss']
+
+
+@pytest.mark.parametrize('kind', ['numpy', 'custom'])
+def test_a_format_is_ignored_and_a_transform_refused(kind, monkeypatch, tmp_path):
+    monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path / 'cache'))
+    made = splits()
+    if kind == 'numpy':
+        check(from_huggingface(made.with_format('numpy', columns=['img', 'fine']), 'dataset'))
+        return
+    with pytest.raises(ValueError, match=r'dataset: train has a transform, which .*: remove it'):
+        from_huggingface(made.with_transform(lambda rows: rows), 'dataset')
