@@ -35,6 +35,7 @@ from jaxfed.runs.program_cache import kept_programs
 from jaxfed.runs.simulate import train
 
 MIB = 2**20
+GROWTH = 0.01  # of the memory in the second half of the calls
 LIMIT = 0.15  # of the difference from the estimate
 NETWORKS: dict[str, dict[str, Any]] = {
     'cnn': {'lanes': 12, 'batch_size': 100},
@@ -167,7 +168,9 @@ def main(args: flags.FlagValues) -> None:
         'temporary_files_left': left,
     }
     reporting.write(report, args.output)
-    if any(abs(row['difference']) > LIMIT for row in rows) or left:
+    resident = grown.pop('resident') / held[-1]['resident']
+    wrong = any(abs(row['difference']) > LIMIT for row in rows)
+    if wrong or left or resident > GROWTH or max(grown.values()) > 0:
         sys.exit(1)
 
 

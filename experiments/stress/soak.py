@@ -8,6 +8,7 @@ The tiny job trains so short that writing the records takes a large share of its
 """
 
 import json
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ from jaxfed.runs.experiment import set_up
 from jaxfed.runs.simulate import train
 
 MIB = 2**20
+GROWTH = 0.05  # of the memory, from the second tenth of the rounds to the last
 JOBS: dict[str, dict[str, Any]] = {
     'default': {},
     'tiny': {
@@ -120,6 +122,8 @@ def main(args: flags.FlagValues) -> None:
         **{name: values[::every] for name, values in series.items()},
     }
     reporting.write(report, args.output, lambda _, path: draw(series, path))
+    if max(comparison['resident_growth'], comparison['array_growth']) > GROWTH:
+        sys.exit(1)
 
 
 if __name__ == '__main__':

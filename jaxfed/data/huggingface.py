@@ -95,6 +95,9 @@ def from_huggingface(
             f'{source} has the splits {_list(splits)}; it needs train, and test or validation.'
         )
     parts = {'train': splits['train'], 'test': splits[test]}
+    empty = [part for part, split in parts.items() if not len(split)]
+    if empty:
+        raise ValueError(f'{source}: {_list(empty)} has no examples.')
     train = parts['train']
     inputs, label = _columns(train, source, columns)
     missing = {inputs, label} - {*parts['test'].column_names}

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from jaxfed.internal.files import atomic_path
+
 
 def draw_accuracy(metrics: list[dict[str, Any]], path: Path, *, title: str) -> None:
     """Draw test accuracy, average local accuracy and training loss by round to a PNG file."""
@@ -33,4 +35,5 @@ def draw_accuracy(metrics: list[dict[str, Any]], path: Path, *, title: str) -> N
         right.grid(False)
         right.spines['right'].set_visible(True)
         figure.legend(loc='outside lower center', ncols=3)
-        figure.savefig(path, dpi=150)
+        with atomic_path(path) as temporary:
+            figure.savefig(temporary, dpi=150, format='png')

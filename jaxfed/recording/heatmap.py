@@ -1,11 +1,14 @@
 """The label counts of the clients, as a figure and as a table in the terminal."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from jaxfed.internal.files import atomic_path
 
 _MAX_NUMBERED = 20  # clients and classes up to which the cells of the figure have numbers
 _MAX_LINED = 150  # clients or classes up to which lines separate them
@@ -61,7 +64,8 @@ def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str
     ticks = np.asarray(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]).tick_values(1, largest))
     inside = ticks[(ticks > 1) & (ticks <= largest)]
     figure.colorbar(image, label='examples (white: none)', ticks=[1, *inside])
-    figure.savefig(path, dpi=150, format='png')
+    with atomic_path(Path(path)) as temporary:
+        figure.savefig(temporary, dpi=150, format='png')
 
 
 def print_heatmap(counts: np.ndarray, console: Console, *, most: int = _PRINTED_CLIENTS) -> None:

@@ -203,6 +203,11 @@ def test_images_are_decoded_in_small_blocks(monkeypatch):
     assert_array_equal(np.concatenate(blocks), PIXELS[:5])
 
 
+def test_an_empty_split_is_named():
+    with pytest.raises(ValueError, match=r'^dataset: test has no examples\.$'):
+        from_huggingface(splits() | {'test': images(0, 0)}, 'dataset')
+
+
 def test_flags_that_need_such_a_dataset():
     with pytest.raises(ValueError, match=r'--user_column=w needs --dataset=hf:NAME, got .*digits'):
         jaxfed.simulate(jaxfed.Config(user_column='w'))

@@ -88,6 +88,11 @@ def test_a_terminal_shows_the_first_round(output):
 
 
 def test_pictures_show_names_with_dollars(tmp_path):
+    (tmp_path / 'other').write_text('kept')
     for draw, content in ((draw_heatmap, np.ones((2, 2), int)), (draw_accuracy, [])):
-        draw(content, tmp_path / 'x.png', title=r'$\frac{$ on $x')
-        assert (tmp_path / 'x.png').read_bytes()[:4] == b'\x89PNG'
+        path = tmp_path / 'x.png'
+        path.unlink(missing_ok=True)
+        path.symlink_to(tmp_path / 'other')
+        draw(content, path, title=r'$\frac{$ on $x')
+        assert path.read_bytes()[:4] == b'\x89PNG'
+    assert (tmp_path / 'other').read_text() == 'kept'
