@@ -129,7 +129,7 @@ def read_network(
             f'workdir={folder} holds an unfinished run: {folder / run_files.SUMMARY} is missing.'
         )
     config = read_config(folder / run_files.CONFIG)
-    summary = run_files.read_summary(folder / run_files.SUMMARY)
+    summary = files.read_json(folder / run_files.SUMMARY)
     path = folder / run_files.MODEL
     metadata, arrays = read_model(path)
     if conv is not None:

@@ -216,9 +216,9 @@ def _claim(workdirs: Mapping[int, Path], folder: Path) -> Iterator[dict[int, Exc
 
 def read_result(workdir: Path) -> Result:
     """Read the result of a finished experiment."""
-    model = load(workdir)
-    metrics = log.read(workdir, model.summary['rounds'])
-    return Result(model.summary, metrics, model.params, model.stats, workdir)
+    model, summary = load(workdir), run_files.read_summary(workdir / run_files.SUMMARY)
+    metrics = log.read(workdir, summary['rounds'])
+    return Result(summary, metrics, model.params, model.stats, workdir)
 
 
 def simulate_all(

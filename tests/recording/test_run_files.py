@@ -265,7 +265,7 @@ def test_an_ignored_signal_stays_ignored():
     try:
         with stopping(lambda text: None) as came:
             assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
             assert came() is None
     finally:
         signal.signal(signal.SIGINT, before)
@@ -278,13 +278,13 @@ def test_the_first_signal_is_recorded_and_the_second_ends_the_process(number):
     try:
         with stopping(said.append) as came:
             assert came() is None
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
             assert came() == number and not ended
             text = 'stopping after this round; a second signal stops at once'
             assert said == [f'{number.name}: {text}']
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
             assert ended == [number]
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
         assert len(ended) == 2
     finally:
         signal.signal(number, before)
@@ -295,7 +295,7 @@ def test_an_ignored_signal_does_not_end():
     try:
         said = []
         with ending(said.append):
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
         assert not said
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     finally:

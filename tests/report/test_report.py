@@ -599,7 +599,7 @@ def test_unusual_numbers_are_drawn(tmp_path):
     folders = [make_run(tmp_path / str(seed), lines, seed=seed) for seed in (0, 2**62)]
     folders.append(make_run(tmp_path / 'none', [entry(1, None, train_loss=None)], alpha=1.0))
     folders.append(make_run(tmp_path / 'one', [entry(7, 0.5, 200)], alpha=2.0))
-    run_files.write_partition(tmp_path / 'one' / 'partition.json', np.zeros((300, 150), int), '')
+    run_files.write_partition(tmp_path / 'one' / 'partition.json', np.zeros((300, 150), int), {})
     words = Page(render(grouping.group([read_run(folder) for folder in folders]))).words
     assert '50.00' in words and 'other' in words
 
