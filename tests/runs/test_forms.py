@@ -65,7 +65,7 @@ def check_same(one, other):
         assert a.keys() == b.keys()
         assert_allclose(a['train_loss'], b['train_loss'], rtol=1e-4)
         assert_allclose(a['test_loss'], b['test_loss'], rtol=1e-4)
-        assert a['test_accuracy'] == pytest.approx(b['test_accuracy'], abs=1e-6)
+        assert a['test_accuracy'] == pytest.approx(b['test_accuracy'], abs=0.004)  # one example
     names = ('personal_accuracy', 'personal_global_accuracy', 'personal_worst_tenth')
     for name in names:
         assert one.summary[name] == pytest.approx(other.summary[name], abs=1e-6)
