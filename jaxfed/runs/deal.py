@@ -1,5 +1,6 @@
 """Loads a dataset and deals the training examples to the clients."""
 
+import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,17 +28,11 @@ class Dealt(NamedTuple):
     label_counts: np.ndarray  # [N, C] int32, of `partition`, label noise included
     personal: list[np.ndarray]  # N index arrays, held-out examples of each client, true labels
     digest: str  # of the partition before --personal_test
-    data_digest: str  # of images and labels before --label_noise
 
     @property
     def size(self) -> np.ndarray:
         """[N] training examples of each client."""
         return self.label_counts.sum(axis=1)
-
-    @property
-    def digests(self) -> dict[str, str]:
-        """Those of partition.json, by name."""
-        return {'digest': self.digest, 'data_digest': self.data_digest}
 
 
 def deal(config: Config, dataset: Dataset | None = None, *, auxiliary_per_class: int = 0) -> Dealt:
@@ -103,10 +98,7 @@ def deal(config: Config, dataset: Dataset | None = None, *, auxiliary_per_class:
     noisy = flip_labels(config, noisy, partition, dataset.num_classes)
     counts = label_counts(noisy, partition, dataset.num_classes)
     noisy_set = dataset._replace(y_train=noisy)
-    return Dealt(
-        noisy_set, partition, auxiliary, counts, personal, partition_digest(parts),
-        digest({name: getattr(dataset, name) for name in ARRAYS}, most=MOST_HASHED),
-    )  # fmt: skip
+    return Dealt(noisy_set, partition, auxiliary, counts, personal, partition_digest(parts))
 
 
 def columns_of(config: Config) -> Columns:
@@ -118,6 +110,21 @@ def partition_digest(parts: Sequence[np.ndarray]) -> str:
     """A digest of the examples of each client, which do not depend on the images."""
     sizes = np.array([len(part) for part in parts], np.int64)
     return digest({'sizes': sizes, 'indices': np.concatenate(parts).astype(np.int64)})
+
+
+def data_digest(dataset: Dataset, known: dict[int, str]) -> str:
+    """A digest of images and labels.
+
+    Args:
+      dataset: of an experiment.
+      known: id of an array -> its digest, for experiments that share arrays; filled by this.
+    """
+    for array in (arrays := [getattr(dataset, name) for name in ARRAYS]):
+        if id(array) not in known:
+            known[id(array)] = digest({'': array}, most=MOST_HASHED)
+    return hashlib.blake2b(
+        ' '.join(known[id(array)] for array in arrays).encode(), digest_size=16
+    ).hexdigest()
 
 
 def hold_out_validation(dataset: Dataset, config: Config) -> tuple[Dataset, np.ndarray]:

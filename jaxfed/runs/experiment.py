@@ -25,7 +25,7 @@ from jaxfed.recording import run_files, trackers
 from jaxfed.runs import checks, config_flags
 from jaxfed.runs.arrays import checked_arrays, name_arrays
 from jaxfed.runs.attack import with_attack
-from jaxfed.runs.deal import Dealt, deal
+from jaxfed.runs.deal import Dealt, data_digest, deal
 from jaxfed.runs.own_optimizer import name_optimizers
 from jaxfed.runs.privacy import check_privacy
 from jaxfed.runs.seeds import sample_cohort
@@ -106,7 +106,9 @@ def make_experiment(
             run_files.check_workdir(Path(config.workdir), config, parts)
     dealt = deal(config, dataset, auxiliary_per_class=method.auxiliary)
     dataset = dealt.dataset
-    distributed.check_data(f'--dataset={config.dataset}', ' '.join(dealt.digests.values()))
+    distributed.check_data(
+        f'--dataset={config.dataset}', lambda: dealt.digest + data_digest(dataset, {})
+    )
     input_shape = dataset.x_train.shape[1:]
     check_augment(augmentations, input_shape)
     check_feature_shift(

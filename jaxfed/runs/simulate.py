@@ -22,6 +22,7 @@ from jaxfed.recording.curve import draw_accuracy
 from jaxfed.recording.entries import Entry, summarise, title_of
 from jaxfed.recording.heatmap import draw_heatmap
 from jaxfed.recording.log import Log
+from jaxfed.runs.deal import data_digest
 from jaxfed.runs.experiment import Experiment, set_up, total_steps
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.model_file import save_model
@@ -229,9 +230,13 @@ def train_experiments(
 
 def _prepare(experiments: Sequence[Experiment], make: Prepare, *, quiet: bool) -> Prepared:
     """Check the work directories, compile the programs and write the partition."""
-    for experiment in experiments:
-        dealt = experiment.dealt
-        run_files.check_unfinished(experiment.workdir, dealt.label_counts, dealt.digests)
+    known: dict[int, str] = {}
+    digests = [
+        {'digest': e.dealt.digest, 'data_digest': data_digest(e.dealt.dataset, known)}
+        for e in experiments
+    ]
+    for experiment, own in zip(experiments, digests, strict=True):
+        run_files.check_unfinished(experiment.workdir, experiment.dealt.label_counts, own)
     try:
         with console.status('compiling', quiet=quiet):
             prepared = make(experiments)
@@ -241,11 +246,10 @@ def _prepare(experiments: Sequence[Experiment], make: Prepare, *, quiet: bool) -
             for experiment in experiments:
                 run_files.discard_workdir(experiment.workdir)
         raise
-    for experiment in experiments:
+    for experiment, own in zip(experiments, digests, strict=True):
         workdir, counts = experiment.workdir, experiment.dealt.label_counts
-        digests = experiment.dealt.digests
         draw_heatmap(counts, workdir / 'partition.png', title=title_of(experiment.config))
-        run_files.write_partition(workdir / run_files.PARTITION, counts, digests)
+        run_files.write_partition(workdir / run_files.PARTITION, counts, own)
     console.say(f'memory: {memory_in_words(prepared)}', quiet=quiet)
     return prepared
 

@@ -97,5 +97,5 @@ def start_from(path: Path, model: Model, name: str) -> Model:
             'be those of the network on this dataset.'
         ) from error
     in_order = {name: floats[name] for name in sorted(floats)}
-    distributed.check_data(f'--init_from={path}', digest(in_order))
+    distributed.check_data(f'--init_from={path}', lambda: digest(in_order))
     return model._replace(init=lambda key: params, stats=stats)

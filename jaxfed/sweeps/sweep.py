@@ -231,7 +231,7 @@ def run(
         quiet=quiet,
     )
     with files.exclusive_lock(folder):
-        files.write_json(folder / SETTINGS_FILE, {'halving': [*rungs]})
+        files.write_json(folder / SETTINGS_FILE, {'halving': _halving(rungs)})
         run_groups(
             [member.config for member in unfinished],
             folder,
@@ -254,14 +254,18 @@ def _plan(
         raise ValueError(f'--together must be at least 1, or 0 to choose, got {most}.')
     if (folder / SETTINGS_FILE).exists():
         there = files.read_json(folder / SETTINGS_FILE).get('halving')
-        if there != [*rungs]:
+        if there != _halving(rungs):
             raise ValueError(
-                f'--halving={list(rungs)}: --workdir={folder} holds a sweep with {there}, which '
-                'decides when its runs stop; repeat it, or name another directory.'
+                f'--halving={_halving(rungs)}: --workdir={folder} holds a sweep with --halving='
+                f'{there}; repeat it, or name another directory.'
             )
     unfinished = [member for member in members if not is_done(member.config)]
     most = most or len(unfinished) * bool(rungs)
     return unfinished, group([member.config for member in unfinished], folder, most=most)
+
+
+def _halving(rungs: Sequence[int]) -> str:
+    return ','.join(map(str, rungs))
 
 
 def show_dry_run(

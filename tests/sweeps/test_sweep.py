@@ -653,7 +653,7 @@ def test_experiments_interrupted_together_are_not_restarted_in_part(
 def test_a_sweep_continues_with_the_same_halving_only(cheap_runs, tmp_path):
     config = small(rounds=2, validation=0.2)
     run(config, 'learning_rate=0.01,0.03', 1, tmp_path, rungs=[1])
-    message = r'--halving=\[\]: --workdir=.* holds a sweep with \[1\], which decides when'
+    message = r'--halving=: --workdir=.* holds a sweep with --halving=1; repeat it, or name'
     with pytest.raises(ValueError, match=message):
         run(config, 'learning_rate=0.01,0.03', 1, tmp_path)
     run(config, 'learning_rate=0.01,0.03', 1, tmp_path, rungs=[1])

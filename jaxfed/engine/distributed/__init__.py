@@ -169,19 +169,19 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             raise _common_error(f'all processes need the same settings and versions: {shown}.')
 
 
-def check_data(flag: str, digest: str) -> None:
+def check_data(flag: str, digest: Callable[[], str]) -> None:
     """Checks that the data are the same in all processes.
 
     Args:
       flag: the flag that names them, with its value.
-      digest: of the data of this process.
+      digest: computes that of the data of this process.
 
     Raises:
       ValueError: on all processes, with the processes that differ.
     """
     if process_count() == 1:
         return
-    digests = all_gather('data', digest)
+    digests = all_gather('data', digest())
     others = [str(process) for process, other in enumerate(digests) if other != digests[0]]
     if others:
         raise _common_error(
