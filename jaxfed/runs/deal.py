@@ -16,7 +16,7 @@ from jaxfed.runs.attack import flip_labels
 from jaxfed.runs.seeds import seed_of
 from jaxfed.types import Dataset
 
-MOST_HASHED = 1 << 28  # bytes of an array, a third of a second; others may be memory-mapped
+MOST_HASHED = 1 << 28  # bytes of an array, 0.4 s; larger ones may be memory-mapped
 
 
 class Dealt(NamedTuple):
