@@ -42,6 +42,7 @@ from jaxfed.report import grouping, tables
 from jaxfed.report.reading import read_run
 from jaxfed.runs import checks, config_flags, load, model_file
 from jaxfed.runs.experiment import make_network
+from jaxfed.sweeps import sweep, training
 from tests.data import archives
 from tests.recorded_runs import entry, make_run, make_state
 
@@ -489,6 +490,44 @@ def make_workdir(folder: Path):
     return changes, check
 
 
+def make_sweep_folder(folder: Path):
+    """A damaged folder of a sweep, of which two experiments were interrupted in one program."""
+    whole, place = folder / 'whole', folder / 'run'
+    members = sweep.expand(config.Config(rounds=3), [(('alpha', a),) for a in (0.1, 0.3)], 2, place)
+    names = [Path(str(member.config.workdir)).name for member in members]
+    for member, name in zip(members, names):
+        make_run(whole / name, **dataclasses.asdict(member.config) | {'workdir': str(whole / name)})
+        accuracies = {'final_accuracy': 0.5, 'best_accuracy': 0.6}
+        summary = {**accuracies, 'rounds': 3, 'failed': False}
+        files.write_json(whole / name / run_files.SUMMARY, summary)
+    for name in names[2:]:
+        (whole / name / run_files.SUMMARY).unlink()
+    files.write_json(whole / sweep.SETTINGS_FILE, {'halving': '1'})
+    shared = whole / training.SHARED / 'program'
+    (shared / FOLDER / '2').mkdir(parents=True)
+    files.write_json(shared / training.MEMBERS, {'members': names[2:]})
+    paths = [whole / sweep.SETTINGS_FILE, shared / training.MEMBERS]
+    paths += [whole / names[0] / run_files.SUMMARY, whole / names[3] / run_files.CONFIG]
+
+    def check(changes):
+        number, damage, change = changes
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(whole, place)
+        path = place / paths[number].relative_to(whole)
+        if damage is not None:
+            path.write_bytes(damaged(path.read_bytes(), damage))
+        else:
+            path.write_text(json.dumps(with_value(json.loads(path.read_text()), *change)))
+        with accepted_or_refused(str(place)):
+            unfinished, groups = sweep._plan(members, place, rungs=(1,), most=0)
+            assert (len(unfinished), groups) == (2, [[0, 1]])
+        with accepted_or_refused(str(place)):
+            sweep.write_table(place / sweep.TABLE, sweep.summarise(members))
+
+    change = st.tuples(PATH, JSON)
+    return st.tuples(st.integers(0, len(paths) - 1), st.none() | DAMAGE, change), check
+
+
 TARGETS = {
     'flags': Target(make_flags, 150),
     'flag files': Target(make_flagfile, 100),
@@ -499,6 +538,7 @@ TARGETS = {
     'model.safetensors, untrue': Target(make_model_metadata, 50),
     'checkpoints': Target(make_checkpoint, 25),
     'work directories': Target(make_workdir, 150),
+    'sweep folders': Target(make_sweep_folder, 100),
 }
 
 _BATCH = 1000  # inputs; hypothesis keeps all inputs of a run in memory

@@ -7,6 +7,7 @@ refused in one line. The file has the outcomes so far; a later call with it cont
 """
 
 import collections
+import gc
 import json
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests import combinations, plain
 def main(args: flags.FlagValues) -> None:
     """Tries combinations until there are `--count` or the time is over; writes the outcomes."""
     faster_compilation()
+    gc.freeze()  # modules: each program collects garbage before it trains
     report: dict[str, Any] = {
         'machine': reporting.machine(), 'seed': args.seed, 'next_seed': args.seed, 'minutes': 0.0,
         'members': args.members, 'largest_deviation': 0.0, 'tolerance': plain.TOLERANCE,

@@ -3,9 +3,9 @@
     python -m experiments.stress.power_loss --output=experiments/results/power_loss_cpu.json
 
 A run, and two seeds in one program, stop before their last rounds, or after them. Then each of
-their files is emptied or cut in half, alone and in pairs. The same command must continue with the
-results of an undisturbed run, or name a damaged file. Programs are compiled once, and no pictures
-are drawn.
+their files is emptied, cut in half or removed, alone and in pairs. The same command must continue
+with the results of an undisturbed run, or name a damaged file. Programs are compiled once, and no
+pictures are drawn.
 """
 
 import contextlib
@@ -59,11 +59,11 @@ class Stopped(Exception):
     """Training was stopped between two rounds."""
 
 
-class Case(NamedTuple):
-    """Files of a folder and what happens to them."""
+class Damaged(NamedTuple):
+    """A file, and what happens to it."""
 
-    paths: Sequence[Path]  # relative to the folder
-    damage: str
+    path: Path  # relative to the folder
+    damage: str  # of `DAMAGES`
 
 
 def empty(path: Path) -> None:
@@ -76,7 +76,7 @@ def halve(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-DAMAGES: dict[str, Damage] = {'emptied': empty, 'halved': halve}
+DAMAGES: dict[str, Damage] = {'emptied': empty, 'halved': halve, 'removed': Path.unlink}
 
 
 @contextlib.contextmanager
@@ -178,14 +178,12 @@ def outcome(folder: Path, damaged: Iterable[Path], reference: Sequence[Result]) 
     return 'continued' if are_equal(results, reference) else 'other results'
 
 
-def cases(folder: Path, pairs: int, rng: random.Random) -> Iterator[Case]:
-    """Every file alone, and at most `pairs` pairs of files, with every damage."""
+def cases(folder: Path, pairs: int, rng: random.Random) -> list[tuple[Damaged, ...]]:
+    """Every damage of every file alone, and `pairs` pairs of damages of two files, or all."""
     files = [path for path in sorted(folder.rglob('*')) if path.is_file() and path.stat().st_size]
-    files = [path.relative_to(folder) for path in files]
-    both = list(itertools.combinations(files, 2))
-    chosen = rng.sample(both, min(pairs, len(both)))
-    for damage in DAMAGES:
-        yield from (Case(paths, damage) for paths in [*((path,) for path in files), *chosen])
+    each = [Damaged(file.relative_to(folder), damage) for file in files for damage in DAMAGES]
+    both = [(a, b) for a, b in itertools.combinations(each, 2) if a.path != b.path]
+    return [*((one,) for one in each), *rng.sample(both, min(pairs, len(both)))]
 
 
 def survive(kind: str, pairs: int, seed: int = 0) -> dict[str, Any]:
@@ -209,17 +207,18 @@ def survive(kind: str, pairs: int, seed: int = 0) -> dict[str, Any]:
             shutil.rmtree(folder)
             interrupt(folder, seeds, rounds)
         folder.rename(original)
-        for paths, damage in cases(original, pairs, random.Random(seed)):
+        for case in cases(original, pairs, random.Random(seed)):
             shutil.copytree(original, folder)  # at the same place, because records name it
-            for path in paths:
+            for path, damage in case:
                 DAMAGES[damage](folder / path)
-            result = outcome(folder, paths, reference)
+            result = outcome(folder, [path for path, _ in case], reference)
             shutil.rmtree(folder)
-            counts['singles' if len(paths) == 1 else 'pairs'] += 1
+            counts['singles' if len(case) == 1 else 'pairs'] += 1
             if result in counts:
                 counts[result] += 1
             else:
-                failures.append(f'{", ".join(map(str, paths))} {damage}: {result}')
+                files = ', '.join(f'{path} {damage}' for path, damage in case)
+                failures.append(f'{files}: {result}')
     return {**counts, 'failures': failures}
 
 
@@ -237,7 +236,7 @@ def main(args: flags.FlagValues) -> None:
 
 
 if __name__ == '__main__':
-    flags.DEFINE_integer('pairs', 200, 'Pairs of files for each kind and damage.', lower_bound=0)
+    flags.DEFINE_integer('pairs', 200, 'Pairs of damaged files for each kind.', lower_bound=0)
     flags.DEFINE_integer('seed', 0, 'Seed of the choice of pairs.')
     flags.DEFINE_string('output', None, reporting.JSON_FILE)
     reporting.run(main)

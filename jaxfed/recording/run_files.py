@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import datetime
 import json
+import math
 import os
 import platform
 import re
@@ -24,6 +25,7 @@ from jaxfed.internal.files import (
     versions,
     write_atomic,
 )
+from jaxfed.internal.type_checks import printable
 from jaxfed.methods import Part
 from jaxfed.metrics.measures import parse_measures
 
@@ -46,6 +48,7 @@ def check_workdir(path: Path, config: Config, parts: list[Part]) -> bool:
     files = [name for name in (CONFIG, METRICS, SUMMARY, MODEL) if (path / name).exists()]
     if files and (CONFIG not in files or SUMMARY in files or config.resume is False):
         what = 'a finished run' if SUMMARY in files else 'a run'
+        what += '' if CONFIG in files else f' without {CONFIG}'
         raise ValueError(
             f'--workdir={path} already holds {what} ({", ".join(files)}); name another directory, '
             'or move this one away.'
@@ -162,16 +165,26 @@ def differing(
     # A run from before a setting was added has the setting's default.
     old = flat_settings(json.loads(json_text(describe_config(Config(), [])))) | recorded
     skipped = {'versions', 'device', *settings_that_affect('machine')}
-    if measures == 'any' or (
-        measures == 'included'
-        and set(parse_measures(now['measure'])) <= set(parse_measures(old['measure']))
-    ):
+    if measures == 'any' or (measures == 'included' and _include(old['measure'], now['measure'])):
         skipped.add('measure')
     return {
-        name: (old.get(name), now.get(name))
+        printable(name): (_shown(old.get(name)), now.get(name))
         for name in now | old
         if name not in skipped and old.get(name) != now.get(name)
     }
+
+
+def _shown(value: Any) -> Any:
+    """A recorded value for a message of one line."""
+    return printable(value) if isinstance(value, str) else value
+
+
+def _include(recorded: Any, wanted: str) -> bool:
+    """Whether the measures of a run include others; False if they cannot be read."""
+    try:
+        return set(parse_measures(recorded)) >= set(parse_measures(wanted))
+    except (ValueError, AttributeError):
+        return False
 
 
 def flat_settings(described: dict[str, Any], path: str | Path = CONFIG) -> dict[str, Any]:
@@ -194,7 +207,8 @@ def flat_settings(described: dict[str, Any], path: str | Path = CONFIG) -> dict[
 def read_summary(path: Path) -> dict[str, Any]:
     """Read summary.json; raise a ValueError that names the file if it is not that of a run."""
     summary = read_json(path)
-    accuracies = [summary.get(name) for name in ('final_accuracy', 'best_accuracy')]
+    absent = None if summary.get('failed') is True else math.nan  # a failed run has no accuracy
+    accuracies = [summary.get(name, absent) for name in ('final_accuracy', 'best_accuracy')]
     numbers = [value for value in accuracies if value is not None]
     if not (
         type(summary.get('rounds')) is int

@@ -12,6 +12,7 @@ from jaxfed import methods
 from jaxfed.config import FIELDS, SETTINGS, Config, settings_that_affect
 from jaxfed.internal import console, files
 from jaxfed.internal.csv_text import csv_text
+from jaxfed.internal.type_checks import printable
 from jaxfed.metrics import mean_and_deviation
 from jaxfed.partition import PARTITIONS, partition_settings
 from jaxfed.recording import display, run_files
@@ -257,7 +258,7 @@ def _plan(
         if there != _halving(rungs):
             raise ValueError(
                 f'--halving={_halving(rungs)}: --workdir={folder} holds a sweep with --halving='
-                f'{there}; repeat it, or name another directory.'
+                f'{printable(str(there))}; repeat it, or name another directory.'
             )
     unfinished = [member for member in members if not is_done(member.config)]
     most = most or len(unfinished) * bool(rungs)

@@ -124,6 +124,21 @@ def test_a_full_disk_leaves_no_torn_line(tmp_path):
     assert [json.loads(line) for line in held] == ROUNDS[:2]
 
 
+def test_recorded_settings_are_shown_in_one_line(tmp_path):
+    started(tmp_path)
+    path = tmp_path / run_files.CONFIG
+    described = json.loads(path.read_text())
+    path.write_text(json.dumps(described | {'dataset': 'a\n\x1b[2J', 'n\n': 1, 'measure': None}))
+    with pytest.raises(ValueError, match='--dataset=') as raised:
+        started(tmp_path)
+    shown = str(raised.value)
+    assert r'--dataset=a\n\x1b[2J there, digits here' in shown and r'--n\n=1 there' in shown
+    assert shown.isprintable() and '--measure=None there, none here' in shown
+    config = Config(workdir=str(tmp_path))
+    differing = run_files.differing(tmp_path, config, [], measures='included')
+    assert differing['measure'] == (None, 'none')
+
+
 def test_a_run_is_resumed_with_the_same_settings_only(tmp_path):
     workdir = tmp_path / 'run'
     started(workdir, alpha=0.3)
@@ -137,6 +152,9 @@ def test_a_run_is_resumed_with_the_same_settings_only(tmp_path):
     assert (workdir / run_files.CONFIG).read_bytes() == before
     (workdir / run_files.SUMMARY).write_text('{}')
     with pytest.raises(ValueError, match='already holds a finished run'):
+        started(workdir, alpha=0.3)
+    (workdir / run_files.CONFIG).unlink()
+    with pytest.raises(ValueError, match=r'a finished run without config.json \(summary.json\)'):
         started(workdir, alpha=0.3)
     with pytest.raises(ValueError, match='contains no run'):
         started(tmp_path / 'none', resume=True)
