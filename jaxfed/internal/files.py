@@ -7,7 +7,7 @@ import json
 import os
 import stat
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +52,6 @@ def json_text(value: Any) -> str:
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file atomically."""
     write_atomic(path, json_text(value))
-
-
-def write_json_files(contents: Mapping[Path, Any]) -> None:
-    """Write several JSON files; replace none before all are on the disk."""
-    with contextlib.ExitStack() as stack:
-        for path, value in contents.items():
-            temporary = stack.enter_context(atomic_path(path))
-            with temporary.open('xb') as file:
-                file.write(json_text(value).encode())
-            _sync(temporary)
 
 
 def _sync(path: Path) -> None:

@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,12 +24,14 @@ from jaxfed.internal.files import (
     read_json,
     versions,
     write_atomic,
+    write_json,
 )
 from jaxfed.internal.type_checks import printable
 from jaxfed.methods import Part
 from jaxfed.metrics.measures import parse_measures
 
 CONFIG, METRICS, SUMMARY = 'config.json', 'metrics.jsonl', 'summary.json'
+SUMMARIES = 'summaries.json'  # of the experiments of a program, while each summary.json is written
 MODEL = 'model.safetensors'
 PARTITION = 'partition.json'
 RUNS = 'runs'  # the default parent of work directories
@@ -220,6 +222,37 @@ def read_summary(path: Path) -> dict[str, Any]:
             f'{path.parent} away.'
         )
     return summary
+
+
+def write_summaries(
+    workdirs: Sequence[Path], summaries: Sequence[dict[str, Any] | None], folder: Path
+) -> None:
+    """Finish the runs of a program: write summary.json into each work directory.
+
+    A run with a summary is finished, and unfinished ones need the checkpoints of all. If the
+    process ends between two summaries, `finish_summaries` writes the others.
+
+    Args:
+      workdirs: X, in the order of the program.
+      summaries: X, None for a run that is not finished.
+      folder: of the program's checkpoints.
+    """
+    if len(workdirs) > 1:
+        write_json(folder / SUMMARIES, {'summaries': summaries})
+    for workdir, summary in zip(workdirs, summaries, strict=True):
+        if summary is not None:
+            write_json(workdir / SUMMARY, summary)
+
+
+def finish_summaries(workdirs: Sequence[Path], folder: Path) -> None:
+    """Write the summaries that an earlier process had yet to write; arguments as before."""
+    summaries: Any = read_json(folder / SUMMARIES).get('summaries')
+    valid = isinstance(summaries, list) and all(isinstance(s, dict | None) for s in summaries)
+    if not valid or len(summaries) != len(workdirs):
+        raise ValueError(f'{folder / SUMMARIES} is damaged: remove {folder} to restart its runs.')
+    for workdir, summary in zip(workdirs, summaries, strict=True):
+        if summary is not None and workdir.exists():
+            write_json(workdir / SUMMARY, summary)
 
 
 def check_unfinished(workdir: Path, counts: np.ndarray, digests: Mapping[str, str]) -> None:

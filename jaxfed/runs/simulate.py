@@ -220,10 +220,10 @@ def train_experiments(
                 for x, experiment in enumerate(experiments)
             ]  # fmt: skip
             # A run with a summary is finished, so the summaries are written last.
-            finished = [result for result in results if isinstance(result, Result)]
-            files.write_json_files({r.workdir / run_files.SUMMARY: r.summary for r in finished})
+            summaries = [r.summary if isinstance(r, Result) else None for r in results]
+            run_files.write_summaries([e.workdir for e in experiments], summaries, folder)
         # A single experiment that diverged is not finished and keeps its checkpoints.
-        if finished or len(results) > 1:
+        if any(summaries) or len(results) > 1:
             shutil.rmtree(folder / FOLDER, ignore_errors=True)
     return results
 

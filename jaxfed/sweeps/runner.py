@@ -23,7 +23,7 @@ from jaxfed.runs.program_cache import kept_programs
 from jaxfed.runs.rounds import never
 from jaxfed.runs.seeds import seed_of
 from jaxfed.runs.simulate import Diverged, Result
-from jaxfed.sweeps.training import StopOf, group, train_group
+from jaxfed.sweeps.training import StopOf, complete, group, train_group
 from jaxfed.types import Dataset
 
 _TURN = 20.0  # seconds of waiting for a lock before its holder is asked for
@@ -261,6 +261,7 @@ def simulate_all(
         name: dataclasses.replace(config, workdir=str(place / name))
         for name, config in configs.items()
     }
+    complete(place)
     names = [name for name, config in placed.items() if not is_done(config)]
     unfinished = [placed[name] for name in names]
     quiet = not console.is_watched() if quiet is None else quiet

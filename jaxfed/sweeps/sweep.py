@@ -23,7 +23,7 @@ from jaxfed.runs.prepare import memory_in_words, prepare
 from jaxfed.runs.shared_program import TRACER_ERRORS
 from jaxfed.sweeps.halving import halving
 from jaxfed.sweeps.runner import is_done, run_groups, set_up_all, share_images
-from jaxfed.sweeps.training import group
+from jaxfed.sweeps.training import complete, group
 
 TABLE = 'sweep.csv'
 SETTINGS_FILE = 'sweep.json'  # the settings that are not those of a run
@@ -260,6 +260,7 @@ def _plan(
                 f'--halving={_halving(rungs)}: --workdir={folder} holds a sweep with --halving='
                 f'{printable(str(there))}; repeat it, or name another directory.'
             )
+    complete(folder)
     unfinished = [member for member in members if not is_done(member.config)]
     most = most or len(unfinished) * bool(rungs)
     return unfinished, group([member.config for member in unfinished], folder, most=most)

@@ -48,6 +48,27 @@ def program_size(config: Config, *, most: int = 0) -> int:
     return most or (MOST_ON_CPU if on_cpu() else MOST)
 
 
+def complete(folder: Path) -> None:
+    """Finish programs that ended between two summaries of their experiments.
+
+    Args:
+      folder: the parent of the work directories.
+
+    Raises:
+      ValueError: if a record of such a program is damaged.
+    """
+    for path in sorted((folder / SHARED).glob(f'*/{run_files.SUMMARIES}')):
+        members = _read_members(path.with_name(MEMBERS), folder)
+        with contextlib.ExitStack() as locks:
+            try:
+                for member in filter(Path.exists, members):
+                    locks.enter_context(files.exclusive_lock(member))
+            except ValueError:  # another process writes them
+                continue
+            run_files.finish_summaries(members, path.parent)
+            _remove(path.parent)
+
+
 def group(configs: Sequence[Config], folder: Path, *, most: int = 0) -> list[list[int]]:
     """Group unfinished experiments by the program that trains them.
 
@@ -103,7 +124,7 @@ def _interrupted_groups(configs: Sequence[Config], folder: Path) -> list[list[in
         missing = [m.name for m in absent if not (m / run_files.SUMMARY).exists()]
         if not absent:
             groups.append([place.pop(member) for member in members])
-        # Without `missing` the process ended between two summaries; the other members restart.
+        # Without `missing` the absent ones were trained alone; the other members restart.
         elif missing and len(missing) < len(members) and any((path.parent / FOLDER).glob('[0-9]*')):
             names = ', '.join(missing[:4] + ['...'] * (len(missing) > 4))
             raise ValueError(

@@ -170,7 +170,7 @@ def test_a_damaged_config_is_reported(tmp_path, text):
     assert (tmp_path / run_files.CONFIG).read_text() == text
 
 
-@pytest.mark.parametrize('write', [files.write_atomic, lambda p, t: files.write_json_files({p: t})])
+@pytest.mark.parametrize('write', [files.write_atomic, files.write_json])
 def test_a_link_at_the_temporary_name_is_not_followed(tmp_path, write):
     path, victim, temporary = (tmp_path / name for name in ('a.json', 'victim', '.a.json.tmp'))
     victim.write_text('before')

@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import json
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -632,6 +633,38 @@ def test_halving_of_a_split_program(cheap_runs, programs, tmp_path, monkeypatch)
     # In each half are two seeds of a bad setting, and one of the good one.
     trained = {dict(o.point)['learning_rate']: o.rounds for o in outcomes}
     assert trained == {1e-6: [1, 1], 0.1: [3, 3], 1e-5: [1, 1]}
+
+
+def test_a_program_that_ended_between_two_summaries_is_finished(cheap_runs, tmp_path, monkeypatch):
+    config = small(rounds=3, validation=0.2)
+    arguments = config, 'learning_rate=1e-6,0.1,1e-5', 1
+    _, whole = run(*arguments, tmp_path / 'whole', rungs=[1])
+    written = []
+
+    def write_json(path, value):
+        if path.name == 'summary.json':
+            written.append(path)
+            if len(written) == 2:
+                raise OSError('disk full')
+        files.write_json(path, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_files, 'write_json', write_json)
+        run(*arguments, tmp_path / 'torn', rungs=[1])
+    assert len(list((tmp_path / 'torn').glob('*/summary.json'))) == 1
+    damaged = tmp_path / 'damaged'
+    shutil.copytree(tmp_path / 'torn', damaged)
+    (path,) = damaged.glob('.together/*/summaries.json')
+    path.write_text('{}')
+    with pytest.raises(ValueError, match=rf'{path} is damaged: remove {path.parent} to restart'):
+        run(*arguments, damaged, rungs=[1])
+    with files.exclusive_lock(written[0].parent):  # of a process that writes them
+        training.complete(tmp_path / 'torn')
+    assert len(list((tmp_path / 'torn').glob('*/summary.json'))) == 1
+    monkeypatch.delattr(training, 'train_experiments')
+    _, finished = run(*arguments, tmp_path / 'torn', rungs=[1])
+    assert finished == whole
+    assert not (tmp_path / 'torn' / '.together').exists()
 
 
 @pytest.mark.slow
