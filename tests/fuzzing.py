@@ -42,7 +42,7 @@ from jaxfed.report import grouping, tables
 from jaxfed.report.reading import read_run
 from jaxfed.runs import checks, config_flags, load, model_file
 from jaxfed.runs.experiment import make_network
-from jaxfed.sweeps import sweep, training
+from jaxfed.sweeps import runner, sweep, training
 from tests.data import archives
 from tests.recorded_runs import entry, make_run, make_state
 
@@ -508,19 +508,24 @@ def make_sweep_folder(folder: Path):
     files.write_json(shared / training.MEMBERS, {'members': names[2:]})
     paths = [whole / sweep.SETTINGS_FILE, shared / training.MEMBERS]
     paths += [whole / names[0] / run_files.SUMMARY, whole / names[3] / run_files.CONFIG]
+    paths += [shared / run_files.SUMMARIES]
+    files.write_json(paths[-1], {f'../../{name}': summary for name in names[2:]})
 
     def check(changes):
         number, damage, change = changes
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(whole, place)
         path = place / paths[number].relative_to(whole)
+        if number < len(paths) - 1:
+            (place / paths[-1].relative_to(whole)).unlink()
         if damage is not None:
             path.write_bytes(damaged(path.read_bytes(), damage))
         else:
             path.write_text(json.dumps(with_value(json.loads(path.read_text()), *change)))
         with accepted_or_refused(str(place)):
+            runner.finish_programs(place)
             unfinished, groups = sweep._plan(members, place, rungs=(1,), most=0)
-            assert (len(unfinished), groups) == (2, [[0, 1]])
+            assert number == len(paths) - 1 or (len(unfinished), groups) == (2, [[0, 1]])
         with accepted_or_refused(str(place)):
             sweep.write_table(place / sweep.TABLE, sweep.summarise(members))
 

@@ -5,8 +5,7 @@ import sys
 import tracemalloc
 from pathlib import Path
 
-from experiments.stress.resources import MIB, memory_of
-
+MIB = 2**20
 SLACK = 16  # MiB that modules and other threads may take
 
 
@@ -16,7 +15,7 @@ def at_most(mib):
     linux = sys.platform == 'linux'
     if linux:
         Path('/proc/self/clear_refs').write_text('5')  # the peak begins here
-        before = memory_of('VmRSS')
+        before = resident('VmRSS')
     tracemalloc.start()
     try:
         yield
@@ -24,4 +23,11 @@ def at_most(mib):
     finally:
         tracemalloc.stop()
     if linux:
-        assert memory_of('VmHWM') - before < mib + SLACK
+        assert resident('VmHWM') - before < mib + SLACK
+
+
+def resident(name):
+    """A size in /proc/self/status, in MiB."""
+    lines = Path('/proc/self/status').read_text().splitlines()
+    (size,) = (int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
+    return size

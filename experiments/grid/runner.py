@@ -15,7 +15,7 @@ from jaxfed.runs import checks, config_flags
 from jaxfed.runs.experiment import Experiment, set_up
 from jaxfed.runs.rounds import Stop, never
 from jaxfed.sweeps import runner
-from jaxfed.sweeps.training import complete, group
+from jaxfed.sweeps.training import group
 
 # The grid sets these flags for each cell.
 RESERVED = ('method', 'on_divergence', 'seed', 'workdir')
@@ -196,8 +196,8 @@ def run_cells(
     Returns:
       The failed cells, name -> reason.
     """
-    for output in {cell.output for cell in cells}:
-        complete(output)
+    if cells:
+        runner.finish_programs(cells[0].output)
     left = [cell for cell in cells if not is_done(cell)]
     console.say(f'{len(cells) - len(left)} of {len(cells)} runs are done.', quiet=quiet)
     if not left:

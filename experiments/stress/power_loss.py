@@ -14,6 +14,7 @@ import json
 import logging
 import random
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -168,14 +169,20 @@ def outcome(folder: Path, damaged: Iterable[Path], reference: Sequence[Result]) 
     try:
         results = finish(folder, len(reference))
     except (ValueError, OSError) as error:
-        # The files of a checkpoint belong together.
-        names = [FOLDER if FOLDER in path.parts else str(path) for path in damaged]
         message = str(error)
-        clear = '\n' not in message and any(name in message for name in names)
+        clear = '\n' not in message and any(_is_named(path, message) for path in damaged)
         return 'named' if clear else f'unclear: {message}'
     except Exception as error:
         return f'{type(error).__name__}: {error}'
     return 'continued' if are_equal(results, reference) else 'other results'
+
+
+def _is_named(path: Path, message: str) -> bool:
+    """Whether a message names a file, or says which folder lacks it."""
+    if FOLDER in path.parts:  # the files of a checkpoint belong together
+        return FOLDER in message
+    lacking = f'{path.parent} ' in message and f' without {path.name}' in message
+    return lacking or str(path) in message
 
 
 def cases(folder: Path, pairs: int, rng: random.Random) -> list[tuple[Damaged, ...]]:
@@ -186,13 +193,14 @@ def cases(folder: Path, pairs: int, rng: random.Random) -> list[tuple[Damaged, .
     return [*((one,) for one in each), *rng.sample(both, min(pairs, len(both)))]
 
 
-def survive(kind: str, pairs: int, seed: int = 0) -> dict[str, Any]:
+def survive(kind: str, pairs: int, seed: int = 0, *, most: int = sys.maxsize) -> dict[str, Any]:
     """Damages the files of a kind of folder in turn.
 
     Args:
       kind: of `KINDS`.
-      pairs: pairs of files to damage; every single file is damaged, too.
-      seed: of the choice of pairs.
+      pairs: pairs of files to damage, next to every single file.
+      seed: of the choice.
+      most: of these cases to try.
 
     Returns:
       Numbers of cases by outcome, and the failures in words.
@@ -207,7 +215,9 @@ def survive(kind: str, pairs: int, seed: int = 0) -> dict[str, Any]:
             shutil.rmtree(folder)
             interrupt(folder, seeds, rounds)
         folder.rename(original)
-        for case in cases(original, pairs, random.Random(seed)):
+        rng = random.Random(seed)
+        tried = cases(original, pairs, rng)
+        for case in rng.sample(tried, min(most, len(tried))):
             shutil.copytree(original, folder)  # at the same place, because records name it
             for path, damage in case:
                 DAMAGES[damage](folder / path)

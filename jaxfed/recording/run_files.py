@@ -4,12 +4,11 @@ import contextlib
 import dataclasses
 import datetime
 import json
-import math
 import os
 import platform
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,7 +55,7 @@ def check_workdir(path: Path, config: Config, parts: list[Part]) -> bool:
             'or move this one away.'
         )
     if files and (other := differing(path, config, parts)):
-        words = [f'--{name}={old} there, {new} here' for name, (old, new) in other.items()]
+        words = in_words(other, '{} there, {} here')
         shown = ', '.join(words[:8] + ['...'] * (len(words) > 8))
         raise ValueError(
             f'--workdir={path} holds an unfinished run with other settings ({shown}); '
@@ -167,21 +166,27 @@ def differing(
     # A run from before a setting was added has the setting's default.
     old = flat_settings(json.loads(json_text(describe_config(Config(), [])))) | recorded
     skipped = {'versions', 'device', *settings_that_affect('machine')}
-    if measures == 'any' or (measures == 'included' and _include(old['measure'], now['measure'])):
+    if measures == 'any' or (measures == 'included' and _includes(old['measure'], now['measure'])):
         skipped.add('measure')
     return {
-        printable(name): (_shown(old.get(name)), now.get(name))
+        name: (old.get(name), now.get(name))
         for name in now | old
         if name not in skipped and old.get(name) != now.get(name)
     }
 
 
-def _shown(value: Any) -> Any:
-    """A recorded value for a message of one line."""
-    return printable(value) if isinstance(value, str) else value
+def in_words(differing: Mapping[str, tuple[Any, Any]], words: str) -> list[str]:
+    """Settings that differ, each in one line such as '--alpha=0.3 there, 0.5 here'.
+
+    Args:
+      differing: from `differing`.
+      words: between the values, such as '{} there, {} here'.
+    """
+    pairs = {name: words.format(*values) for name, values in differing.items()}
+    return [printable(f'--{name}={values}') for name, values in pairs.items()]
 
 
-def _include(recorded: Any, wanted: str) -> bool:
+def _includes(recorded: Any, wanted: str) -> bool:
     """Whether the measures of a run include others; False if they cannot be read."""
     try:
         return set(parse_measures(recorded)) >= set(parse_measures(wanted))
@@ -208,50 +213,42 @@ def flat_settings(described: dict[str, Any], path: str | Path = CONFIG) -> dict[
 
 def read_summary(path: Path) -> dict[str, Any]:
     """Read summary.json; raise a ValueError that names the file if it is not that of a run."""
-    summary = read_json(path)
-    absent = None if summary.get('failed') is True else math.nan  # a failed run has no accuracy
-    accuracies = [summary.get(name, absent) for name in ('final_accuracy', 'best_accuracy')]
-    numbers = [value for value in accuracies if value is not None]
-    if not (
-        type(summary.get('rounds')) is int
-        and type(summary.get('failed')) is bool
-        and all(type(number) in (int, float) and 0 <= number <= 1 for number in numbers)
-    ):
-        raise ValueError(
-            f'{path} is not the summary of a run: it is damaged; use a copy of it, or move '
-            f'{path.parent} away.'
-        )
-    return summary
+    return check_summary(read_json(path), path)
 
 
-def write_summaries(
-    workdirs: Sequence[Path], summaries: Sequence[dict[str, Any] | None], folder: Path
-) -> None:
+def check_summary(summary: Any, path: Path) -> dict[str, Any]:
+    """Return a summary that was read from a file; raise a ValueError if it is not that of a run."""
+    names = 'final_accuracy', 'best_accuracy', 'rounds', 'failed'
+    if isinstance(summary, dict) and all(name in summary for name in names):
+        final, best, rounds, failed = (summary[name] for name in names)
+        numbers = [number for number in (final, best) if number is not None]
+        if (
+            type(rounds) is int
+            and type(failed) is bool
+            and all(type(number) in (int, float) and 0 <= number <= 1 for number in numbers)
+        ):
+            return summary
+    raise ValueError(
+        f'{path} is not the summary of a run: it is damaged; use a copy of it, or move '
+        f'{path.parent} away.'
+    )
+
+
+def write_summaries(summaries: Mapping[Path, dict[str, Any] | None], folder: Path) -> None:
     """Finish the runs of a program: write summary.json into each work directory.
 
     A run with a summary is finished, and unfinished ones need the checkpoints of all. If the
-    process ends between two summaries, `finish_summaries` writes the others.
+    process ends between two summaries, a later one writes the others from `SUMMARIES`.
 
     Args:
-      workdirs: X, in the order of the program.
-      summaries: X, None for a run that is not finished.
+      summaries: work directory -> summary, or None for a run that is not finished.
       folder: of the program's checkpoints.
     """
-    if len(workdirs) > 1:
-        write_json(folder / SUMMARIES, {'summaries': summaries})
-    for workdir, summary in zip(workdirs, summaries, strict=True):
+    if len(summaries) > 1:
+        names = {os.path.relpath(workdir, folder): summaries[workdir] for workdir in summaries}
+        write_json(folder / SUMMARIES, names)
+    for workdir, summary in summaries.items():
         if summary is not None:
-            write_json(workdir / SUMMARY, summary)
-
-
-def finish_summaries(workdirs: Sequence[Path], folder: Path) -> None:
-    """Write the summaries that an earlier process had yet to write; arguments as before."""
-    summaries: Any = read_json(folder / SUMMARIES).get('summaries')
-    valid = isinstance(summaries, list) and all(isinstance(s, dict | None) for s in summaries)
-    if not valid or len(summaries) != len(workdirs):
-        raise ValueError(f'{folder / SUMMARIES} is damaged: remove {folder} to restart its runs.')
-    for workdir, summary in zip(workdirs, summaries, strict=True):
-        if summary is not None and workdir.exists():
             write_json(workdir / SUMMARY, summary)
 
 

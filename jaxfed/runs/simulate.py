@@ -220,10 +220,13 @@ def train_experiments(
                 for x, experiment in enumerate(experiments)
             ]  # fmt: skip
             # A run with a summary is finished, so the summaries are written last.
-            summaries = [r.summary if isinstance(r, Result) else None for r in results]
-            run_files.write_summaries([e.workdir for e in experiments], summaries, folder)
+            summaries = {
+                experiment.workdir: result.summary if isinstance(result, Result) else None
+                for experiment, result in zip(experiments, results, strict=True)
+            }
+            run_files.write_summaries(summaries, folder)
         # A single experiment that diverged is not finished and keeps its checkpoints.
-        if any(summaries) or len(results) > 1:
+        if any(summaries.values()) or len(results) > 1:
             shutil.rmtree(folder / FOLDER, ignore_errors=True)
     return results
 

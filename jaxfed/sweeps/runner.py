@@ -23,7 +23,7 @@ from jaxfed.runs.program_cache import kept_programs
 from jaxfed.runs.rounds import never
 from jaxfed.runs.seeds import seed_of
 from jaxfed.runs.simulate import Diverged, Result
-from jaxfed.sweeps.training import StopOf, complete, group, train_group
+from jaxfed.sweeps.training import SHARED, StopOf, finish_program, group, train_group
 from jaxfed.types import Dataset
 
 _TURN = 20.0  # seconds of waiting for a lock before its holder is asked for
@@ -45,7 +45,7 @@ def is_done(config: Config, *, measures: Literal['included', 'any'] = 'included'
         return False
     parts = methods.resolve(config.method, config.hyperparameters)
     if other := run_files.differing(folder, config, parts, measures=measures):
-        words = ', '.join(f'--{name}={there}, not {now}' for name, (there, now) in other.items())
+        words = ', '.join(run_files.in_words(other, '{}, not {}'))
         raise ValueError(
             f'{folder} holds a run with other settings ({words}): name another folder, use the '
             'same settings, or move that folder away.'
@@ -186,6 +186,22 @@ def _wait_for_lock(path: Path) -> contextlib.AbstractContextManager[Any]:
             raise ValueError(f'another process holds {path}: wait for it{advice}.')
 
 
+def finish_programs(folder: Path) -> None:
+    """Write the summaries that processes had yet to write when they ended.
+
+    Args:
+      folder: the parent of the work directories.
+
+    Raises:
+      ValueError: if a record of such a program is damaged.
+      OSError: if a summary cannot be written.
+    """
+    if any((folder / SHARED).glob(f'*/{run_files.SUMMARIES}')):
+        with _wait_for_lock(folder / '.claim.lock'):
+            for path in sorted((folder / SHARED).glob(f'*/{run_files.SUMMARIES}')):
+                finish_program(path, folder)
+
+
 @contextlib.contextmanager
 def _claim(workdirs: Mapping[int, Path], folder: Path) -> Iterator[dict[int, Exception]]:
     """Lock work directories; yield the errors of those that cannot be locked.
@@ -261,7 +277,7 @@ def simulate_all(
         name: dataclasses.replace(config, workdir=str(place / name))
         for name, config in configs.items()
     }
-    complete(place)
+    finish_programs(place)
     names = [name for name, config in placed.items() if not is_done(config)]
     unfinished = [placed[name] for name in names]
     quiet = not console.is_watched() if quiet is None else quiet

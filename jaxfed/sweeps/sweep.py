@@ -22,8 +22,8 @@ from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.prepare import memory_in_words, prepare
 from jaxfed.runs.shared_program import TRACER_ERRORS
 from jaxfed.sweeps.halving import halving
-from jaxfed.sweeps.runner import is_done, run_groups, set_up_all, share_images
-from jaxfed.sweeps.training import complete, group
+from jaxfed.sweeps.runner import finish_programs, is_done, run_groups, set_up_all, share_images
+from jaxfed.sweeps.training import group
 
 TABLE = 'sweep.csv'
 SETTINGS_FILE = 'sweep.json'  # the settings that are not those of a run
@@ -223,6 +223,7 @@ def run(
         process.
       OSError: if data cannot be read, or the table cannot be written.
     """
+    finish_programs(folder)
     unfinished, groups = _plan(members, folder, rungs=rungs, most=most)
     experiments = set_up_all(member.config for member in unfinished)
     folder.mkdir(parents=True, exist_ok=True)
@@ -260,7 +261,6 @@ def _plan(
                 f'--halving={_halving(rungs)}: --workdir={folder} holds a sweep with --halving='
                 f'{printable(str(there))}; repeat it, or name another directory.'
             )
-    complete(folder)
     unfinished = [member for member in members if not is_done(member.config)]
     most = most or len(unfinished) * bool(rungs)
     return unfinished, group([member.config for member in unfinished], folder, most=most)

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import itertools
+import os
 import shutil
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
@@ -48,25 +49,32 @@ def program_size(config: Config, *, most: int = 0) -> int:
     return most or (MOST_ON_CPU if on_cpu() else MOST)
 
 
-def complete(folder: Path) -> None:
-    """Finish programs that ended between two summaries of their experiments.
+def finish_program(path: Path, folder: Path) -> None:
+    """Write the summaries of a program that ended after training, before all had been written.
 
     Args:
+      path: summaries.json, which names them.
       folder: the parent of the work directories.
-
-    Raises:
-      ValueError: if a record of such a program is damaged.
     """
-    for path in sorted((folder / SHARED).glob(f'*/{run_files.SUMMARIES}')):
-        members = _read_members(path.with_name(MEMBERS), folder)
-        with contextlib.ExitStack() as locks:
-            try:
-                for member in filter(Path.exists, members):
-                    locks.enter_context(files.exclusive_lock(member))
-            except ValueError:  # another process writes them
-                continue
-            run_files.finish_summaries(members, path.parent)
-            _remove(path.parent)
+    root, recorded = Path(os.path.abspath(folder)), files.read_json(path)
+    summaries = {Path(os.path.abspath(path.parent / name)): recorded[name] for name in recorded}
+    for workdir, summary in summaries.items():
+        if root not in workdir.parents:
+            raise ValueError(f'{path} is damaged: remove {path.parent} to restart its experiments.')
+        if summary is not None:
+            run_files.check_summary(summary, path)
+    # Other runs were moved away, or begun again alone.
+    workdirs = [w for w in summaries if summaries[w] is not None and _has_shared_checkpoints(w)]
+    with contextlib.ExitStack() as locks:
+        try:
+            for workdir in workdirs:
+                locks.enter_context(files.exclusive_lock(workdir))
+        except ValueError:  # the process that trained them still writes
+            return
+        for workdir in workdirs:
+            if path.exists() and not (workdir / run_files.SUMMARY).exists():
+                files.write_json(workdir / run_files.SUMMARY, summaries[workdir])
+        _remove(path.parent)
 
 
 def group(configs: Sequence[Config], folder: Path, *, most: int = 0) -> list[list[int]]:
@@ -240,6 +248,7 @@ def _read_members(path: Path, folder: Path) -> list[Path]:
 
 def _remove(place: Path) -> None:
     """Remove a folder of checkpoints, and its parent if that is empty then."""
+    (place / run_files.SUMMARIES).unlink(missing_ok=True)  # needs the rest
     shutil.rmtree(place, ignore_errors=True)
     with contextlib.suppress(OSError):
         place.parent.rmdir()

@@ -171,7 +171,7 @@ def test_hostile_images_are_named(tmp_path, monkeypatch, content, message, first
     monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path / 'cache'))
     bad = files(content, SMALL) if first else files(SMALL, content)
     with (
-        memory.at_most(mib=8),
+        memory.at_most(mib=4),
         pytest.raises(ValueError, match=f'^data: test: image {1 - first} {message}') as error,
     ):
         from_huggingface({'train': files(SMALL), 'test': bad}, 'data')

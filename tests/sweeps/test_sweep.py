@@ -652,14 +652,26 @@ def test_a_program_that_ended_between_two_summaries_is_finished(cheap_runs, tmp_
         patch.setattr(run_files, 'write_json', write_json)
         run(*arguments, tmp_path / 'torn', rungs=[1])
     assert len(list((tmp_path / 'torn').glob('*/summary.json'))) == 1
-    damaged = tmp_path / 'damaged'
-    shutil.copytree(tmp_path / 'torn', damaged)
-    (path,) = damaged.glob('.together/*/summaries.json')
-    path.write_text('{}')
-    with pytest.raises(ValueError, match=rf'{path} is damaged: remove {path.parent} to restart'):
-        run(*arguments, damaged, rungs=[1])
-    with files.exclusive_lock(written[0].parent):  # of a process that writes them
-        training.complete(tmp_path / 'torn')
+    (journal,) = (tmp_path / 'torn').glob('.together/*/summaries.json')
+    whole_text = journal.read_text()
+    for name in '../../../../elsewhere', '../..':
+        journal.write_text(json.dumps({name: None}))
+        with pytest.raises(ValueError, match=r'summaries.json is damaged: remove .* to restart'):
+            run(*arguments, tmp_path / 'torn', rungs=[1])
+    journal.write_text(whole_text.replace('"rounds": 3', '"rounds": "3"'))
+    with pytest.raises(ValueError, match=r'summaries.json is not the summary of a run'):
+        run(*arguments, tmp_path / 'torn', rungs=[1])
+    journal.write_text(whole_text)
+    moved = tmp_path / 'moved'
+    shutil.copytree(tmp_path / 'torn', moved)
+    alone = moved / written[1].parent.name  # begun again, with its own checkpoints
+    (alone / 'checkpoints').mkdir()
+    runner.finish_programs(moved)
+    assert {path.parent.name for path in moved.glob('*/summary.json')} == {
+        path.name for path in moved.iterdir() if path.name[0] != '.' and path.is_dir()
+    } - {alone.name}
+    with files.exclusive_lock(written[1].parent):  # of a process that writes them
+        runner.finish_programs(tmp_path / 'torn')
     assert len(list((tmp_path / 'torn').glob('*/summary.json'))) == 1
     monkeypatch.delattr(training, 'train_experiments')
     _, finished = run(*arguments, tmp_path / 'torn', rungs=[1])
@@ -703,27 +715,6 @@ def test_damaged_members_are_named(tmp_path, members):
     (place / training.MEMBERS).write_text(json.dumps({'members': members}))
     with pytest.raises(ValueError, match=r'members.json is damaged: remove .*ab to restart'):
         training.group([small(workdir=str(tmp_path / 'seed0'))], tmp_path)
-
-
-@pytest.mark.slow
-def test_summaries_are_written_all_or_none(cheap_runs, tmp_path, monkeypatch, capsys):
-    config = small(rounds=3, checkpoint_every=1)
-    inner, calls = files.atomic_path, []
-
-    def atomic_path(path):
-        if path.name == run_files.SUMMARY:
-            calls.append(path)
-            if len(calls) == 2:
-                raise OSError('the disk is full')
-        return inner(path)
-
-    monkeypatch.setattr(files, 'atomic_path', atomic_path)
-    run(config, '', 3, tmp_path)
-    assert 'the disk is full' in capsys.readouterr().err
-    assert not list(tmp_path.glob('*/summary.json')) and not list(tmp_path.glob('*/.*.tmp'))
-    run(config, '', 3, tmp_path)
-    summaries = [json.loads(p.read_text()) for p in tmp_path.glob('*/summary.json')]
-    assert [s['resumed_after'] for s in summaries] == [2] * 3
 
 
 @pytest.mark.slow
