@@ -24,6 +24,7 @@ from jaxfed.methods.method import (
     RoundInfo,
     ServerView,
 )
+from jaxfed.models.norm import EPSILON
 from jaxfed.runs.client_images import shift_of
 from jaxfed.runs.experiment import cohort_of
 from jaxfed.runs.feed import auxiliary_batch
@@ -36,12 +37,12 @@ from jaxfed.types import Batch, ClientInfo
 COUNTS = 'num_clients', 'clients_per_round', 'local_epochs'
 
 
-def run_experiment(experiment, change=0.0):
+def run_experiment(experiment, noise=0.0):
     """An experiment from its first round to its last.
 
     Args:
       experiment: from `set_up`.
-      change: standard deviation of a relative change of the initial parameters, and of a change of
+      noise: standard deviation of a relative change of the initial parameters, and of a change of
         each gradient relative to its largest element, as sums that cancel have.
 
     Returns:
@@ -53,13 +54,15 @@ def run_experiment(experiment, change=0.0):
     server, of_client = initial_state(config, model, method)
     rng = np.random.default_rng(0)
 
-    def disturb(gradient):
+    def disturb(gradient, examples):
+        # The deviation of one example from its mean is rounding, which normalisation enlarges.
+        change = noise * EPSILON**-0.5 if model.stats and examples == 1 else noise
         largest = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(gradient))
         scale = np.float32(change * largest)
         return jax.tree.map(lambda g: g + scale * rng.normal(size=g.shape).astype('f'), gradient)
 
-    if change:
-        factors = jax.tree.map(lambda p: 1 + change * rng.normal(size=p.shape), server.params)
+    if noise:
+        factors = jax.tree.map(lambda p: 1 + noise * rng.normal(size=p.shape), server.params)
         params = jax.tree.map(lambda p, f: p * f.astype(np.float32), server.params, factors)
         server = server._replace(params=params)
     states = jax.tree.map(lambda s: jnp.stack([s] * config.num_clients), of_client)
@@ -81,7 +84,7 @@ def run_experiment(experiment, change=0.0):
                 jax.random.key(seed_of(config, 'batches')), training_data(dealt, to_input),
                 epochs=epochs[arrived] if arrived.size else epochs[:1],
                 clients_per_round=config.clients_per_round, shift=shift_of(config),
-                disturb=disturb if change else None,
+                disturb=disturb if noise else None,
             )  # fmt: skip
             server = server._replace(
                 params=params, method=state, round=server.round + 1, stats=stats
@@ -219,7 +222,9 @@ def run_round(
                     model, method, w, stats, batch, epoch, context
                 )
                 loss_sum += float(loss) * len(batch.y)
-                w = optimizer.step(disturb(gradient) if disturb else gradient, w, mask)
+                if disturb:
+                    gradient = disturb(gradient, len(batch.y))
+                w = optimizer.step(gradient, w, mask)
         after = view(w, stats, begun, jax.tree.map(jnp.subtract, w, params), origin)
         sent = method.send(after)
         updates.append(sent)

@@ -20,6 +20,8 @@ from tests.networks import tiny_networks
 TOLERANCE = 1e-4
 # A difference is rounding if it is below this multiple of what other last bits change.
 AMPLIFIED = 30
+# Where other last bits change more than this, every difference may be rounding.
+CHAOTIC = 1e-2
 
 
 class Outcome(NamedTuple):
@@ -85,9 +87,9 @@ def compare_experiment(experiment, result) -> Outcome:
         return Outcome('equal', deviation=found)
     # Rounding changes the last bit of the parameters. Batch statistics of two examples, Adam with
     # gradients near zero, and methods that round or choose updates can amplify that without limit.
-    other, _, changed = oracle.run_experiment(experiment, change=1e-7)
+    other, _, changed = oracle.run_experiment(experiment, noise=1e-7)
     amplified = deviation((other.params, other.stats), changed, models[1], recorded)
-    assert found < AMPLIFIED * amplified, (
+    assert found < AMPLIFIED * amplified or amplified > CHAOTIC, (
         f'deviates from the plain loop by {found:.1e}, which deviates by {amplified:.1e} from '
         'itself with other last bits'
     )
