@@ -264,11 +264,11 @@ def test_other_devices_lanes_and_versions_continue_a_run(cheap_runs, tmp_path, s
     same(rest, whole, 1e-4)
 
 
-def altered(path, seed):
-    """Writes a dataset; its labels do not depend on the seed."""
+def altered(path, seed, shift=0):
+    """Writes a dataset; the seed changes its images, the shift the labels of the test data."""
     rng, y = np.random.default_rng(seed), np.arange(40) % 4
     x = rng.integers(0, 256, (40, 4, 4, 1), np.uint8)
-    np.savez(path, x_train=x, y_train=y, x_test=x[:8], y_test=y[:8])
+    np.savez(path, x_train=x, y_train=y, x_test=x[:8], y_test=(y[:8] + shift) % 4)
 
 
 def test_changed_images_lines_and_lost_checkpoints_are_noticed(
@@ -282,9 +282,10 @@ def test_changed_images_lines_and_lost_checkpoints_are_noticed(
     altered(npz, 0)
     with stopped_before(4):
         jaxfed.simulate(config)
-    altered(npz, 1)
-    with pytest.raises(ValueError, match=r'partition.json describes other data than the dataset'):
-        jaxfed.simulate(config)
+    for other in {'seed': 1}, {'seed': 0, 'shift': 1}:
+        altered(npz, **other)
+        with pytest.raises(ValueError, match=r'partition.json describes other data than the data'):
+            jaxfed.simulate(config)
     altered(npz, 0)
     lines = (workdir / 'metrics.jsonl').read_text()
     (workdir / 'metrics.jsonl').write_text(
