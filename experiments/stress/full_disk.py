@@ -33,7 +33,6 @@ from jaxfed.recording import checkpoints, log
 from jaxfed.recording.run_files import METRICS
 from jaxfed.runs.simulate import Result
 
-TOLERANCE = 1e-5
 NOBODY = 65534  # a user without rights; root may write to read-only folders
 
 
@@ -144,8 +143,7 @@ def try_once(
         # Orbax may write to a new folder while the old one is removed.
         refused = result == 'stopped' and str(error).startswith('no checkpoint in')
         return 'refused' if refused else f'{result}, then not continued: {error}'
-    # A run that starts again alone is in another program.
-    same = power_loss.are_equal(results, reference, TOLERANCE)
+    same = power_loss.are_equal(results, reference, power_loss.TOLERANCE)
     return result if same else f'{result}, then other results'
 
 
