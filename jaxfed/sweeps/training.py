@@ -56,7 +56,13 @@ def finish_program(path: Path, folder: Path) -> None:
       path: summaries.json, which names them.
       folder: the parent of the work directories.
     """
-    root, recorded = Path(os.path.abspath(folder)), files.read_json(path)
+    try:
+        recorded = files.read_json(path)
+    except ValueError:
+        if path.exists():
+            raise
+        return  # another process has finished the program
+    root = Path(os.path.abspath(folder))
     summaries = {Path(os.path.abspath(path.parent / name)): recorded[name] for name in recorded}
     for workdir, summary in summaries.items():
         if root not in workdir.parents:

@@ -662,6 +662,7 @@ def test_a_program_that_ended_between_two_summaries_is_finished(cheap_runs, tmp_
     with pytest.raises(ValueError, match=r'summaries.json is not the summary of a run'):
         run(*arguments, tmp_path / 'torn', rungs=[1])
     journal.write_text(whole_text)
+    training.finish_program(journal.with_name('gone.json'), tmp_path / 'torn')
     moved = tmp_path / 'moved'
     shutil.copytree(tmp_path / 'torn', moved)
     alone = moved / written[1].parent.name  # begun again, with its own checkpoints
