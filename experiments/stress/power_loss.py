@@ -14,7 +14,6 @@ import json
 import logging
 import random
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -195,14 +194,13 @@ def cases(folder: Path, pairs: int, rng: random.Random) -> list[tuple[Damaged, .
     return [*((one,) for one in each), *rng.sample(both, min(pairs, len(both)))]
 
 
-def survive(kind: str, pairs: int, seed: int = 0, *, most: int = sys.maxsize) -> dict[str, Any]:
+def survive(kind: str, pairs: int, seed: int = 0) -> dict[str, Any]:
     """Damages the files of a kind of folder in turn.
 
     Args:
       kind: of `KINDS`.
       pairs: pairs of files to damage, next to every single file.
-      seed: of the choice.
-      most: of these cases to try.
+      seed: of the choice of pairs.
 
     Returns:
       Numbers of cases by outcome, and the failures in words.
@@ -217,9 +215,7 @@ def survive(kind: str, pairs: int, seed: int = 0, *, most: int = sys.maxsize) ->
             shutil.rmtree(folder)
             interrupt(folder, seeds, rounds)
         folder.rename(original)
-        rng = random.Random(seed)
-        tried = cases(original, pairs, rng)
-        for case in rng.sample(tried, min(most, len(tried))):
+        for case in cases(original, pairs, random.Random(seed)):
             shutil.copytree(original, folder)  # at the same place, because records name it
             for path, damage in case:
                 DAMAGES[damage](folder / path)
