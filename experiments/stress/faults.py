@@ -4,13 +4,14 @@
 
 A later call with the same file adds to it, until it has that many kills.
 
---kind selects a single run, a sweep, seeds, successive halving, or a run of two processes, of which
-one or both are killed.
+--kind selects a single run, a sweep, seeds, successive halving, a run of two processes, of which
+one or both are killed, or a sweep that is killed while its runs end.
 
-A job runs once without interruption. Then it runs again and again with a kill -9 at a random time
-after its start, or while it writes a checkpoint, until it finishes. After every kill the records
-must be complete, except for a torn last line of a round after the last checkpoint; at the end
-metrics.jsonl must be equal except for times, and model.safetensors must be bit-identical.
+A job runs once without interruption. Then it runs again and again with a kill -9 until it finishes:
+at a random time after its start or while it writes a checkpoint, or, for a sweep that ends, while
+it writes its summaries. After every kill the records must be complete, except for a torn last line
+of a round after the last checkpoint; at the end metrics.jsonl must be equal except for times, and
+model.safetensors must be bit-identical.
 """
 
 import json
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from absl import app, flags
 
 from experiments.benchmarks import reporting
 from jaxfed.recording.checkpoints import FOLDER
-from jaxfed.recording.run_files import CONFIG, METRICS, MODEL, SUMMARY
+from jaxfed.recording.run_files import CONFIG, METRICS, MODEL, SUMMARIES, SUMMARY
 from jaxfed.sweeps.sweep import TABLE
 from jaxfed.sweeps.training import SHARED
 
@@ -51,7 +52,11 @@ KINDS = {
     'seeds': (*SMALL, '--rounds=60', '--devices=1', '--seeds=2'),
     'halving': (*SMALL, '--rounds=60', '--devices=1', GRID, '--halving=50', '--validation=0.2'),
     'processes': (*SMALL, '--rounds=60', '--num_processes=2'),
+    'endings': (*SMALL, '--rounds=3', '--devices=1', '--seeds=8'),
 }
+
+
+Moment = Callable[[Path, float], bool]  # of a work directory and the start of its process
 
 
 class Count(NamedTuple):
@@ -59,6 +64,7 @@ class Count(NamedTuple):
 
     kills: int
     in_checkpoint: int  # kills while a checkpoint was being written
+    in_summaries: int  # kills while the summaries of a program were being written
     before_training: int
     survivors: int  # processes that another one's end has stopped
     runs: int  # that were finished
@@ -135,6 +141,15 @@ def is_writing(workdir: Path, since: float) -> bool:
         return False
 
 
+def is_ending(workdir: Path, since: float) -> bool:
+    """Whether the summaries of a program are being written, begun after `since`."""
+    try:
+        paths = workdir.glob(f'{SHARED}/*/{SUMMARIES}')
+        return any(path.stat().st_ctime > since for path in paths)
+    except FileNotFoundError:  # all have just been written
+        return False
+
+
 def saved_round(workdir: Path) -> int:
     """Round of the newest complete checkpoint, 0 without one."""
     names = [path.name for path in checkpoints(workdir)]
@@ -152,7 +167,7 @@ def recorded(workdir: Path) -> list[dict[str, Any]]:
 
 
 def kill_one(
-    workdir: Path, job: Sequence[str], delay: float, in_checkpoint: bool, victims: int = 1
+    workdir: Path, job: Sequence[str], delay: float, moment: Moment | None, victims: int = 1
 ) -> str:
     """Starts the job and kills it.
 
@@ -160,12 +175,12 @@ def kill_one(
       workdir: its work directory.
       job: its flags.
       delay: seconds after its first record, or after its start if negative.
-      in_checkpoint: whether to wait for a checkpoint that is being written.
+      moment: what to wait for then, if anything.
       victims: the processes to kill, as a sum of 1 for the first and 2 for the second.
 
     Returns:
       'finished' if the job ended before, else the phase in which it was killed: 'checkpoint',
-      'training' or 'before'.
+      'summaries', 'training' or 'before'.
     """
     before = lines_of(workdir)
     since, began = time.time(), time.monotonic()
@@ -177,10 +192,10 @@ def kill_one(
     while delay > 0 and not ended() and lines_of(workdir) == before:
         time.sleep(0.01)
     time.sleep(abs(delay))
-    while in_checkpoint and not ended() and not is_writing(workdir, since):
+    while moment and not ended() and not moment(workdir, since):
         time.sleep(0.0005)
         if time.monotonic() - began > 3600:
-            raise RuntimeError(f'{workdir} wrote no checkpoint in an hour.')
+            raise RuntimeError(f'{workdir} did not reach the moment of the kill in an hour.')
     by_itself = ended()
     for number, process in enumerate(processes):
         if not by_itself and victims >> number & 1:
@@ -193,6 +208,8 @@ def kill_one(
         raise RuntimeError(f'the job ended with {codes} by itself:\n{log[-2000:]}')
     if not any(codes):
         return 'finished'
+    if is_ending(workdir, since):
+        return 'summaries'
     if is_writing(workdir, since):
         return 'checkpoint'
     return 'training' if delay > 0 else 'before'
@@ -219,7 +236,7 @@ def check_kill(workdir: Path, reference: Path, before: int) -> tuple[int, int]:
     for path in runs_in(workdir):
         # A sweep that was killed before its first run has one name and no lines.
         kept, lines = recorded(path), whole.get(path.name) or whole.get(reference.name, [])
-        if (path / SUMMARY).exists():  # it needs no checkpoint
+        if (path / SUMMARY).exists() or is_ending(workdir, 0):  # it needs no checkpoint
             failures += kept != lines
             continue
         unfinished = True
@@ -230,13 +247,16 @@ def check_kill(workdir: Path, reference: Path, before: int) -> tuple[int, int]:
     return repeated, failures + (unfinished and saved < before)
 
 
-def survive(kills: int, seed: int, job: Sequence[str] = (*JOB, *KINDS['run'])) -> Count:
+def survive(
+    kills: int, seed: int, job: Sequence[str] = (*JOB, *KINDS['run']), *, ending: bool = False
+) -> Count:
     """Kills and resumes the job, and compares it with an uninterrupted run.
 
     Args:
       kills: in all.
       seed: of their moments.
       job: flags of the job.
+      ending: whether to kill only while the summaries of a program are written.
 
     Returns:
       Numbers of events.
@@ -258,11 +278,15 @@ def survive(kills: int, seed: int, job: Sequence[str] = (*JOB, *KINDS['run'])) -
                 early, victims = rng.random() < 0.15, rng.randint(1, most)
                 delay = -rng.uniform(0, 4) if early else rng.uniform(0, seconds / 4)
                 before = saved_round(workdir)
-                where = kill_one(workdir, job, delay, rng.random() < 0.5, victims)
+                moment = is_writing if rng.random() < 0.5 else None
+                if ending:
+                    delay, moment = 0.001, is_ending
+                where = kill_one(workdir, job, delay, moment, victims)
                 if where == 'finished':
                     break
                 counts['kills'] += 1
                 counts['in_checkpoint'] += where == 'checkpoint'
+                counts['in_summaries'] += where == 'summaries'
                 counts['before_training'] += where == 'before'
                 counts['survivors'] += victims < most
                 if not is_finished(workdir):
@@ -325,7 +349,8 @@ def main(args: flags.FlagValues) -> None:
 
     while (left := args.kills - report['kills']) > 0:
         began = time.monotonic()
-        add(survive(min(left, 10), args.seed + report['kills'], job)._asdict(), began)
+        seed, ending = args.seed + report['kills'], args.kind == 'endings'
+        add(survive(min(left, 10), seed, job, ending=ending)._asdict(), began)
     if args.pause:
         began = time.monotonic()
         report['pause'] = pause(args.pause, job)

@@ -32,7 +32,7 @@ def test_killed_locked_terminated_and_resumed(tmp_path):
     reference, workdir = tmp_path / 'reference', tmp_path / 'run'
     faults.finish(reference, JOB)
     # kill -9 while a checkpoint is written
-    where = faults.kill_one(workdir, JOB, 0.05, in_checkpoint=True)
+    where = faults.kill_one(workdir, JOB, 0.05, faults.is_writing)
     assert where in ('checkpoint', 'training')
     assert not (workdir / SUMMARY).exists()
     lines, saved = faults.recorded(workdir), faults.saved_round(workdir)
@@ -82,4 +82,10 @@ def test_one_of_two_processes_that_start_together_trains(tmp_path):
 def test_a_killed_sweep_and_pair_of_processes_continue(kind):
     rounds = ('--rounds=20', *(['--halving=10', '--validation=0.2'] if kind == 'seeds' else []))
     counts = faults.survive(2, 1, (*faults.JOB, *faults.KINDS[kind], *rounds))
+    assert counts.kills == 2 and not counts.failures
+
+
+def test_a_sweep_that_is_killed_while_its_runs_end_continues():
+    job = (*faults.JOB, *faults.KINDS['endings'])
+    counts = faults.survive(2, 1, job, ending=True)
     assert counts.kills == 2 and not counts.failures
