@@ -8,6 +8,7 @@ programs.
 import argparse
 import contextlib
 import os
+import signal
 
 import hypothesis
 import jax
@@ -44,6 +45,12 @@ def positive(text):
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f'must be at least 1, got {number}.')
     return number
+
+
+@pytest.fixture(scope='session', autouse=True)
+def interrupts():
+    """SIGINT has an effect, also if a shell that starts the tests in the background ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope='session', autouse=True)

@@ -6,7 +6,7 @@ import tracemalloc
 from pathlib import Path
 
 MIB = 2**20
-SLACK = 64  # MiB that modules, at their first use, and other threads may take
+SLACK = 16  # MiB that modules and other threads may take
 
 
 @contextlib.contextmanager
