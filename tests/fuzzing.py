@@ -35,6 +35,7 @@ from jaxfed.data import load_npz
 from jaxfed.data.prepare import RECIPES, Official
 from jaxfed.internal import files
 from jaxfed.internal.type_checks import printable
+from jaxfed.partition import make_partition
 from jaxfed.recording import log, run_files
 from jaxfed.recording.checkpoints import FOLDER, open_checkpoints, restore
 from jaxfed.recording.checkpoints import save as save_checkpoint
@@ -222,6 +223,33 @@ def make_npz(folder: Path):
     whole = npz_of()
     of_whole = st.builds(damaged, st.sampled_from([whole, packed(whole)]), DAMAGE)
     return of_whole | st.binary(max_size=200), check
+
+
+def make_partition_file(folder: Path):
+    """A file of the examples of each client."""
+    clients = [[4, 0], [], [7, 2, 5]]
+    lists = {'clients': clients, 'num_examples': 8}
+    indices = [{'train': client} for client in clients]
+    forms = [clients, lists, {'data_indices': indices}, {'data_indices': {'0': indices[0]}}]
+    buffer = io.BytesIO()
+    np.savez(buffer, indices=np.concatenate(clients).astype(int), sizes=[2, 0, 3], num_examples=8)
+
+    def check(given):
+        suffix, content = given
+        path = folder / f'given.{suffix}'
+        path.write_bytes(content)
+        with accepted_or_refused(path.name):
+            parts = make_partition(
+                'file', np.arange(8), num_clients=3, seed=0, partition_file=str(path)
+            )
+            held = np.concatenate(parts)
+            assert len(set(held)) == len(held) and set(held) <= set(range(8))
+
+    whole = buffer.getvalue()
+    arrays = st.builds(damaged, st.sampled_from([whole, packed(whole)]), DAMAGE)
+    values = st.builds(with_value, st.sampled_from(forms), PATH, JSON).map(json.dumps)
+    texts = st.builds(damaged, values.map(str.encode), DAMAGE) | values.map(str.encode)
+    return st.tuples(st.just('npz'), arrays) | st.tuples(st.just('json'), texts), check
 
 
 PICTURES = [archives.encoded(archives.plain(32, 7), kind) for kind in ('png', 'jpeg')]
@@ -538,6 +566,7 @@ TARGETS = {
     'flag files': Target(make_flagfile, 100),
     'settings': Target(make_settings, 150),
     'npz': Target(make_npz, 400),
+    'partition files': Target(make_partition_file, 200),
     'archives': Target(make_archive, 200),
     'model.safetensors, damaged': Target(make_model_bytes, 150),
     'model.safetensors, untrue': Target(make_model_metadata, 50),

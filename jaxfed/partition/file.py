@@ -10,7 +10,7 @@ import numpy as np
 from jaxfed.partition.checks import Seed
 
 SUFFIXES = ('.json', '.npz')
-_WRONG = (ValueError, TypeError, KeyError, RecursionError, zipfile.BadZipFile)
+_MOST = 2**31  # bytes that an .npz file may unpack to: the indices of 2^28 examples
 
 
 def file(
@@ -100,7 +100,7 @@ def read_indices(path: str | Path) -> tuple[list[np.ndarray], int | None]:
     try:
         lists, number = (_of_npz if path.suffix == '.npz' else _of_json)(path)
         return [_indices(client) for client in lists], None if number is None else int(number)
-    except (OSError, EOFError, *_WRONG) as error:
+    except Exception as error:  # the readers of a damaged file raise errors of many types
         reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
         raise ValueError(
             f'{source} cannot be read ({reason}); it must list the indices of each client, as '
@@ -123,6 +123,10 @@ def _of_json(path: Path) -> tuple[Any, Any]:
 
 def _of_npz(path: Path) -> tuple[Any, Any]:
     """The clients' arrays and the number of examples."""
+    with zipfile.ZipFile(path) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    if size > _MOST:
+        raise ValueError(f'it unpacks to {size / 2**30:.1f} GiB, more than {_MOST / 2**30:.0f} GiB')
     with np.load(path, allow_pickle=False) as arrays:
         indices, sizes = _indices(arrays['indices']), _indices(arrays['sizes'])
         if (sizes < 0).any() or sizes.sum() != len(indices):

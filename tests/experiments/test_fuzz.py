@@ -2,7 +2,7 @@
 
 The short form checks the same few hundred inputs of every target in each run. Many random ones:
 
-    python -m pytest tests/experiments/test_fuzz.py --fuzz_inputs=60000 --fuzz_seed=1000 -rP
+    python -m pytest -m '' tests/experiments/test_fuzz.py --fuzz_inputs=60000 --fuzz_seed=1000 -rP
 """
 
 import argparse

@@ -2,6 +2,7 @@
 
 import json
 import os
+import zipfile
 
 import numpy as np
 import pytest
@@ -103,6 +104,11 @@ def test_files_that_cannot_be_read(tmp_path):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=f'{name} cannot be read'):
             read_indices(tmp_path / name)
+    with zipfile.ZipFile(tmp_path / 'bomb.npz', 'w') as archive:
+        archive.writestr('indices.npy', b'')
+        archive.infolist()[0].file_size = 3 * 2**30  # for the directory at the end
+    with pytest.raises(ValueError, match='unpacks to 3[.]0 GiB, more than 2 GiB'):
+        read_indices(tmp_path / 'bomb.npz')
     np.savez(tmp_path / 'd.npz', indices=np.array([None]), sizes=[1])  # a pickle
     with pytest.raises(ValueError, match=r'd\.npz cannot be read .*allow_pickle'):
         read_indices(tmp_path / 'd.npz')
