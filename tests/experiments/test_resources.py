@@ -37,7 +37,7 @@ def test_no_temporary_files_are_left_after_a_kill(tmp_path, monkeypatch):
     monkeypatch.setenv('TMPDIR', str(temporary))
     monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path / 'cache'))
     monkeypatch.setenv('PYTHONPATH', os.getcwd())
-    faults.kill_one(workdir, JOB, 0.05, in_checkpoint=True)
+    faults.kill_one(workdir, JOB, 0.05, faults.is_writing)
     assert not list(temporary.iterdir())
     faults.finish(workdir, JOB)
     assert not list(temporary.iterdir())
