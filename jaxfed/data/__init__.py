@@ -77,7 +77,7 @@ def check_source(
 ) -> None:
     """Raises a ValueError if a dataset's name and its file, folder or columns do not match."""
     for field, column in columns._asdict().items():
-        if column is not None and not name.startswith(PREFIX):
+        if column is not None and not name.startswith((PREFIX, ARRAYS_PREFIX)):
             raise ValueError(
                 f'--{field}_column={column} needs --dataset={PREFIX}NAME, got --dataset={name}.'
             )

@@ -86,8 +86,8 @@ def from_huggingface(
       name: of the dataset.
 
     Raises:
-      ValueError: if a split or a column is missing, or columns have other values; or if an image
-        cannot be read, or has more than 8 bits per channel or 2^24 pixels.
+      ValueError: if a split or a column is missing, or columns have other values; if a split has a
+        transform; or if an image cannot be read, or has more than 8 bits a channel or 2^24 pixels.
     """
     test = next((name for name in ('test', 'validation') if name in splits), None)
     if 'train' not in splits or test is None:
@@ -98,6 +98,11 @@ def from_huggingface(
     empty = [part for part, split in parts.items() if not len(split)]
     if empty:
         raise ValueError(f'{source}: {_list(empty)} has no examples.')
+    for part, split in parts.items():
+        if split.format['type'] == 'custom':
+            raise ValueError(
+                f'{source}: {part} has a transform, which jaxfed does not apply: remove it.'
+            )
     train = parts['train']
     inputs, label = _columns(train, source, columns)
     missing = {inputs, label} - {*parts['test'].column_names}
@@ -199,8 +204,6 @@ def _images(split: Any, column: str, mode: str, where: str) -> Iterator[np.ndarr
 def _decoded(split: Any, column: str, where: str) -> Iterator[tuple[Image.Image, bool]]:
     """Yields each image as `datasets` decodes it, and whether it has more than 8 bits a channel."""
     feature = split.features[column]
-    if split.format['type'] == 'custom':
-        raise ValueError(f'{where} has a transform, which jaxfed does not apply: remove it.')
     # `datasets` itself decodes any size and format.
     encoded = split.with_format(None).select_columns(column)
     encoded = encoded.cast_column(column, type(feature)(decode=False))

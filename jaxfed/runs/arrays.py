@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxfed.config import DEFAULTS, Config
-from jaxfed.data import ARRAYS_PREFIX, from_huggingface
+from jaxfed.data import ARRAYS_PREFIX, NO_COLUMNS, Columns, from_huggingface
 from jaxfed.data.arrays import ARRAYS, make_dataset
 from jaxfed.internal.digest import digest
 from jaxfed.types import Dataset
@@ -16,13 +16,18 @@ from jaxfed.types import Dataset
 _DIGITS = 8  # of the digest
 
 
-def checked_arrays(dataset: Dataset | Mapping[str, Any]) -> Dataset:
+def checked_arrays(dataset: Dataset | Mapping[str, Any], columns: Columns = NO_COLUMNS) -> Dataset:
     """Returns a user's dataset checked and converted, with the recorded name and a digest.
 
-    A mapping of splits is one of Hugging Face's library `datasets`.
+    A mapping of splits is one of Hugging Face's library `datasets`; only these have columns.
     """
     if isinstance(dataset, Mapping):
-        dataset = from_huggingface(dataset, 'dataset')
+        dataset = from_huggingface(dataset, 'dataset', columns)
+    elif columns != NO_COLUMNS:
+        raise ValueError(
+            'image_column, label_column and user_column select columns of --dataset=hf:NAME or of '
+            'splits passed as dataset; omit them.'
+        )
     if not isinstance(dataset, Dataset):
         raise ValueError(
             'dataset must be a jaxfed.Dataset or a datasets.DatasetDict, got '

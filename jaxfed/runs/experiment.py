@@ -25,7 +25,7 @@ from jaxfed.recording import run_files, trackers
 from jaxfed.runs import checks, config_flags
 from jaxfed.runs.arrays import checked_arrays, name_arrays
 from jaxfed.runs.attack import with_attack
-from jaxfed.runs.deal import Dealt, data_digest, deal
+from jaxfed.runs.deal import Dealt, columns_of, data_digest, deal
 from jaxfed.runs.own_optimizer import name_optimizers
 from jaxfed.runs.privacy import check_privacy
 from jaxfed.runs.seeds import sample_cohort
@@ -75,7 +75,7 @@ def set_up(
       method: used instead of the one that `config.method` names.
       dataset: arrays in memory, used instead of the data that `config.dataset` names.
     """
-    arrays = None if dataset is None else checked_arrays(dataset)
+    arrays = None if dataset is None else checked_arrays(dataset, columns_of(config))
     if arrays is not None:
         config = name_arrays(config, arrays)
     (config,) = name_optimizers([config])

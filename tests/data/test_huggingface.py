@@ -1,5 +1,6 @@
 """Datasets of Hugging Face's library, made on the spot."""
 
+import dataclasses
 import io
 
 import numpy as np
@@ -9,6 +10,8 @@ from PIL import Image
 
 import jaxfed
 from jaxfed.data import Columns, from_huggingface, huggingface, load_dataset
+from jaxfed.runs.experiment import make_experiment, set_up
+from jaxfed.sweeps.runner import share_images
 from tests import memory
 
 hf = pytest.importorskip('datasets')
@@ -236,5 +239,30 @@ def test_a_format_is_ignored_and_a_transform_refused(kind, monkeypatch, tmp_path
     if kind == 'numpy':
         check(from_huggingface(made.with_format('numpy', columns=['img', 'fine']), 'dataset'))
         return
-    with pytest.raises(ValueError, match=r'dataset: train has a transform, which .*: remove it'):
-        from_huggingface(made.with_transform(lambda rows: rows), 'dataset')
+    for changed in (made, hf.DatasetDict({'train': rows(), 'test': rows()})):
+        with pytest.raises(ValueError, match=r'dataset: train has a transform, which .*: remove'):
+            from_huggingface(changed.with_transform(lambda rows: rows), 'dataset')
+
+
+def test_columns_of_splits_from_python(tmp_path):
+    split = rows(z=(-np.arange(200.0)).reshape(40, 5).tolist(), y=[0, 1] * 20)
+    made = {'train': split, 'test': split}
+    hf.DatasetDict(made).save_to_disk(tmp_path / 'saved')
+    config = jaxfed.Config(
+        model='mlp', num_clients=2, clients_per_round=1, partition='iid', label_column='y'
+    )
+    first, second = (dataclasses.replace(config, image_column=name) for name in ('x', 'z'))
+    with pytest.raises(ValueError, match='the columns of dataset must be the same in all of them'):
+        jaxfed.simulate_all({'x': first, 'z': second}, tmp_path / 'runs', dataset=made)
+    of_python = [
+        set_up(dataclasses.replace(c, workdir=str(tmp_path / c.image_column)), dataset=made)
+        for c in (first, second)
+    ]
+    named = {'dataset': 'hf:saved', 'data_dir': str(tmp_path)}
+    of_files = share_images(
+        make_experiment(dataclasses.replace(c, **named)) for c in (first, second, first)
+    )
+    for found in of_python, of_files:
+        assert found[0].dealt.dataset.x_train.max() == 199
+        assert found[1].dealt.dataset.x_train.max() == 0
+    assert of_files[0].dealt.dataset.x_train is of_files[2].dealt.dataset.x_train

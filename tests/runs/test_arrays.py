@@ -56,6 +56,12 @@ def test_a_run_continues_with_the_same_arrays_only(tmp_path):
         set_up(config, dataset=features(x_train=changed))
 
 
+def test_arrays_have_no_columns(tmp_path):
+    config = jaxfed.Config(**TINY, workdir=str(tmp_path / 'run'), label_column='y')
+    with pytest.raises(ValueError, match=r'label_column and .* or of splits .*; omit them'):
+        set_up(config, dataset=features())
+
+
 def test_all_experiments_use_the_arrays(tmp_path):
     configs = {f'{seed}': jaxfed.Config(**TINY, seed=seed) for seed in (0, 1)}
     first = jaxfed.simulate_all(configs, tmp_path, dataset=features())
