@@ -6,6 +6,7 @@ liveness are high unless a process is known to be lost.
 """
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -594,6 +595,19 @@ def test_the_relay_serves_its_own_process_only(monkeypatch):
             far.close()
             assert own.recv(9) == b''
     assert len(lost) == 1
+
+
+def test_the_gate_survives_a_lack_of_descriptors():
+    answers = [OSError(errno.EMFILE, 'Too many open files'), ('near', 'address')]
+
+    class Server:
+        def accept(self):
+            answer = answers.pop(0)
+            if isinstance(answer, OSError):
+                raise answer
+            return answer
+
+    assert gate.accept_one(Server()) == ('near', 'address')
 
 
 def test_the_gate_admits_one_process_for_each_number():

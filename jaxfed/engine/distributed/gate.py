@@ -11,7 +11,9 @@ import functools
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 PATIENCE = 30.0  # seconds for the first line of a connection
 ADMITTED, TAKEN = b'admitted\n', b'taken\n'
@@ -69,10 +71,19 @@ def open_gate(server: socket.socket, service: int) -> None:
 
     def accept() -> None:
         while True:
-            near, _ = server.accept()
+            near, _ = accept_one(server)
             threading.Thread(target=admit, args=(near,), daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
+
+
+def accept_one(server: socket.socket) -> tuple[socket.socket, Any]:
+    """Accepts a connection; waits while this process has no free descriptors, for example."""
+    while True:
+        try:
+            return server.accept()
+        except OSError:
+            time.sleep(0.1)
 
 
 def _introduced(near: socket.socket) -> tuple[int, str]:

@@ -91,7 +91,7 @@ def relay(address: str, process: int) -> str:
 
     def accept() -> None:
         while True:
-            near, (_, peer) = server.accept()
+            near, (_, peer) = gate.accept_one(server)
             if not _is_own(peer):
                 near.close()
                 continue
