@@ -4,7 +4,9 @@ Orbax renames the folder of a checkpoint when it is complete, so a process that 
 leaves the previous checkpoint intact.
 """
 
+import errno
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +24,12 @@ FOLDER = 'checkpoints'
 
 # Orbax, tensorstore and json raise these for damaged files; a MemoryError is not damage.
 _DAMAGED = (ValueError, LookupError, TypeError, AttributeError, OSError, RuntimeError)
+
+# Failures to read a file that may be intact: of the disk, the network or the limits of a process.
+_PASSING = {
+    errno.EACCES, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EPERM, errno.ESTALE,
+    errno.ETIMEDOUT,
+}  # fmt: skip
 
 
 class Saved(NamedTuple):
@@ -133,6 +141,7 @@ def restore(
 
     Raises:
       ValueError: if no checkpoint can be used.
+      OSError: if the newest cannot be read now, but may be intact.
     """
     damaged: dict[int, str] = {}
     for step in sorted(manager.all_steps(), reverse=True):
@@ -140,6 +149,8 @@ def restore(
             state, lines = _read(manager, step, like)
             check(step, state, lines)
         except _DAMAGED as error:
+            if _os_error(error) in _PASSING:
+                raise OSError(f'the checkpoint of round {step} cannot be read: {error}') from error
             damaged[step] = _first_line(error)
             continue
         for other, reason in damaged.items():
@@ -174,6 +185,14 @@ def _read(manager: Any, step: int, like: PyTree) -> tuple[PyTree, Sequence[str]]
     if not _mark(step, leaves).items() <= read['info'].items():
         raise ValueError('its digest does not match')
     return _fill(like, leaves), read['info'].get('lines', ())  # earlier versions wrote none
+
+
+def _os_error(error: BaseException) -> int | None:
+    """Return the number of an error of the operating system, which tensorstore has in its text."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"os_error_code='(\d+)'", str(error))
+    return int(found[1]) if found else None
 
 
 def _mark(round_: int, leaves: dict[str, np.ndarray]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxfed.config import Config, settings_that_affect
+from jaxfed.config import FIELDS, Config, settings_that_affect
 from jaxfed.internal.files import (
     check_writable,
     exclusive_lock,
@@ -183,6 +183,8 @@ def in_words(differing: Mapping[str, tuple[Any, Any]], words: str) -> list[str]:
       words: between the values, such as '{} there, {} here'.
     """
     pairs = {name: words.format(*values) for name, values in differing.items()}
+    if 'method' in pairs:  # then its parts and their hyper-parameters differ, too
+        pairs = {name: text for name, text in pairs.items() if name in FIELDS}
     return [printable(f'--{name}={values}') for name, values in pairs.items()]
 
 

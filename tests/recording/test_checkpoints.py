@@ -1,5 +1,6 @@
 """Checkpoints: saved states are restored, damaged ones are refused."""
 
+import errno
 import logging
 import shutil
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import tensorstore
 
+from jaxfed.recording import checkpoints
 from jaxfed.recording.checkpoints import FOLDER, open_checkpoints, restore, save
 from tests.recorded_runs import make_state
 
@@ -65,6 +67,24 @@ def test_an_older_checkpoint_is_used_if_the_newest_fails_a_check(written, tmp_pa
     assert message == (
         'checkpoint of round 5 cannot be used (its lines are torn): continuing after round 2'
     )
+
+
+@pytest.mark.parametrize(
+    'error',
+    [OSError(errno.EIO, 'Input/output error'), ValueError("... [os_error_code='24']")],
+)
+def test_a_checkpoint_that_may_be_intact_is_kept(written, tmp_path, monkeypatch, error):
+    shutil.copytree(written, tmp_path / 'run')
+
+    def fail(*arguments):
+        raise error
+
+    with open_checkpoints(tmp_path / 'run', keep=2) as manager:
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoints, '_read', fail)
+            with pytest.raises(OSError, match=r'the checkpoint of round 5 cannot be read: .*r'):
+                restore(manager, make_state(0))
+        assert restore(manager, make_state(0)).round == 5
 
 
 def test_an_empty_folder_has_no_checkpoint(tmp_path):

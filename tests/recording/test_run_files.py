@@ -150,6 +150,9 @@ def test_a_run_is_resumed_with_the_same_settings_only(tmp_path):
         started(workdir, alpha=0.5, rounds=31)
     with pytest.raises(ValueError, match=r'already holds a run \(config.json\)'):
         started(workdir, alpha=0.3, resume=False)
+    # The hyper-parameters of another method would be flags that do not exist.
+    with pytest.raises(ValueError, match=r'\(--method=fedavg there, fedprox here\)'):
+        started(workdir, alpha=0.3, method='fedprox')
     assert (workdir / run_files.CONFIG).read_bytes() == before
     (workdir / run_files.SUMMARY).write_text('{}')
     with pytest.raises(ValueError, match='already holds a finished run'):
