@@ -84,7 +84,8 @@ def simulate(
 
     Raises:
       ValueError: if a setting or the data is invalid, before anything is written.
-      TooLarge: if it does not fit into the devices' memory, before the first round.
+      TooLarge: if it does not fit into the devices' memory; after the first round only if they run
+        out of memory nevertheless.
       Unavailable: if a chosen tracker cannot be opened, before the first round.
       Diverged: if training produces values that are not finite.
     """
@@ -114,7 +115,8 @@ def train(
       As `simulate`.
 
     Raises:
-      TooLarge: if it does not fit into the devices' memory, before the first round.
+      TooLarge: if it does not fit into the devices' memory; after the first round only if they run
+        out of memory nevertheless.
       Unavailable: if a chosen tracker cannot be opened, before the first round.
       ValueError: if another process uses the work directory, or its content is damaged.
       Diverged: if training produces values that are not finite; earlier rounds stay recorded.
@@ -173,6 +175,7 @@ def train_experiments(
     quiet: bool = False,
     watch: Watch = lambda x, entry: None,
     stop: Stop = never,
+    last: bool = True,
     remote: Prepare | None = None,
 ) -> list[Result | Diverged]:
     """Train X experiments in one program, each recorded in its work directory.
@@ -185,6 +188,8 @@ def train_experiments(
       quiet: show no progress; several experiments never show any.
       watch: called with the number of an experiment and its entry, after it is recorded.
       stop: called after each round; returns the experiments that stop early.
+      last: whether the caller trains no others after these. If it does, a signal in their last
+        round ends it.
       remote: used instead of `prepare`, if other machines train the clients.
 
     Returns:
@@ -225,9 +230,12 @@ def train_experiments(
                 for experiment, result in zip(experiments, results, strict=True)
             }
             run_files.write_summaries(summaries, folder)
+            signal = signal_received()
         # A single experiment that diverged is not finished and keeps its checkpoints.
         if any(summaries.values()) or len(results) > 1:
             shutil.rmtree(folder / FOLDER, ignore_errors=True)
+    if signal and not last:
+        raise Interrupted('stopped after the last round of an experiment', signal)
     return results
 
 

@@ -15,6 +15,7 @@ from jaxfed.internal import console, files
 from jaxfed.recording import log, run_files
 from jaxfed.recording.progress import grid_progress
 from jaxfed.runs.arrays import checked_arrays, name_arrays
+from jaxfed.runs.deal import columns_of
 from jaxfed.runs.experiment import Experiment, make_experiment
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.load import load
@@ -23,7 +24,7 @@ from jaxfed.runs.program_cache import kept_programs
 from jaxfed.runs.rounds import never
 from jaxfed.runs.seeds import seed_of
 from jaxfed.runs.simulate import Diverged, Result
-from jaxfed.sweeps.training import SHARED, StopOf, finish_program, group, train_group
+from jaxfed.sweeps.training import StopOf, finish_program, group, train_group, unwritten
 from jaxfed.types import Dataset
 
 _TURN = 20.0  # seconds of waiting for a lock before its holder is asked for
@@ -71,7 +72,7 @@ def share_images(experiments: Iterable[Experiment]) -> list[Experiment]:
     shared = []
     for experiment in experiments:
         config, dataset = experiment.config, experiment.dealt.dataset
-        source = config.dataset, config.data_dir, config.npz, config.path
+        source = config.dataset, config.data_dir, config.npz, config.path, columns_of(config)
         # A seed selects the held-out examples.
         seed = seed_of(config, 'validation') if config.validation else None
         dataset = dataset._replace(
@@ -145,7 +146,11 @@ def _train_claimed(
     set_up: Callable[[int], Experiment],
     train: Callable[[Mapping[int, Experiment]], Sequence[Result | Exception]],
 ) -> dict[int, Result | Exception]:
-    """Train the experiments of a group that no other process trains."""
+    """Train the experiments of a group that no other process trains, or has trained."""
+    try:
+        finish_programs(folder)
+    except (ValueError, OSError) as error:
+        return dict.fromkeys(workdirs, error)
     with _claim(workdirs, folder) as failed:
         results: dict[int, Result | Exception] = {**failed}
         experiments: dict[int, Experiment] = {}
@@ -173,16 +178,16 @@ def _wait_for_lock(path: Path) -> contextlib.AbstractContextManager[Any]:
     Raises:
       ValueError: if the lock seems to be left over.
     """
-    turns = 0  # in which the holder was unknown
+    turns = 0
     while True:
         try:
             return files.lock(path, timeout=_TURN)
         except Timeout as error:
             advice = files.removal(error)
-        turns = turns + 1 if advice else 0
+        turns += 1
         if turns == 1:
-            console.show_warning(f'waiting for another process to remove {path}.')
-        elif turns == _TURNS:
+            console.show_warning(f'waiting for another process, which holds {path}.')
+        if turns >= _TURNS and advice:
             raise ValueError(f'another process holds {path}: wait for it{advice}.')
 
 
@@ -196,9 +201,9 @@ def finish_programs(folder: Path) -> None:
       ValueError: if a record of such a program is damaged.
       OSError: if a summary cannot be written.
     """
-    if any((folder / SHARED).glob(f'*/{run_files.SUMMARIES}')):
+    if unwritten(folder):
         with _wait_for_lock(folder / '.claim.lock'):
-            for path in sorted((folder / SHARED).glob(f'*/{run_files.SUMMARIES}')):
+            for path in unwritten(folder):
                 finish_program(path, folder)
 
 
@@ -230,6 +235,24 @@ def _claim(workdirs: Mapping[int, Path], folder: Path) -> Iterator[dict[int, Exc
         yield failed
 
 
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make a folder of experiments and lock it; an error removes it if nothing is in it.
+
+    Raises:
+      ValueError: if another process has locked it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with files.exclusive_lock(folder):
+        try:
+            yield
+        except BaseException:
+            if [path.name for path in folder.iterdir()] == ['.lock']:
+                (folder / '.lock').unlink()
+                folder.rmdir()
+            raise
+
+
 def read_result(workdir: Path) -> Result:
     """Read the result of a finished experiment."""
     model, summary = load(workdir), run_files.read_summary(workdir / run_files.SUMMARY)
@@ -252,7 +275,8 @@ def simulate_all(
     Args:
       configs: name -> settings; the experiment's work directory is `folder/name`.
       folder: the parent of the work directories; created if it does not exist.
-      dataset: arrays in memory instead of the data that the settings name; as in `simulate`.
+      dataset: arrays in memory instead of the data that the settings name; as in `simulate`. The
+        settings must name the same columns.
       quiet: show no progress; by default progress is shown in a terminal and in a notebook.
       compilation_cache: keep compiled programs in ~/.cache/jaxfed, so that a later run of the same
         program does not compile again.
@@ -269,7 +293,10 @@ def simulate_all(
     for name in configs:
         if not name or Path(name).name != name or name.startswith('.'):
             raise ValueError(f'configs: {name!r} must be the name of a folder, without a slash.')
-    arrays = None if dataset is None else checked_arrays(dataset)
+    columns = {columns_of(config) for config in configs.values()}
+    if dataset is not None and len(columns) > 1:
+        raise ValueError('configs: the columns of dataset must be the same in all of them.')
+    arrays = None if dataset is None else checked_arrays(dataset, *columns)
     if arrays is not None:
         configs = {name: name_arrays(config, arrays) for name, config in configs.items()}
     configs = dict(zip(configs, name_optimizers(configs.values()), strict=True))
@@ -277,20 +304,13 @@ def simulate_all(
         name: dataclasses.replace(config, workdir=str(place / name))
         for name, config in configs.items()
     }
-    finish_programs(place)
-    names = [name for name, config in placed.items() if not is_done(config)]
-    unfinished = [placed[name] for name in names]
     quiet = not console.is_watched() if quiet is None else quiet
-    place.mkdir(parents=True, exist_ok=True)
-    with files.exclusive_lock(place), kept_programs(compilation_cache):
+    with locked(place), kept_programs(compilation_cache):
+        finish_programs(place)
+        names = [name for name, config in placed.items() if not is_done(config)]
+        unfinished = [placed[name] for name in names]
         groups = group(unfinished, place)
-        try:
-            experiments = set_up_all(unfinished, arrays)
-        except BaseException:
-            (place / '.lock').unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # if another file is in it
-                place.rmdir()
-            raise
+        experiments = set_up_all(unfinished, arrays)
         results = run_groups(
             unfinished,
             place,

@@ -22,8 +22,15 @@ from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.prepare import memory_in_words, prepare
 from jaxfed.runs.shared_program import TRACER_ERRORS
 from jaxfed.sweeps.halving import halving
-from jaxfed.sweeps.runner import finish_programs, is_done, run_groups, set_up_all, share_images
-from jaxfed.sweeps.training import group
+from jaxfed.sweeps.runner import (
+    finish_programs,
+    is_done,
+    locked,
+    run_groups,
+    set_up_all,
+    share_images,
+)
+from jaxfed.sweeps.training import group, unwritten
 
 TABLE = 'sweep.csv'
 SETTINGS_FILE = 'sweep.json'  # the settings that are not those of a run
@@ -223,16 +230,15 @@ def run(
         process.
       OSError: if data cannot be read, or the table cannot be written.
     """
-    finish_programs(folder)
-    unfinished, groups = _plan(members, folder, rungs=rungs, most=most)
-    experiments = set_up_all(member.config for member in unfinished)
-    folder.mkdir(parents=True, exist_ok=True)
-    console.say(
-        f'{len(members) - len(unfinished)} of {len(members)} experiments done, '
-        f'{len(unfinished)} to train in {console.counted(len(groups), "group")}.',
-        quiet=quiet,
-    )
-    with files.exclusive_lock(folder):
+    with locked(folder):
+        finish_programs(folder)
+        unfinished, groups = _plan(members, folder, rungs=rungs, most=most)
+        experiments = set_up_all(member.config for member in unfinished)
+        console.say(
+            f'{len(members) - len(unfinished)} of {len(members)} experiments done, '
+            f'{len(unfinished)} to train in {console.counted(len(groups), "group")}.',
+            quiet=quiet,
+        )
         files.write_json(folder / SETTINGS_FILE, {'halving': _halving(rungs)})
         run_groups(
             [member.config for member in unfinished],
@@ -299,6 +305,12 @@ def show_dry_run(
         'Nothing was trained.',
         quiet=False,
     )
+    if unwritten(folder):
+        console.say(
+            'Of these, some are trained, but ended before their summaries were written; the next '
+            'call writes them.',
+            quiet=False,
+        )
 
 
 def describe(members: Sequence[Member]) -> str:

@@ -49,6 +49,11 @@ def program_size(config: Config, *, most: int = 0) -> int:
     return most or (MOST_ON_CPU if on_cpu() else MOST)
 
 
+def unwritten(folder: Path) -> list[Path]:
+    """The files of programs that were trained, but ended before all summaries were written."""
+    return sorted((folder / SHARED).glob(f'*/{run_files.SUMMARIES}'))
+
+
 def finish_program(path: Path, folder: Path) -> None:
     """Write the summaries of a program that ended after training, before all had been written.
 
@@ -139,7 +144,7 @@ def _interrupted_groups(configs: Sequence[Config], folder: Path) -> list[list[in
         if not absent:
             groups.append([place.pop(member) for member in members])
         # Without `missing` the absent ones were trained alone; the other members restart.
-        elif missing and len(missing) < len(members) and any((path.parent / FOLDER).glob('[0-9]*')):
+        elif missing and len(missing) < len(members) and _has_rounds(path.parent):
             names = ', '.join(missing[:4] + ['...'] * (len(missing) > 4))
             raise ValueError(
                 f'{members[0].parent}: {len(members)} experiments were interrupted together, but '
@@ -147,6 +152,11 @@ def _interrupted_groups(configs: Sequence[Config], folder: Path) -> list[list[in
                 f'continue, or remove {path.parent} to restart them.'
             )
     return groups
+
+
+def _has_rounds(place: Path) -> bool:
+    """Whether a folder of checkpoints has one."""
+    return any((place / FOLDER).glob('[0-9]*'))
 
 
 def _has_shared_checkpoints(workdir: Path) -> bool:
@@ -182,6 +192,7 @@ def train_group(
         numbers = pending.pop(0)
         part = [experiments[x] for x in numbers]
         checkpoints = part[0].workdir if len(part) == 1 else _shared_folder(part, folder)
+        begun = _has_rounds(checkpoints)
         try:
             trained = train_experiments(
                 part,
@@ -189,10 +200,15 @@ def train_group(
                 quiet=True,
                 watch=lambda _, entry: watch(entry),
                 stop=stop_of(numbers),
+                last=False,
             )
         except TooLarge as error:
             if len(part) == 1:
                 results[numbers[0]] = error
+                continue
+            if begun:  # it did fit before
+                advice = f'free memory to continue, or remove {checkpoints} to restart in two parts'
+                results |= dict.fromkeys(numbers, TooLarge(f'{advice}: {error}'))
                 continue
             half = (len(part) + 1) // 2
             smaller = [numbers[:half], numbers[half:]]

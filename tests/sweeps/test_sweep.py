@@ -5,9 +5,10 @@ import dataclasses
 import errno
 import json
 import os
+import re
 import shutil
+import signal
 import threading
-import time
 from pathlib import Path
 
 import jax
@@ -21,10 +22,12 @@ import jaxfed
 from jaxfed import methods
 from jaxfed.config import Config
 from jaxfed.internal import console, files
+from jaxfed.internal.signals import Interrupted
 from jaxfed.methods.method import Method
 from jaxfed.recording import run_files
 from jaxfed.report.reading import read_run
 from jaxfed.runs import feed, rounds, simulate
+from jaxfed.runs.experiment import make_experiment
 from jaxfed.sweeps import runner, sweep, training
 from jaxfed.sweeps.halving import halving, parse_halving
 
@@ -396,13 +399,18 @@ def short_turns(monkeypatch):
 
 
 @pytest.fixture
-def no_flock(monkeypatch):
+def no_flock(monkeypatch, tmp_path):
     """A file system without flock, on which a lock is the existence of its file."""
+    fcntl = pytest.importorskip('fcntl')
+    inner = fcntl.flock
 
     def flock(file, operation):
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        # JAX's cache is elsewhere: its lock would never use flock again.
+        if os.fstat(file).st_ino in {path.stat().st_ino for path in tmp_path.rglob('*.lock')}:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        inner(file, operation)
 
-    monkeypatch.setattr(pytest.importorskip('fcntl'), 'flock', flock)
+    monkeypatch.setattr(fcntl, 'flock', flock)
 
 
 @pytest.mark.parametrize('name', ['.claim.lock', '.lock'])
@@ -412,7 +420,7 @@ def test_a_leftover_lock_of_a_sweep_is_named(
     (tmp_path / name).touch()  # by flock, before the folder was copied
     with pytest.raises(ValueError, match=rf'another process .*, or remove .*/\{name} if none does'):
         run(small(rounds=1), '', 1, tmp_path)
-    warning = f'warning: waiting for another process to remove {tmp_path / name}.\n'
+    warning = f'warning: waiting for another process, which holds {tmp_path / name}.\n'
     assert capsys.readouterr().err == warning * (name == '.claim.lock')
 
 
@@ -429,20 +437,27 @@ def test_a_leftover_lock_of_a_run_is_named(cheap_runs, tmp_path, no_flock, name,
     assert f', or remove {tmp_path / name} if none does.' in shown
 
 
-def test_a_process_waits_for_its_turn(cheap_runs, tmp_path, short_turns, capsys):
-    held = threading.Event()
+def test_a_process_waits_for_its_turn(cheap_runs, tmp_path, short_turns, monkeypatch):
+    held, waits = threading.Event(), threading.Event()
+    shown = []
 
     def hold():  # a lock belongs to its thread
         with files.lock(tmp_path / '.claim.lock'):
             held.set()
-            time.sleep(0.5)
+            waits.wait()
 
+    def show_warning(text):
+        shown.append(text)
+        waits.set()
+
+    monkeypatch.setattr(runner.console, 'show_warning', show_warning)
     thread = threading.Thread(target=hold)
     thread.start()
     held.wait()
     _, outcomes = run(small(rounds=1), '', 1, tmp_path)
     thread.join()
-    assert not outcomes[0].failed and not capsys.readouterr().err
+    assert not outcomes[0].failed
+    assert shown == [f'waiting for another process, which holds {tmp_path / ".claim.lock"}.']
 
 
 def test_a_dry_run_trains_nothing(cheap_runs, tmp_path, capsys, monkeypatch):
@@ -454,10 +469,7 @@ def test_a_dry_run_trains_nothing(cheap_runs, tmp_path, capsys, monkeypatch):
     assert '0 of 8 experiments done, 8 would train in 2 groups' in shown
     assert not list(tmp_path.iterdir())
 
-    def prepare(experiments):
-        raise feed.TooLarge('too large')
-
-    monkeypatch.setattr(sweep, 'prepare', prepare)
+    monkeypatch.setattr(sweep, 'prepare', too_large)
     sweep.show_dry_run(members, tmp_path)
     assert 'they would train in smaller groups' in capsys.readouterr().out
 
@@ -499,6 +511,48 @@ def test_a_group_that_cannot_be_recorded_stops_no_other(
     _, outcomes = run(small(rounds=1), 'local_epochs=1,2', 2, tmp_path)
     assert [o.failed for o in outcomes] == [2, 0] and programs == [2]
     assert 'error: fedavg: local_epochs 1, 2 seeds: no space left' in capsys.readouterr().err
+
+
+def test_resumed_experiments_that_do_not_fit_are_not_restarted(
+    cheap_runs, programs, tmp_path, monkeypatch, stopped_before, capsys
+):
+    config = small(rounds=4, checkpoint_every=1)
+    with stopped_before(4):
+        run(config, '', 2, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(simulate, 'prepare', too_large)
+        _, (outcome,) = run(config, '', 2, tmp_path)
+    assert outcome.failed == 2
+    advice = r'free memory to continue, or remove .*/.together/\w+ to restart in two parts: too l'
+    assert re.search(advice, capsys.readouterr().err)
+    run(config, '', 2, tmp_path)
+    summaries = [json.loads(path.read_text()) for path in tmp_path.glob('*/summary.json')]
+    assert [summary['resumed_after'] for summary in summaries] == [3, 3]
+
+
+def too_large(experiments):
+    raise feed.TooLarge('too large')
+
+
+def test_a_signal_in_the_last_round_of_a_program_ends_the_sweep(
+    cheap_runs, programs, tmp_path, monkeypatch
+):
+    config, grid = small(rounds=2), 'local_epochs=1,2'
+    inner = rounds.train_and_evaluate
+
+    def run_round(prepared, experiments, planned, *rest):
+        if planned.number == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return inner(prepared, experiments, planned, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rounds, 'train_and_evaluate', run_round)
+        with pytest.raises(Interrupted, match='stopped after the last round'):
+            run(config, grid, 2, tmp_path)
+    assert len(list(tmp_path.glob('*/summary.json'))) == 2
+    _, outcomes = run(config, grid, 2, tmp_path)
+    assert programs == [2] and not any(outcome.failed for outcome in outcomes)
+    assert not (tmp_path / training.SHARED).exists()
 
 
 @pytest.mark.slow
@@ -635,7 +689,9 @@ def test_halving_of_a_split_program(cheap_runs, programs, tmp_path, monkeypatch)
     assert trained == {1e-6: [1, 1], 0.1: [3, 3], 1e-5: [1, 1]}
 
 
-def test_a_program_that_ended_between_two_summaries_is_finished(cheap_runs, tmp_path, monkeypatch):
+def test_a_program_that_ended_between_two_summaries_is_finished(
+    cheap_runs, tmp_path, monkeypatch, capsys
+):
     config = small(rounds=3, validation=0.2)
     arguments = config, 'learning_rate=1e-6,0.1,1e-5', 1
     _, whole = run(*arguments, tmp_path / 'whole', rungs=[1])
@@ -671,10 +727,23 @@ def test_a_program_that_ended_between_two_summaries_is_finished(cheap_runs, tmp_
     assert {path.parent.name for path in moved.glob('*/summary.json')} == {
         path.name for path in moved.iterdir() if path.name[0] != '.' and path.is_dir()
     } - {alone.name}
+    members = sweep.expand(config, sweep.parse_grid(arguments[1], config), 1, tmp_path / 'torn')
+    sweep.show_dry_run(members, tmp_path / 'torn', rungs=[1])
+    assert 'some are trained, but ended before their summaries' in capsys.readouterr().out
     with files.exclusive_lock(written[1].parent):  # of a process that writes them
         runner.finish_programs(tmp_path / 'torn')
     assert len(list((tmp_path / 'torn').glob('*/summary.json'))) == 1
     monkeypatch.delattr(training, 'train_experiments')
+    late = tmp_path / 'late'  # a process that planned before the other one ended
+    shutil.copytree(tmp_path / 'torn', late)
+    configs = [
+        dataclasses.replace(m.config, workdir=str(late / Path(m.config.workdir).name))
+        for m in members
+        if not runner.is_done(m.config)
+    ]
+    assert len(configs) == 2
+    read = runner.run_groups(configs, late, [[0, 1]], make_experiment, str, quiet=True)
+    assert all(isinstance(result, jaxfed.Result) for result in read)
     _, finished = run(*arguments, tmp_path / 'torn', rungs=[1])
     assert finished == whole
     assert not (tmp_path / 'torn' / '.together').exists()
