@@ -2,10 +2,10 @@
 
     python -m experiments.stress.power_loss --output=experiments/results/power_loss_cpu.json
 
-A run, and two seeds in one program, stop before their last rounds, or after them. Then each of
-their files is emptied, cut in half or removed, alone and in pairs. The same command must continue
-with the results of an undisturbed run, or name a damaged file. Programs are compiled once, and no
-pictures are drawn.
+A run, and two seeds in one program, stop before their last rounds, the seeds also before one of
+their summaries and after both. Then each of their files is emptied, cut in half or removed, alone
+and in pairs. The same command must continue with the results of an undisturbed run, or name a
+damaged file. Programs are compiled once, and no pictures are drawn.
 """
 
 import contextlib
@@ -29,6 +29,8 @@ from absl import flags
 import jaxfed
 from experiments.benchmarks import reporting
 from jaxfed import Config
+from jaxfed.internal import files
+from jaxfed.recording import run_files
 from jaxfed.recording.checkpoints import FOLDER
 from jaxfed.runs import simulate
 from jaxfed.runs.experiment import Experiment
@@ -51,8 +53,6 @@ JOB: dict[str, Any] = {
     'checkpoint_every': 1,
 }
 TOLERANCE = 1e-5  # of a run that starts again alone, in another program
-# Name -> seeds, rounds before the damage.
-KINDS = {'run': (1, STOP), 'sweep': (2, STOP), 'finished sweep': (2, ROUNDS)}
 Damage = Callable[[Path], object]
 
 
@@ -119,15 +119,27 @@ def train(folder: Path, seeds: int, after: Callable[[int], object]) -> list[Any]
     return training.train_group(experiments, folder, stop_of=lambda numbers: stop)
 
 
-def interrupt(folder: Path, seeds: int, rounds: int) -> None:
-    """Trains the experiments of a folder and stops after some rounds."""
+def interrupt(folder: Path, seeds: int) -> None:
+    """Trains the experiments of a folder and stops after `STOP` rounds."""
 
     def after(round_: int) -> None:
-        if round_ == rounds:
+        if round_ == STOP:
             raise Stopped
 
     with contextlib.suppress(Stopped):
         train(folder, seeds, after)
+
+
+def omit_summary(folder: Path, seeds: int) -> None:
+    """Trains the experiments of a folder and stops before the summary of the last."""
+
+    def write_json(path: Path, value: Any) -> None:
+        if path == folder / f's{seeds - 1}' / run_files.SUMMARY:
+            raise Stopped
+        files.write_json(path, value)
+
+    with contextlib.suppress(Stopped), mock.patch.object(run_files, 'write_json', write_json):
+        train(folder, seeds, lambda round_: None)
 
 
 def finish(folder: Path, seeds: int) -> list[Result]:
@@ -188,10 +200,19 @@ def _is_named(path: Path, message: str) -> bool:
 
 def cases(folder: Path, pairs: int, rng: random.Random) -> list[tuple[Damaged, ...]]:
     """Every damage of every file alone, and `pairs` pairs of damages of two files, or all."""
-    files = [path for path in sorted(folder.rglob('*')) if path.is_file() and path.stat().st_size]
-    each = [Damaged(file.relative_to(folder), damage) for file in files for damage in DAMAGES]
+    paths = [path for path in sorted(folder.rglob('*')) if path.is_file() and path.stat().st_size]
+    each = [Damaged(path.relative_to(folder), damage) for path in paths for damage in DAMAGES]
     both = [(a, b) for a, b in itertools.combinations(each, 2) if a.path != b.path]
     return [*((one,) for one in each), *rng.sample(both, min(pairs, len(both)))]
+
+
+# Name -> seeds, and what precedes the damage.
+KINDS: dict[str, tuple[int, Callable[[Path, int], object]]] = {
+    'run': (1, interrupt),
+    'sweep': (2, interrupt),
+    'sweep without a summary': (2, omit_summary),
+    'finished sweep': (2, finish),
+}
 
 
 def survive(kind: str, pairs: int, seed: int = 0) -> dict[str, Any]:
@@ -205,15 +226,14 @@ def survive(kind: str, pairs: int, seed: int = 0) -> dict[str, Any]:
     Returns:
       Numbers of cases by outcome, and the failures in words.
     """
-    seeds, rounds = KINDS[kind]
+    seeds, begin = KINDS[kind]
     counts = {'singles': 0, 'pairs': 0, 'continued': 0, 'named': 0}
     failures = []
     with cheap_runs(), tempfile.TemporaryDirectory() as temporary:
         folder, original = Path(temporary, 'folder'), Path(temporary, 'original')
         reference = finish(folder, seeds)
-        if rounds < ROUNDS:
-            shutil.rmtree(folder)
-            interrupt(folder, seeds, rounds)
+        shutil.rmtree(folder)
+        begin(folder, seeds)
         folder.rename(original)
         for case in cases(original, pairs, random.Random(seed)):
             shutil.copytree(original, folder)  # at the same place, because records name it
@@ -225,8 +245,8 @@ def survive(kind: str, pairs: int, seed: int = 0) -> dict[str, Any]:
             if result in counts:
                 counts[result] += 1
             else:
-                files = ', '.join(f'{path} {damage}' for path, damage in case)
-                failures.append(f'{files}: {result}')
+                words = ', '.join(f'{path} {damage}' for path, damage in case)
+                failures.append(f'{words}: {result}')
     return {**counts, 'failures': failures}
 
 

@@ -34,7 +34,7 @@ def test_other_results_and_unclear_errors_are_failures(tmp_path, monkeypatch):
 
 def test_torn_lines_continue_after_the_checkpoint_before(tmp_path, caplog):
     reference = power_loss.finish(tmp_path / 'run', 1)
-    power_loss.interrupt(tmp_path / 'torn', 1, power_loss.STOP)
+    power_loss.interrupt(tmp_path / 'torn', 1)
     path = tmp_path / 'torn' / 's0' / 'metrics.jsonl'
     assert len(log.read(path.parent, 4)) == 4
     path.write_bytes(b'\n'.join(path.read_bytes().splitlines()[:2]) + b'\n{"round": 3, "te')
