@@ -99,6 +99,10 @@ def from_huggingface(
     if empty:
         raise ValueError(f'{source}: {_list(empty)} has no examples.')
     for part, split in parts.items():
+        if not hasattr(split, 'column_names'):
+            raise ValueError(
+                f'{source}: {part} must be a datasets.Dataset, got {type(split).__name__}.'
+            )
         if split.format['type'] == 'custom':
             raise ValueError(
                 f'{source}: {part} has a transform, which jaxfed does not apply: remove it.'

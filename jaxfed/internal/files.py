@@ -13,6 +13,12 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+# Failures to read a file that may be intact: of the disk, the network or the limits of a process.
+PASSING = {
+    errno.EACCES, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EPERM, errno.ESTALE,
+    errno.ETIMEDOUT,
+}  # fmt: skip
+
 
 def check_writable(path: Path, flag: str) -> None:
     """Raise a ValueError that names the flag unless a directory is writable or can be created."""
@@ -60,11 +66,18 @@ def _sync(path: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; raise a ValueError that names the file if that fails."""
+    """Read a JSON object.
+
+    Raises:
+      ValueError: if it is damaged or missing.
+      OSError: if it cannot be read now, but may be intact.
+    """
     advice = f'use a copy of it, or move {path.parent} away.'
     try:
         value = json.loads(path.read_text(encoding='utf-8'))
     except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, OSError) and error.errno in PASSING:
+            raise
         raise ValueError(f'{path} cannot be read ({error}): it is damaged; {advice}') from error
     if not isinstance(value, dict):
         raise ValueError(f'{path} is not a JSON object: it is damaged; {advice}')

@@ -4,8 +4,8 @@ Orbax renames the folder of a checkpoint when it is complete, so a process that 
 leaves the previous checkpoint intact.
 """
 
-import errno
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from jaxfed.internal.digest import digest
+from jaxfed.internal.files import PASSING
 from jaxfed.internal.logger import LOGGER
 from jaxfed.types import PyTree
 
@@ -24,12 +25,6 @@ FOLDER = 'checkpoints'
 
 # Orbax, tensorstore and json raise these for damaged files; a MemoryError is not damage.
 _DAMAGED = (ValueError, LookupError, TypeError, AttributeError, OSError, RuntimeError)
-
-# Failures to read a file that may be intact: of the disk, the network or the limits of a process.
-_PASSING = {
-    errno.EACCES, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EPERM, errno.ESTALE,
-    errno.ETIMEDOUT,
-}  # fmt: skip
 
 
 class Saved(NamedTuple):
@@ -149,8 +144,12 @@ def restore(
             state, lines = _read(manager, step, like)
             check(step, state, lines)
         except _DAMAGED as error:
-            if _os_error(error) in _PASSING:
-                raise OSError(f'the checkpoint of round {step} cannot be read: {error}') from error
+            if _os_error(error) in PASSING:
+                reason = _first_line(error).partition(' [tensorstore_spec')[0]
+                raise OSError(
+                    f'the checkpoint of round {step} in {manager.directory} cannot be read now '
+                    f'({reason}); repeat the command, or remove it to continue from the one before.'
+                ) from error
             damaged[step] = _first_line(error)
             continue
         for other, reason in damaged.items():
@@ -173,6 +172,8 @@ def _read(manager: Any, step: int, like: PyTree) -> tuple[PyTree, Sequence[str]]
     import orbax.checkpoint as ocp
 
     expected = _leaves(like)
+    # Orbax takes a file that cannot be read for a missing one.
+    os.stat(f'{manager.directory}/{step}/state/_METADATA')
     # Before the arrays are read: a few bytes on the disk may declare one of terabytes.
     declared = ocp.StandardCheckpointHandler().metadata(manager.directory / f'{step}' / 'state')
     if _forms(declared) != _forms(expected):

@@ -175,7 +175,7 @@ def train_experiments(
     quiet: bool = False,
     watch: Watch = lambda x, entry: None,
     stop: Stop = never,
-    last: bool = True,
+    late: Callable[[int], None] = lambda signal: None,
     remote: Prepare | None = None,
 ) -> list[Result | Diverged]:
     """Train X experiments in one program, each recorded in its work directory.
@@ -188,8 +188,7 @@ def train_experiments(
       quiet: show no progress; several experiments never show any.
       watch: called with the number of an experiment and its entry, after it is recorded.
       stop: called after each round; returns the experiments that stop early.
-      last: whether the caller trains no others after these. If it does, a signal in their last
-        round ends it.
+      late: called with a signal in the last round, which has nothing to stop.
       remote: used instead of `prepare`, if other machines train the clients.
 
     Returns:
@@ -234,8 +233,8 @@ def train_experiments(
         # A single experiment that diverged is not finished and keeps its checkpoints.
         if any(summaries.values()) or len(results) > 1:
             shutil.rmtree(folder / FOLDER, ignore_errors=True)
-    if signal and not last:
-        raise Interrupted('stopped after the last round of an experiment', signal)
+    if signal:
+        late(signal)
     return results
 
 

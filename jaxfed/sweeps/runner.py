@@ -12,6 +12,7 @@ from filelock import Timeout
 from jaxfed import methods
 from jaxfed.config import Config
 from jaxfed.internal import console, files
+from jaxfed.internal.signals import Interrupted
 from jaxfed.recording import log, run_files
 from jaxfed.recording.progress import grid_progress
 from jaxfed.runs.arrays import checked_arrays, name_arrays
@@ -24,7 +25,14 @@ from jaxfed.runs.program_cache import kept_programs
 from jaxfed.runs.rounds import never
 from jaxfed.runs.seeds import seed_of
 from jaxfed.runs.simulate import Diverged, Result
-from jaxfed.sweeps.training import StopOf, finish_program, group, train_group, unwritten
+from jaxfed.sweeps.training import (
+    StopOf,
+    finish_program,
+    group,
+    has_shared_checkpoints,
+    train_group,
+    unwritten,
+)
 from jaxfed.types import Dataset
 
 _TURN = 20.0  # seconds of waiting for a lock before its holder is asked for
@@ -113,8 +121,10 @@ def run_groups(
 
     Raises:
       ValueError: if a lock of `folder` seems to be left over.
+      Interrupted: if SIGINT or SIGTERM was received, and experiments are left.
     """
     results: dict[int, Result | Exception] = {}
+    signals: list[int] = []  # of the last rounds of programs
     rounds = [config.rounds for config in configs]
     workdirs = [Path(str(config.workdir)) for config in configs]
     with grid_progress(len(configs), sum(rounds), quiet=quiet) as (begin, report):
@@ -126,10 +136,13 @@ def run_groups(
                 folder,
                 stop_of=lambda numbers: stop_of([indices[x] for x in numbers]),
                 watch=report,
+                late=signals.append,
                 quiet=quiet,
             )
 
         for numbers in groups:
+            if signals:
+                raise Interrupted('stopped after the last round of a program', signals[0])
             begin(describe(numbers), sum(rounds[i] for i in numbers), len(numbers))
             found = _train_claimed({i: workdirs[i] for i in numbers}, folder, set_up, train)
             errors = {i: str(r) for i, r in found.items() if isinstance(r, Exception)}
@@ -147,10 +160,6 @@ def _train_claimed(
     train: Callable[[Mapping[int, Experiment]], Sequence[Result | Exception]],
 ) -> dict[int, Result | Exception]:
     """Train the experiments of a group that no other process trains, or has trained."""
-    try:
-        finish_programs(folder)
-    except (ValueError, OSError) as error:
-        return dict.fromkeys(workdirs, error)
     with _claim(workdirs, folder) as failed:
         results: dict[int, Result | Exception] = {**failed}
         experiments: dict[int, Experiment] = {}
@@ -209,7 +218,7 @@ def finish_programs(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _claim(workdirs: Mapping[int, Path], folder: Path) -> Iterator[dict[int, Exception]]:
-    """Lock work directories; yield the errors of those that cannot be locked.
+    """Lock work directories, and finish their programs that others have trained; yield the errors.
 
     Raises:
       ValueError: if the lock of `folder` seems to be left over.
@@ -232,25 +241,12 @@ def _claim(workdirs: Mapping[int, Path], folder: Path) -> Iterator[dict[int, Exc
                     failed[i] = ValueError(f'another process is running it{advice}.')
                 except OSError as error:
                     failed[i] = error
+            try:
+                for path in unwritten(folder):
+                    finish_program(path, folder)
+            except (ValueError, OSError) as error:
+                failed |= {i: error for i, w in workdirs.items() if has_shared_checkpoints(w)}
         yield failed
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Make a folder of experiments and lock it; an error removes it if nothing is in it.
-
-    Raises:
-      ValueError: if another process has locked it.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with files.exclusive_lock(folder):
-        try:
-            yield
-        except BaseException:
-            if [path.name for path in folder.iterdir()] == ['.lock']:
-                (folder / '.lock').unlink()
-                folder.rmdir()
-            raise
 
 
 def read_result(workdir: Path) -> Result:
@@ -282,7 +278,7 @@ def simulate_all(
         program does not compile again.
 
     Returns:
-      Name -> result, or the error of one that diverged or does not fit into memory alone.
+      Name -> result, or the error of one that diverged or does not fit into memory.
 
     Raises:
       ValueError: for invalid settings, data or names, before training; or for a work directory
@@ -304,13 +300,20 @@ def simulate_all(
         name: dataclasses.replace(config, workdir=str(place / name))
         for name, config in configs.items()
     }
+    finish_programs(place)
+    names = [name for name, config in placed.items() if not is_done(config)]
+    unfinished = [placed[name] for name in names]
     quiet = not console.is_watched() if quiet is None else quiet
-    with locked(place), kept_programs(compilation_cache):
-        finish_programs(place)
-        names = [name for name, config in placed.items() if not is_done(config)]
-        unfinished = [placed[name] for name in names]
+    place.mkdir(parents=True, exist_ok=True)
+    with files.exclusive_lock(place), kept_programs(compilation_cache):
         groups = group(unfinished, place)
-        experiments = set_up_all(unfinished, arrays)
+        try:
+            experiments = set_up_all(unfinished, arrays)
+        except BaseException:
+            (place / '.lock').unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # if another file is in it
+                place.rmdir()
+            raise
         results = run_groups(
             unfinished,
             place,

@@ -22,14 +22,7 @@ from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.prepare import memory_in_words, prepare
 from jaxfed.runs.shared_program import TRACER_ERRORS
 from jaxfed.sweeps.halving import halving
-from jaxfed.sweeps.runner import (
-    finish_programs,
-    is_done,
-    locked,
-    run_groups,
-    set_up_all,
-    share_images,
-)
+from jaxfed.sweeps.runner import finish_programs, is_done, run_groups, set_up_all, share_images
 from jaxfed.sweeps.training import group, unwritten
 
 TABLE = 'sweep.csv'
@@ -230,15 +223,17 @@ def run(
         process.
       OSError: if data cannot be read, or the table cannot be written.
     """
-    with locked(folder):
-        finish_programs(folder)
-        unfinished, groups = _plan(members, folder, rungs=rungs, most=most)
-        experiments = set_up_all(member.config for member in unfinished)
-        console.say(
-            f'{len(members) - len(unfinished)} of {len(members)} experiments done, '
-            f'{len(unfinished)} to train in {console.counted(len(groups), "group")}.',
-            quiet=quiet,
-        )
+    finish_programs(folder)
+    unfinished, groups = _plan(members, folder, rungs=rungs, most=most)
+    experiments = set_up_all(member.config for member in unfinished)
+    folder.mkdir(parents=True, exist_ok=True)
+    console.say(
+        f'{len(members) - len(unfinished)} of {len(members)} experiments done, '
+        f'{len(unfinished)} to train in {console.counted(len(groups), "group")}.',
+        quiet=quiet,
+    )
+    with files.exclusive_lock(folder):
+        _check_halving(folder, rungs)  # another process may have trained in the meantime
         files.write_json(folder / SETTINGS_FILE, {'halving': _halving(rungs)})
         run_groups(
             [member.config for member in unfinished],
@@ -260,6 +255,14 @@ def _plan(
     """Return the unfinished experiments, and groups of their indices, one for each program."""
     if most < 0:
         raise ValueError(f'--together must be at least 1, or 0 to choose, got {most}.')
+    _check_halving(folder, rungs)
+    unfinished = [member for member in members if not is_done(member.config)]
+    most = most or len(unfinished) * bool(rungs)
+    return unfinished, group([member.config for member in unfinished], folder, most=most)
+
+
+def _check_halving(folder: Path, rungs: Sequence[int]) -> None:
+    """Raise a ValueError if a folder holds a sweep with another --halving."""
     if (folder / SETTINGS_FILE).exists():
         there = files.read_json(folder / SETTINGS_FILE).get('halving')
         if there != _halving(rungs):
@@ -267,9 +270,6 @@ def _plan(
                 f'--halving={_halving(rungs)}: --workdir={folder} holds a sweep with --halving='
                 f'{printable(str(there))}; repeat it, or name another directory.'
             )
-    unfinished = [member for member in members if not is_done(member.config)]
-    most = most or len(unfinished) * bool(rungs)
-    return unfinished, group([member.config for member in unfinished], folder, most=most)
 
 
 def _halving(rungs: Sequence[int]) -> str:
@@ -289,7 +289,8 @@ def show_dry_run(
                 prepared = prepare([experiments[i] for i in numbers])
             memory = memory_in_words(prepared)
         except TooLarge as error:
-            rest = 'they would train in smaller groups' if len(chosen) > 1 else error
+            smaller = 'unless begun, they would train in smaller groups'
+            rest = smaller if len(chosen) > 1 else error
             memory = f'not enough memory; {rest}'
         except TRACER_ERRORS:
             memory = 'one program for each hyper-parameter, because the method takes Python numbers'

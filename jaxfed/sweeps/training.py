@@ -13,6 +13,7 @@ from jaxfed import methods
 from jaxfed.config import Config
 from jaxfed.internal import console, files
 from jaxfed.internal.backend import on_cpu
+from jaxfed.internal.signals import Interrupted
 from jaxfed.recording import run_files
 from jaxfed.recording.checkpoints import FOLDER
 from jaxfed.runs.experiment import Experiment
@@ -75,7 +76,7 @@ def finish_program(path: Path, folder: Path) -> None:
         if summary is not None:
             run_files.check_summary(summary, path)
     # Other runs were moved away, or begun again alone.
-    workdirs = [w for w in summaries if summaries[w] is not None and _has_shared_checkpoints(w)]
+    workdirs = [w for w in summaries if summaries[w] is not None and has_shared_checkpoints(w)]
     with contextlib.ExitStack() as locks:
         try:
             for workdir in workdirs:
@@ -137,7 +138,7 @@ def _interrupted_groups(configs: Sequence[Config], folder: Path) -> list[list[in
     for path in sorted((folder / SHARED).glob(f'*/{MEMBERS}')):
         members = _read_members(path, folder)
         # The others cannot continue without a member that was moved away or restarted.
-        if not all(map(_has_shared_checkpoints, members)):
+        if not all(map(has_shared_checkpoints, members)):
             continue
         absent = [member for member in members if member not in place]
         missing = [m.name for m in absent if not (m / run_files.SUMMARY).exists()]
@@ -159,7 +160,8 @@ def _has_rounds(place: Path) -> bool:
     return any((place / FOLDER).glob('[0-9]*'))
 
 
-def _has_shared_checkpoints(workdir: Path) -> bool:
+def has_shared_checkpoints(workdir: Path) -> bool:
+    """Whether an experiment was begun in a program with others."""
     return (workdir / run_files.METRICS).exists() and not (workdir / FOLDER).exists()
 
 
@@ -169,6 +171,7 @@ def train_group(
     *,
     stop_of: StopOf = lambda numbers: never,
     watch: Callable[[dict[str, Any]], None] = lambda entry: None,
+    late: Callable[[int], None] = lambda signal: None,
     quiet: bool = True,
 ) -> list[TrainingResult]:
     """Train experiments that can share a program, in smaller groups if they do not fit.
@@ -178,6 +181,7 @@ def train_group(
       folder: the parent of their work directories.
       stop_of: decides which experiments of a program stop early; it receives their numbers.
       watch: called with the metrics of each round of each experiment.
+      late: called with a signal in the last round of all.
       quiet: print nothing.
 
     Returns:
@@ -187,12 +191,12 @@ def train_group(
       ValueError: as `simulate.train_experiments`, like all other errors.
     """
     results: dict[int, TrainingResult] = {}
+    signals: list[int] = []
     pending = [list(range(len(experiments)))]
     while pending:
         numbers = pending.pop(0)
         part = [experiments[x] for x in numbers]
         checkpoints = part[0].workdir if len(part) == 1 else _shared_folder(part, folder)
-        begun = _has_rounds(checkpoints)
         try:
             trained = train_experiments(
                 part,
@@ -200,15 +204,19 @@ def train_group(
                 quiet=True,
                 watch=lambda _, entry: watch(entry),
                 stop=stop_of(numbers),
-                last=False,
+                late=signals.append,
             )
         except TooLarge as error:
             if len(part) == 1:
                 results[numbers[0]] = error
                 continue
-            if begun:  # it did fit before
-                advice = f'free memory to continue, or remove {checkpoints} to restart in two parts'
-                results |= dict.fromkeys(numbers, TooLarge(f'{advice}: {error}'))
+            if _has_rounds(checkpoints):
+                advice = (
+                    f'{len(part)} experiments that one program has begun do not fit into memory '
+                    f'now: continue with more memory and the same --stream, or remove '
+                    f'{checkpoints} to restart them.'
+                )
+                results |= dict.fromkeys(numbers, TooLarge(advice))
                 continue
             half = (len(part) + 1) // 2
             smaller = [numbers[:half], numbers[half:]]
@@ -225,6 +233,10 @@ def train_group(
             results |= zip(numbers, trained, strict=True)
             if len(part) > 1:
                 _remove(checkpoints)
+            if signals and pending:
+                raise Interrupted('stopped after the last round of a program', signals[0])
+            for signal in signals:
+                late(signal)
             continue
         pending = smaller + pending
         _remove(checkpoints)
@@ -246,7 +258,7 @@ def _shared_folder(experiments: Sequence[Experiment], folder: Path) -> Path:
         if path.parent.name != name and {*workdirs} & {*_read_members(path, folder)}:
             _remove(path.parent)
     place = folder / SHARED / name
-    if not all(map(_has_shared_checkpoints, workdirs)):
+    if not all(map(has_shared_checkpoints, workdirs)):
         _remove(place)
     place.mkdir(parents=True, exist_ok=True)
     if not (place / MEMBERS).exists():

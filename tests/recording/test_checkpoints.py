@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import os
 import shutil
 import sys
 from types import SimpleNamespace
@@ -71,18 +72,26 @@ def test_an_older_checkpoint_is_used_if_the_newest_fails_a_check(written, tmp_pa
 
 @pytest.mark.parametrize(
     'error',
-    [OSError(errno.EIO, 'Input/output error'), ValueError("... [os_error_code='24']")],
+    [
+        OSError(errno.EIO, 'Input/output error'),
+        ValueError("... [os_error_code='24'] [tensorstore_spec=''{...}"),
+    ],
 )
-def test_a_checkpoint_that_may_be_intact_is_kept(written, tmp_path, monkeypatch, error):
+@pytest.mark.parametrize('place', [(checkpoints, '_read'), (checkpoints.os, 'stat')])
+def test_a_checkpoint_that_may_be_intact_is_kept(written, tmp_path, monkeypatch, error, place):
     shutil.copytree(written, tmp_path / 'run')
+    inner = os.stat
 
-    def fail(*arguments):
+    def fail(*arguments, **keywords):
+        if place[1] == 'stat' and not str(arguments[0]).endswith('5/state/_METADATA'):
+            return inner(*arguments, **keywords)
         raise error
 
     with open_checkpoints(tmp_path / 'run', keep=2) as manager:
         with monkeypatch.context() as patch:
-            patch.setattr(checkpoints, '_read', fail)
-            with pytest.raises(OSError, match=r'the checkpoint of round 5 cannot be read: .*r'):
+            patch.setattr(*place, fail)
+            message = r"of round 5 in .* cannot be read now \([^{]*(error|'24'\])\); repeat"
+            with pytest.raises(OSError, match=message):
                 restore(manager, make_state(0))
         assert restore(manager, make_state(0)).round == 5
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -163,6 +164,17 @@ def test_a_run_is_resumed_with_the_same_settings_only(tmp_path):
     with pytest.raises(ValueError, match='contains no run'):
         started(tmp_path / 'none', resume=True)
     assert not (tmp_path / 'none').exists()
+
+
+def test_a_file_that_cannot_be_read_now_is_not_called_damaged(tmp_path, monkeypatch):
+    started(tmp_path)
+
+    def fail(*arguments, **keywords):
+        raise OSError(errno.EMFILE, 'Too many open files')
+
+    monkeypatch.setattr(pathlib.Path, 'read_text', fail)
+    with pytest.raises(OSError, match='Too many open files'):
+        run_files.read_json(tmp_path / run_files.CONFIG)
 
 
 @pytest.mark.parametrize('text', ['', '{', '[]', '\x00', '{"method": 1}', '[' * 100000])

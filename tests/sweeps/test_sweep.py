@@ -27,7 +27,7 @@ from jaxfed.methods.method import Method
 from jaxfed.recording import run_files
 from jaxfed.report.reading import read_run
 from jaxfed.runs import feed, rounds, simulate
-from jaxfed.runs.experiment import make_experiment
+from jaxfed.runs.experiment import make_experiment, set_up
 from jaxfed.sweeps import runner, sweep, training
 from jaxfed.sweeps.halving import halving, parse_halving
 
@@ -523,7 +523,7 @@ def test_resumed_experiments_that_do_not_fit_are_not_restarted(
         patch.setattr(simulate, 'prepare', too_large)
         _, (outcome,) = run(config, '', 2, tmp_path)
     assert outcome.failed == 2
-    advice = r'free memory to continue, or remove .*/.together/\w+ to restart in two parts: too l'
+    advice = r'2 experiments .* do not fit into memory now: .*, or remove .*/.together/\w+ to r'
     assert re.search(advice, capsys.readouterr().err)
     run(config, '', 2, tmp_path)
     summaries = [json.loads(path.read_text()) for path in tmp_path.glob('*/summary.json')]
@@ -547,12 +547,48 @@ def test_a_signal_in_the_last_round_of_a_program_ends_the_sweep(
 
     with monkeypatch.context() as patch:
         patch.setattr(rounds, 'train_and_evaluate', run_round)
-        with pytest.raises(Interrupted, match='stopped after the last round'):
+        with pytest.raises(Interrupted, match='stopped after the last round of a program'):
             run(config, grid, 2, tmp_path)
-    assert len(list(tmp_path.glob('*/summary.json'))) == 2
-    _, outcomes = run(config, grid, 2, tmp_path)
-    assert programs == [2] and not any(outcome.failed for outcome in outcomes)
-    assert not (tmp_path / training.SHARED).exists()
+        assert programs == [2] and len(list(tmp_path.glob('*/summary.json'))) == 2
+        assert not (tmp_path / training.SHARED).exists()
+        # After the last program nothing is left to stop.
+        _, outcomes = run(config, grid, 2, tmp_path)
+    assert programs == [2, 2] and not any(outcome.failed for outcome in outcomes)
+
+
+def test_a_signal_in_a_part_of_a_split_program_ends_the_sweep(
+    cheap_runs, programs, tmp_path, monkeypatch
+):
+    inner = training.train_experiments
+
+    def train(experiments, *arguments, late, **keywords):
+        if len(experiments) > 1:
+            too_large(experiments)
+        results = inner(experiments, *arguments, **keywords)
+        late(signal.SIGTERM)
+        return results
+
+    monkeypatch.setattr(training, 'train_experiments', train)
+    with pytest.raises(Interrupted) as raised:
+        run(small(rounds=1), '', 2, tmp_path)
+    assert raised.value.signal == signal.SIGTERM
+    assert len(list(tmp_path.glob('*/summary.json'))) == 1
+    _, outcomes = run(small(rounds=1), '', 2, tmp_path)
+    assert not outcomes[0].failed
+
+
+def test_damaged_summaries_of_others_stop_no_fresh_experiment(cheap_runs, tmp_path):
+    path = tmp_path / training.SHARED / 'other' / 'summaries.json'
+    path.parent.mkdir(parents=True)
+    path.write_text('{')
+    fresh, begun = (small(rounds=1, workdir=str(tmp_path / name)) for name in ('fresh', 'begun'))
+    (tmp_path / 'begun').mkdir()
+    (tmp_path / 'begun' / 'metrics.jsonl').touch()
+    trained, refused = runner.run_groups(
+        [fresh, begun], tmp_path, [[0], [1]], lambda i: set_up(fresh), str, quiet=True
+    )
+    assert isinstance(trained, jaxfed.Result)
+    assert f'{path} cannot be read' in str(refused)
 
 
 @pytest.mark.slow
