@@ -43,7 +43,7 @@ from jaxfed.report import grouping, tables
 from jaxfed.report.reading import read_run
 from jaxfed.runs import checks, config_flags, load, model_file
 from jaxfed.runs.experiment import make_network
-from jaxfed.sweeps import runner, sweep, training
+from jaxfed.sweeps import claims, sweep, training
 from tests.data import archives
 from tests.recorded_runs import entry, make_run, make_state
 
@@ -551,7 +551,7 @@ def make_sweep_folder(folder: Path):
         else:
             path.write_text(json.dumps(with_value(json.loads(path.read_text()), *change)))
         with accepted_or_refused(str(place)):
-            runner.finish_programs(place)
+            claims.finish_programs(place)
             unfinished, groups = sweep._plan(members, place, rungs=(1,), most=0)
             assert number == len(paths) - 1 or (len(unfinished), groups) == (2, [[0, 1]])
         with accepted_or_refused(str(place)):

@@ -15,6 +15,7 @@ from jaxfed.runs import checks, config_flags
 from jaxfed.runs.experiment import Experiment, set_up
 from jaxfed.runs.rounds import Stop, never
 from jaxfed.sweeps import runner
+from jaxfed.sweeps.claims import finish_programs
 from jaxfed.sweeps.training import group
 
 # The grid sets these flags for each cell.
@@ -197,7 +198,7 @@ def run_cells(
       The failed cells, name -> reason.
     """
     if cells:
-        runner.finish_programs(cells[0].output)
+        finish_programs(cells[0].output)
     left = [cell for cell in cells if not is_done(cell)]
     console.say(f'{len(cells) - len(left)} of {len(cells)} runs are done.', quiet=quiet)
     if not left:

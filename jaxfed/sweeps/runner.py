@@ -3,11 +3,9 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
-
-from filelock import Timeout
 
 from jaxfed import methods
 from jaxfed.config import Config
@@ -25,18 +23,9 @@ from jaxfed.runs.program_cache import kept_programs
 from jaxfed.runs.rounds import never
 from jaxfed.runs.seeds import seed_of
 from jaxfed.runs.simulate import Diverged, Result
-from jaxfed.sweeps.training import (
-    StopOf,
-    finish_program,
-    group,
-    has_shared_checkpoints,
-    train_group,
-    unwritten,
-)
+from jaxfed.sweeps.claims import claim, finish_programs
+from jaxfed.sweeps.training import StopOf, group, train_group
 from jaxfed.types import Dataset
-
-_TURN = 20.0  # seconds of waiting for a lock before its holder is asked for
-_TURNS = 9  # a slow disk may take minutes
 
 
 def is_done(config: Config, *, measures: Literal['included', 'any'] = 'included') -> bool:
@@ -160,7 +149,7 @@ def _train_claimed(
     train: Callable[[Mapping[int, Experiment]], Sequence[Result | Exception]],
 ) -> dict[int, Result | Exception]:
     """Train the experiments of a group that no other process trains, or has trained."""
-    with _claim(workdirs, folder) as failed:
+    with claim(workdirs, folder) as failed:
         results: dict[int, Result | Exception] = {**failed}
         experiments: dict[int, Experiment] = {}
         for i in [i for i in workdirs if i not in failed]:
@@ -179,74 +168,6 @@ def _train_claimed(
             for i in experiments:
                 results[i] = read_result(workdirs[i]) if _is_finished(workdirs[i]) else error
     return results
-
-
-def _wait_for_lock(path: Path) -> contextlib.AbstractContextManager[Any]:
-    """Acquire a lock that every process holds for a short time.
-
-    Raises:
-      ValueError: if the lock seems to be left over.
-    """
-    turns = 0
-    while True:
-        try:
-            return files.lock(path, timeout=_TURN)
-        except Timeout as error:
-            advice = files.removal(error)
-        turns += 1
-        if turns == 1:
-            console.show_warning(f'waiting for another process, which holds {path}.')
-        if turns >= _TURNS and advice:
-            raise ValueError(f'another process holds {path}: wait for it{advice}.')
-
-
-def finish_programs(folder: Path) -> None:
-    """Write the summaries that processes had yet to write when they ended.
-
-    Args:
-      folder: the parent of the work directories.
-
-    Raises:
-      ValueError: if a record of such a program is damaged.
-      OSError: if a summary cannot be written.
-    """
-    if unwritten(folder):
-        with _wait_for_lock(folder / '.claim.lock'):
-            for path in unwritten(folder):
-                finish_program(path, folder)
-
-
-@contextlib.contextmanager
-def _claim(workdirs: Mapping[int, Path], folder: Path) -> Iterator[dict[int, Exception]]:
-    """Lock work directories, and finish their programs that others have trained; yield the errors.
-
-    Raises:
-      ValueError: if the lock of `folder` seems to be left over.
-    """
-    failed: dict[int, Exception] = {}
-    with contextlib.ExitStack() as locks:
-        # Only one process at a time takes locks; else two processes could share out a group.
-        with contextlib.ExitStack() as turn:
-            with contextlib.suppress(OSError):  # every work directory raises it again
-                folder.mkdir(parents=True, exist_ok=True)
-                turn.enter_context(_wait_for_lock(folder / '.claim.lock'))
-            for i, workdir in workdirs.items():
-                try:
-                    workdir.parent.mkdir(parents=True, exist_ok=True)
-                    path = workdir.with_name(f'.{workdir.name}.lock')
-                    locks.enter_context(files.lock(path, timeout=0))
-                except Timeout as error:
-                    advice = files.removal(error)
-                    advice = advice and f': wait{advice}'
-                    failed[i] = ValueError(f'another process is running it{advice}.')
-                except OSError as error:
-                    failed[i] = error
-            try:
-                for path in unwritten(folder):
-                    finish_program(path, folder)
-            except (ValueError, OSError) as error:
-                failed |= {i: error for i, w in workdirs.items() if has_shared_checkpoints(w)}
-        yield failed
 
 
 def read_result(workdir: Path) -> Result:

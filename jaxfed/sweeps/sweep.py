@@ -21,8 +21,9 @@ from jaxfed.runs.experiment import make_experiment
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.prepare import memory_in_words, prepare
 from jaxfed.runs.shared_program import TRACER_ERRORS
+from jaxfed.sweeps.claims import finish_programs
 from jaxfed.sweeps.halving import halving
-from jaxfed.sweeps.runner import finish_programs, is_done, run_groups, set_up_all, share_images
+from jaxfed.sweeps.runner import is_done, run_groups, set_up_all, share_images
 from jaxfed.sweeps.training import group, unwritten
 
 TABLE = 'sweep.csv'

@@ -28,7 +28,7 @@ from jaxfed.recording import run_files
 from jaxfed.report.reading import read_run
 from jaxfed.runs import feed, rounds, simulate
 from jaxfed.runs.experiment import make_experiment, set_up
-from jaxfed.sweeps import runner, sweep, training
+from jaxfed.sweeps import claims, runner, sweep, training
 from jaxfed.sweeps.halving import halving, parse_halving
 
 SMALL = {
@@ -394,8 +394,8 @@ def test_invalid_folders_are_refused(cheap_runs, tmp_path):
 
 @pytest.fixture
 def short_turns(monkeypatch):
-    monkeypatch.setattr(runner, '_TURN', 0.05)
-    monkeypatch.setattr(runner, '_TURNS', 3)
+    monkeypatch.setattr(claims, '_TURN', 0.05)
+    monkeypatch.setattr(claims, '_TURNS', 3)
 
 
 @pytest.fixture
@@ -450,7 +450,7 @@ def test_a_process_waits_for_its_turn(cheap_runs, tmp_path, short_turns, monkeyp
         shown.append(text)
         waits.set()
 
-    monkeypatch.setattr(runner.console, 'show_warning', show_warning)
+    monkeypatch.setattr(claims.console, 'show_warning', show_warning)
     thread = threading.Thread(target=hold)
     thread.start()
     held.wait()
@@ -759,7 +759,7 @@ def test_a_program_that_ended_between_two_summaries_is_finished(
     shutil.copytree(tmp_path / 'torn', moved)
     alone = moved / written[1].parent.name  # begun again, with its own checkpoints
     (alone / 'checkpoints').mkdir()
-    runner.finish_programs(moved)
+    claims.finish_programs(moved)
     assert {path.parent.name for path in moved.glob('*/summary.json')} == {
         path.name for path in moved.iterdir() if path.name[0] != '.' and path.is_dir()
     } - {alone.name}
@@ -767,7 +767,7 @@ def test_a_program_that_ended_between_two_summaries_is_finished(
     sweep.show_dry_run(members, tmp_path / 'torn', rungs=[1])
     assert 'some are trained, but ended before their summaries' in capsys.readouterr().out
     with files.exclusive_lock(written[1].parent):  # of a process that writes them
-        runner.finish_programs(tmp_path / 'torn')
+        claims.finish_programs(tmp_path / 'torn')
     assert len(list((tmp_path / 'torn').glob('*/summary.json'))) == 1
     monkeypatch.delattr(training, 'train_experiments')
     late = tmp_path / 'late'  # a process that planned before the other one ended
