@@ -20,7 +20,8 @@ from jaxfed.runs import rounds, simulate
 from jaxfed.sweeps import training
 
 # A busy machine may take any time for an example.
-hypothesis.settings.register_profile('busy', deadline=None)
+slow = hypothesis.HealthCheck.too_slow
+hypothesis.settings.register_profile('busy', deadline=None, suppress_health_check=[slow])
 hypothesis.settings.load_profile('busy')
 jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_disable_most_optimizations', True)

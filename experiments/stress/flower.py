@@ -126,8 +126,8 @@ def deployment(home: Path) -> Iterator[Deployment]:
 
 
 def wait_for(port: int) -> None:
-    """Waits until a process listens."""
-    for _ in range(600):
+    """Waits until a process listens, at most an hour."""
+    for _ in range(36_000):
         with contextlib.suppress(OSError), socket.create_connection(('127.0.0.1', port), 1):
             return
         time.sleep(0.1)

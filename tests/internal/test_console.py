@@ -51,7 +51,7 @@ def test_a_short_block_has_only_the_lines_that_are_due(lines):
         show('one')
         show('two', now=False)
         show('three')
-    assert lines() == ['one (0 s)', 'three (0 s)']
+    assert [re.sub(r'\d+ s', 's', line) for line in lines()] == ['one (s)', 'three (s)']
 
 
 class Full(io.StringIO):
@@ -99,7 +99,7 @@ def test_a_terminal_has_the_elapsed_time(tmp_path, monkeypatch):
         with console.status('compiling', quiet=False):
             pass
     shown = (tmp_path / 'out').read_text()
-    assert 'compiling 0:00:00' in shown and 'compiling ...' not in shown
+    assert re.search(r'compiling \d+:\d\d:\d\d', shown) and 'compiling ...' not in shown
 
 
 def test_names_cannot_control_the_terminal(lines):
