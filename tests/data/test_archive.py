@@ -133,6 +133,17 @@ def test_a_file_that_unpacks_to_more_than_it_declares(tmp_path):
         list(read_files(archive, ['a.png']))
 
 
+def test_a_file_of_a_tar_that_unpacks_to_too_much(tmp_path):
+    files = {'a.png': bytes(1 << 25), 'b.png': b'b'}
+    archive = write_tar(tmp_path / 'bomb.tar.gz', files)
+    assert archive.stat().st_size < 1 << 16
+    with memory.at_most(mib=4):
+        assert list_files(archive) == ['a.png', 'b.png']
+        assert list(read_files(archive, ['b.png'])) == [('b.png', b'b')]
+        with pytest.raises(ValueError, match=r'bomb\.tar\.gz.*a\.png has more than 1000 bytes'):
+            list(read_files(archive, ['a.png'], most=1000))
+
+
 @pytest.mark.parametrize('method', [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_zip_methods_that_cannot_be_read_in_steps(tmp_path, method):
     archive = tmp_path / 'bomb.zip'

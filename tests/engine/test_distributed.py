@@ -7,6 +7,7 @@ liveness are high unless a process is known to be lost.
 
 import contextlib
 import errno
+import ipaddress
 import itertools
 import json
 import os
@@ -84,6 +85,18 @@ from jaxfed import main
 main.run()
 """
 
+# The first lines of a process that stops before round 6 until a file `go` appears.
+PAUSE = """
+import os, time
+from jaxfed.runs import rounds
+train_and_evaluate = rounds.train_and_evaluate
+def pause(prepared, experiments, planned, *rest):
+    while planned.number == 6 and not os.path.exists('go'):
+        time.sleep(0.05)
+    return train_and_evaluate(prepared, experiments, planned, *rest)
+rounds.train_and_evaluate = pause
+"""
+
 
 @pytest.fixture(scope='module')
 def compiled(tmp_path_factory):
@@ -144,6 +157,12 @@ def scripts(*runs):
 def commands(*flags, second=()):
     common = ['-c', MAIN, '--coordinator=ADDRESS', '--num_processes=2', *flags]
     return [[*common, '--process_id=0'], [*common, '--process_id=1', *second]]
+
+
+def paused(commands):
+    """The same commands; the first process pauses."""
+    (flag, script, *rest), second = commands
+    return [[flag, PAUSE + script, *rest], second]
 
 
 def wait_for_rounds(path, rounds, processes):
@@ -226,7 +245,7 @@ LONG += ('--rounds=40', '--checkpoint_every=2', '--method=scaffold', '--workdir=
 
 
 def test_the_first_process_dies_and_one_process_continues(pair, single, tmp_path):
-    with pair(commands(*LONG)) as processes:
+    with pair(paused(commands(*LONG))) as processes:
         wait_for_rounds(tmp_path / 'host0' / 'run' / 'metrics.jsonl', 5, processes)
         processes[0].kill()
         _, (shown, error) = ends(processes)
@@ -244,11 +263,12 @@ def test_the_first_process_dies_and_one_process_continues(pair, single, tmp_path
 
 
 def test_another_process_dies(pair, tmp_path):
-    run = {'method': 'scaffold', 'rounds': 2000, 'workdir': 'run'}
-    with pair(scripts(run)) as processes:
+    run = {'method': 'scaffold', 'rounds': 40, 'workdir': 'run'}
+    with pair(paused(scripts(run))) as processes:
         wait_for_rounds(tmp_path / 'host0' / 'run' / 'metrics.jsonl', 3, processes)
         processes[1].kill()
         processes[1].wait()
+        (tmp_path / 'host0' / 'go').touch()
         (tmp_path / 'host0' / 'lost').touch()
         (_, error), _ = ends(processes)
     assert processes[0].returncode == 1
@@ -284,9 +304,10 @@ def slow_first(name, *flags):
 def test_all_stop_after_the_same_round(pair, tmp_path):
     # The others wait for its checkpoint.
     slow = slow_first('jaxfed.recording.checkpoints:save', *LONG, '--checkpoint_every=0')
-    with pair(slow) as processes:
+    with pair(paused(slow)) as processes:
         wait_for_rounds(tmp_path / 'host0' / 'run' / 'metrics.jsonl', 3, processes)
         processes[1].send_signal(signal.SIGTERM)
+        (tmp_path / 'host0' / 'go').touch()
         errors = [error for _, error in ends(processes)]
     assert [process.returncode for process in processes] == [143, 143]
     done = len(lines(tmp_path / 'host0' / 'run'))
@@ -531,29 +552,64 @@ GARBAGE = [
 ]  # fmt: skip
 
 
-def send_garbage(port, ended, sent):
+def send_garbage(place, ended, sent):
     """Sends garbage, and keeps 50 connections half-open, until an event."""
     with contextlib.ExitStack() as stack:
         for number in itertools.count():
             with contextlib.suppress(OSError):  # not open yet, or closed
-                one = socket.create_connection(('127.0.0.1', port), 1)
+                one = socket.create_connection(place, 1)
                 one.sendall(GARBAGE[number % len(GARBAGE)])
-                sent.append(number)
-                stack.enter_context(one) if len(sent) < 50 else one.close()
+                sent.append(place)
+                stack.enter_context(one) if sent.count(place) < 50 else one.close()
             if ended.wait(0.01):
                 return
 
 
-def test_strangers_at_the_port_do_not_disturb(pair, single, tmp_path):
-    with pair(commands(*LONG)) as processes:
+def listening(process):
+    """The (address, port) of the TCP sockets at which a process listens; none without /proc."""
+    proc, own, places = Path(f'/proc/{process.pid}'), set(), []
+    for descriptor in (proc / 'fd').glob('*'):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            own.add(os.readlink(descriptor))
+    for table in (proc / 'net').glob('tcp*'):
+        for _, local, _, state, *rest in map(str.split, table.read_text().splitlines()[1:]):
+            if state == '0A' and f'socket:[{rest[5]}]' in own:
+                address, port = local.split(':')
+                packed = np.frombuffer(bytes.fromhex(address), '>u4').astype('=u4').tobytes()
+                address = ipaddress.ip_address(packed)
+                address = getattr(address, 'ipv4_mapped', None) or address
+                places.append((str(address), int(port, 16)))
+    return places
+
+
+def is_loopback(host):
+    return ipaddress.ip_address(host).is_loopback
+
+
+def addresses_of_host():
+    with contextlib.suppress(socket.gaierror):  # its name is unknown
+        return {known[4][0] for known in socket.getaddrinfo(socket.gethostname(), None)}
+    return set()
+
+
+def test_strangers_at_the_ports_do_not_disturb(pair, single, tmp_path):
+    ended, sent = threading.Event(), []
+    with pair(paused(commands(*LONG))) as processes, ThreadPoolExecutor(16) as pool:
         port = int(processes[0].args[3].rpartition(':')[2])
-        ended, sent = threading.Event(), []
-        attack = threading.Thread(target=send_garbage, args=(port, ended, sent))
-        attack.start()
+        places = {('127.0.0.1', port)}
+        pool.submit(send_garbage, *places, ended, sent)
         try:
-            wait_for_rounds(tmp_path / 'host0' / 'run' / 'metrics.jsonl', 3, processes)
+            wait_for_rounds(tmp_path / 'host0' / 'run' / 'metrics.jsonl', 5, processes)
             with pytest.raises(ConnectionRefusedError):  # it listens at 127.0.0.1 only
                 socket.create_connection(('127.0.0.2', port), 5)
+            # The gate and JAX's service, the relay, and a port of Gloo in each process.
+            for others in map(listening, processes):
+                elsewhere = [host for host, _ in others if not is_loopback(host)]
+                # Gloo only, which chooses the address of the host's name.
+                assert len(elsewhere) <= 1 and {*elsewhere} <= addresses_of_host()
+                for place in {*others} - places:
+                    pool.submit(send_garbage, place, ended, sent)
+                places |= {*others}
             environment = {**os.environ, 'PYTHONPATH': str(Path(jaxfed.__file__).parents[1])}
             second = subprocess.run(
                 [sys.executable, *processes[1].args[1:]],
@@ -561,12 +617,12 @@ def test_strangers_at_the_port_do_not_disturb(pair, single, tmp_path):
             )  # fmt: skip
             assert second.returncode == 2
             assert second.stderr == 'error: --process_id=1: another process has this number.\n'
+            (tmp_path / 'host0' / 'go').touch()
             outputs = ends(processes)
         finally:
             ended.set()
-            attack.join()
     assert [process.returncode for process in processes] == [0, 0], outputs
-    assert len(sent) > 100
+    assert len(sent) > 100 and {*sent} == places
     settings = {'method': 'scaffold', 'rounds': 40}
     assert_same_run(tmp_path / 'host0' / 'run', single('whole', **settings), atol=2e-4)
 
