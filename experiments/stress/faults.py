@@ -105,6 +105,12 @@ def checkpoints(workdir: Path) -> list[Path]:
     return [path for folder in folders for path in workdir.glob(f'{folder}/*')]
 
 
+def leftovers(workdir: Path) -> list[Path]:
+    """Checkpoints and temporary files, of which a finished job has none."""
+    paths = [path for path in workdir.rglob('*') if '.tmp' in path.name or '-tmp' in path.name]
+    return [*checkpoints(workdir), *paths]
+
+
 def runs_in(workdir: Path) -> list[Path]:
     """The folders of the runs of a sweep, or that of a single run."""
     paths = [path for path in sorted(workdir.glob('*/')) if (path / CONFIG).exists()]
@@ -297,7 +303,7 @@ def survive(
                 finish(workdir, job)
             counts['runs'] += 1
             counts['failures'] += results(workdir) != whole
-            counts['failures'] += bool(checkpoints(workdir))
+            counts['failures'] += bool(leftovers(workdir))
             shutil.rmtree(workdir)
     return Count(**counts)
 

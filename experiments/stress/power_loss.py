@@ -3,9 +3,10 @@
     python -m experiments.stress.power_loss --output=experiments/results/power_loss_cpu.json
 
 A run, and two seeds in one program, stop before their last rounds, the seeds also before one of
-their summaries and after both. Then each of their files is emptied, cut in half or removed, alone
-and in pairs. The same command must continue with the results of an undisturbed run, or name a
-damaged file. Programs are compiled once, and no pictures are drawn.
+their summaries and after both. Then each of their files is emptied, cut in half, filled with
+zeros or removed, alone and in pairs. The same command must continue with the results of an
+undisturbed run, or name a damaged file and say what to do. Programs are compiled once, and no
+pictures are drawn.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import itertools
 import json
 import logging
 import random
+import re
 import shutil
 import tempfile
 import time
@@ -77,7 +79,15 @@ def halve(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-DAMAGES: dict[str, Damage] = {'emptied': empty, 'halved': halve, 'removed': Path.unlink}
+def zero(path: Path) -> None:
+    """Replaces the content of a file by zeros, as file systems do that had only kept its size."""
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+DAMAGES: dict[str, Damage] = {
+    'emptied': empty, 'halved': halve, 'zeroed': zero, 'removed': Path.unlink,
+}  # fmt: skip
+ADVICE = re.compile(r'remove|use a copy|another copy|another directory|start again|move ')
 
 
 @contextlib.contextmanager
@@ -176,13 +186,15 @@ def outcome(folder: Path, damaged: Iterable[Path], reference: Sequence[Result]) 
       reference: the results of undisturbed experiments.
 
     Returns:
-      'continued', 'named' if an error names a damaged file, else a description of the failure.
+      'continued', 'named' if an error names a damaged file and says what to do, else a description
+      of the failure.
     """
     try:
         results = finish(folder, len(reference))
     except (ValueError, OSError) as error:
         message = str(error)
-        clear = '\n' not in message and any(_is_named(path, message) for path in damaged)
+        named = any(_is_named(path, message) for path in damaged)
+        clear = '\n' not in message and named and ADVICE.search(message)
         return 'named' if clear else f'unclear: {message}'
     except Exception as error:
         return f'{type(error).__name__}: {error}'
@@ -198,10 +210,12 @@ def _is_named(path: Path, message: str) -> bool:
     return lacking or str(path) in message
 
 
-def cases(folder: Path, pairs: int, rng: random.Random) -> list[tuple[Damaged, ...]]:
-    """Every damage of every file alone, and `pairs` pairs of damages of two files, or all."""
+def cases(
+    folder: Path, damages: Iterable[str], pairs: int, rng: random.Random
+) -> list[tuple[Damaged, ...]]:
+    """Each damage of every file alone, and `pairs` pairs of damages of two files, or all."""
     paths = [path for path in sorted(folder.rglob('*')) if path.is_file() and path.stat().st_size]
-    each = [Damaged(path.relative_to(folder), damage) for path in paths for damage in DAMAGES]
+    each = [Damaged(path.relative_to(folder), damage) for path in paths for damage in damages]
     both = [(a, b) for a, b in itertools.combinations(each, 2) if a.path != b.path]
     return [*((one,) for one in each), *rng.sample(both, min(pairs, len(both)))]
 
@@ -215,13 +229,16 @@ KINDS: dict[str, tuple[int, Callable[[Path, int], object]]] = {
 }
 
 
-def survive(kind: str, pairs: int, seed: int = 0) -> dict[str, Any]:
+def survive(
+    kind: str, pairs: int, seed: int = 0, damages: Iterable[str] = DAMAGES
+) -> dict[str, Any]:
     """Damages the files of a kind of folder in turn.
 
     Args:
       kind: of `KINDS`.
       pairs: pairs of files to damage, next to every single file.
       seed: of the choice of pairs.
+      damages: names of `DAMAGES`.
 
     Returns:
       Numbers of cases by outcome, and the failures in words.
@@ -235,7 +252,7 @@ def survive(kind: str, pairs: int, seed: int = 0) -> dict[str, Any]:
         shutil.rmtree(folder)
         begin(folder, seeds)
         folder.rename(original)
-        for case in cases(original, pairs, random.Random(seed)):
+        for case in cases(original, [*damages], pairs, random.Random(seed)):
             shutil.copytree(original, folder)  # at the same place, because records name it
             for path, damage in case:
                 DAMAGES[damage](folder / path)

@@ -16,7 +16,8 @@ def fast(cheap_runs):
 
 @pytest.mark.parametrize('kind', power_loss.KINDS)
 def test_damaged_files_give_the_same_results_or_are_named(kind):
-    found = power_loss.survive(kind, pairs=3)
+    # The script also fills files with zeros, which takes a third more time.
+    found = power_loss.survive(kind, pairs=3, damages=('emptied', 'halved', 'removed'))
     assert not found['failures']
     assert found['continued'] + found['named'] == found['singles'] + found['pairs'] > 20
     assert found['continued'] and found['named']
