@@ -7,6 +7,7 @@ that are not refused train in shared programs, and each must equal the plain loo
 import collections
 import tempfile
 import time
+from unittest import mock
 
 import numpy as np
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 import jaxfed
 from jaxfed import methods
 from jaxfed.partition import PARTITIONS
+from jaxfed.runs import feed
 from tests import extremes, plain
 
 GROUPS = 10  # that hypothesis draws from a seed
@@ -28,7 +30,7 @@ METHOD = st.lists(st.sampled_from(list(methods.METHODS)), min_size=1, max_size=3
 COMMON = st.fixed_dictionaries(
     {
         'method': METHOD,
-        'model': one_of('tiny', 'tiny', 'tiny_normal', 'mlp'),
+        'model': one_of(*['tiny'] * 3, *['tiny_normal'] * 2, *['mlp'] * 2, 'lenet'),
         'num_clients': st.integers(3, 6),
         'rounds': one_of(2, 3),
         'local_epochs': one_of(1, 2),
@@ -37,8 +39,10 @@ COMMON = st.fixed_dictionaries(
         'optimizer': one_of('sgd', 'sgd', 'sgd', 'nesterov', 'adam'),
         'clip_norm': one_of(0.0, 0.0, 0.5),
         'accumulate_steps': one_of(1, 1, 1, 2),
-        'clients_per_round': one_of(2, 3),
+        'clients_per_round': one_of(2, 3, 4),
         'lanes': one_of(1, 2),
+        'devices': one_of('1', '2'),
+        'stream': one_of(*['off'] * 7, 'on'),
         'feature_shift': one_of('none', 'none', 'none', 'brightness'),
         'personal_test': one_of(0.0, 0.0, 0.3),
         'local_eval_every': one_of(0, 2),
@@ -66,27 +70,36 @@ OWN = st.fixed_dictionaries(
 
 def groups(members):
     """Groups of experiments: (common settings, own settings of each)."""
-    return st.tuples(COMMON, st.lists(OWN, min_size=members, max_size=members))
+    return st.tuples(COMMON, st.lists(OWN, min_size=members, max_size=members)).map(adapted)
 
 
-def dataset():
-    """Random images of 4 classes and 8 users."""
-    users = np.arange(40) % 8
-    return extremes.dataset(40, classes=4, users=users)
+def adapted(group):
+    """A group with settings that are valid together."""
+    common, members = group
+    clients = min(common['clients_per_round'], common['num_clients'])
+    lanes = min(common['lanes'], clients // int(common['devices']))
+    changed = {'clients_per_round': clients, 'lanes': lanes, 'checkpoint_every': 0}
+    for name in common['method'].split('+'):
+        changed |= extremes.NEEDED.get(name, {})
+        if methods.METHODS[name]().auxiliary:
+            changed['auxiliary_per_class'] = 2
+    if common['optimizer'] == 'adam':  # momentum has no effect
+        members = [{**own, 'momentum': jaxfed.Config.momentum} for own in members]
+    if common['stream'] == 'on':  # compiles a program for each member
+        members = members[:2]
+    return common | changed, members
+
+
+def dataset(model):
+    """Random images of 4 classes and 8 users, as small as the network accepts."""
+    shape = (16, 16, 1) if model == 'lenet' else (4, 4, 1)
+    return extremes.dataset(40, shape, classes=4, users=np.arange(40) % 8)
 
 
 def check(group) -> list[plain.Outcome]:
     """The outcome of each experiment of a group."""
     common, members = group
-    data, outcomes, accepted, experiments = dataset(), [], {}, {}
-    if common['optimizer'] == 'adam':  # momentum has no effect
-        members = [{**own, 'momentum': jaxfed.Config.momentum} for own in members]
-    common = {**common, 'devices': '1', 'checkpoint_every': 0}
-    for name in common['method'].split('+'):
-        if name in extremes.NEEDED:
-            common |= extremes.NEEDED[name]
-        if methods.METHODS[name]().auxiliary:
-            common['auxiliary_per_class'] = 2
+    data, outcomes, accepted, experiments = dataset(common['model']), [], {}, {}
     for number, own in enumerate(members):
         config = jaxfed.Config(**common, **own)
         try:
@@ -95,7 +108,9 @@ def check(group) -> list[plain.Outcome]:
         except ValueError as error:
             outcomes.append(plain.Outcome('refused', plain.one_line(error)))
     if accepted:
-        with tempfile.TemporaryDirectory() as folder:
+        # A wave of a streamed run has the largest client only.
+        waves = mock.patch.object(feed, 'memory', lambda mesh: 1.0)
+        with tempfile.TemporaryDirectory() as folder, waves:
             try:
                 results = jaxfed.simulate_all(
                     accepted, f'{folder}/all', dataset=data, quiet=True, compilation_cache=False
@@ -117,7 +132,7 @@ def run(count, first_seed, *, members, until=np.inf, found=None, failed=None, ch
     Args:
       count: experiments.
       first_seed: of the first groups; the later ones count up from it.
-      members: experiments of a group.
+      members: experiments of a group; of streamed ones 2 at most.
       until: of `time.perf_counter`.
       found: a counter of outcomes to add to.
       failed: called with (group, error) if a group fails; by default the error is raised.
@@ -129,7 +144,10 @@ def run(count, first_seed, *, members, until=np.inf, found=None, failed=None, ch
     found, largest = collections.Counter() if found is None else found, 0.0
 
     def check_next(group):
-        nonlocal largest
+        nonlocal largest, simplest
+        if simplest:
+            simplest = False
+            return
         if found.total() >= count or time.perf_counter() > until:
             return
         try:
@@ -138,7 +156,7 @@ def run(count, first_seed, *, members, until=np.inf, found=None, failed=None, ch
             if failed is None:
                 raise
             failed(group, error)
-            found['failed'] += members
+            found['failed'] += len(group[1])
             return
         if checked:
             checked(group, outcomes)
@@ -148,10 +166,11 @@ def run(count, first_seed, *, members, until=np.inf, found=None, failed=None, ch
 
     # Shrinking would compile hundreds of programs.
     generate = settings(
-        max_examples=GROUPS, deadline=None, database=None, phases=[Phase.generate],
+        max_examples=GROUPS + 1, deadline=None, database=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck), print_blob=False,
     )  # fmt: skip
     while found.total() < count and time.perf_counter() < until:
+        simplest = True  # the first group of every seed, always the same
         seed(first_seed)(generate(given(groups(members))(check_next)))()
         first_seed += 1
     return found, largest, first_seed

@@ -39,7 +39,12 @@ def pytest_addoption(parser):
         type=positive,
         help='random inputs of test_fuzz, of all targets [the same few hundred in every run]',
     )
-    parser.addoption('--fuzz_seed', type=int, default=0, help='seed of --fuzz_inputs [0]')
+    parser.addoption(
+        '--fuzz_seed',
+        type=int,
+        default=0,
+        help='seed of --fuzz_inputs; added to the seeds of the random combinations [0]',
+    )
 
 
 def positive(text):

@@ -24,6 +24,7 @@ from tests import combinations, plain
 def main(args: flags.FlagValues) -> None:
     """Tries combinations until there are `--count` or the time is over; writes the outcomes."""
     faster_compilation()
+    jax.config.update('jax_num_cpu_devices', 2)  # the most that a combination uses
     gc.freeze()  # modules: each program collects garbage before it trains
     report: dict[str, Any] = {
         'machine': reporting.machine(), 'seed': args.seed, 'next_seed': args.seed, 'minutes': 0.0,
