@@ -346,7 +346,10 @@ class Optimizer:
         elif s.optimizer == 'adam':
             decayed = lambda v, g: 0.999 * v + 0.001 * g**2  # noqa: E731
             self.square = jax.tree.map(decayed, self.square, gradient)
-            first, second = 0.1 / (1 - 0.9**number), 1 / (1 - 0.999**number)
+            # In float32 as in optax: float64 changes `second` by 2e-5, so that `topk` would choose
+            # others of nearly equal entries.
+            beta1, beta2 = jnp.float32(0.9), jnp.float32(0.999)
+            first, second = 0.1 / (1 - beta1**number), 1 / (1 - beta2**number)
             direction = jax.tree.map(
                 lambda m, v: first * m / (jnp.sqrt(second * v) + 1e-8), self.momentum, self.square
             )
