@@ -79,6 +79,8 @@ def adapted(group):
     clients = min(common['clients_per_round'], common['num_clients'])
     lanes = min(common['lanes'], clients // int(common['devices']))
     changed = {'clients_per_round': clients, 'lanes': lanes, 'checkpoint_every': 0}
+    if common['personal_test']:  # needs local evaluation
+        changed['local_eval_every'] = 2
     for name in common['method'].split('+'):
         changed |= extremes.NEEDED.get(name, {})
         if methods.METHODS[name]().auxiliary:

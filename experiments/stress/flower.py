@@ -109,7 +109,7 @@ def deployment(home: Path) -> Iterator[Deployment]:
     )
     local = ('--insecure', '--host=127.0.0.1')
     processes = [flower.start('flower-superlink', *local, f'--port={port}', log='superlink')]
-    wait_for(port)
+    wait_for(port, processes[0])
     try:
         for number, clients in enumerate(NODES):
             processes.append(
@@ -125,13 +125,13 @@ def deployment(home: Path) -> Iterator[Deployment]:
             stop(process)
 
 
-def wait_for(port: int) -> None:
-    """Waits until a process listens, at most an hour."""
-    for _ in range(36_000):
+def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Waits until a process listens; raises a RuntimeError if it ends before."""
+    while process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(('127.0.0.1', port), 1):
             return
         time.sleep(0.1)
-    raise TimeoutError(f'nothing listens at port {port}')
+    raise RuntimeError(f'it ended with {process.returncode} before it listened at port {port}')
 
 
 def difference(method: str, workdir: Path, folder: Path) -> float:
