@@ -75,8 +75,11 @@ class Count(NamedTuple):
 def start(workdir: Path, job: Sequence[str]) -> subprocess.Popen[bytes]:
     """Starts the job, given by its flags, as a process."""
     command = [sys.executable, '-m', 'jaxfed.main', *job, f'--workdir={workdir}']
+    temporary = temporary_of(workdir)
+    temporary.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {'TMPDIR': str(temporary)}
     with log_of(workdir).open('ab') as log:
-        return subprocess.Popen(command, stdout=log, stderr=log)
+        return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
 
 def start_all(workdir: Path, job: Sequence[str]) -> list[subprocess.Popen[bytes]]:
@@ -91,6 +94,11 @@ def start_all(workdir: Path, job: Sequence[str]) -> list[subprocess.Popen[bytes]
 def log_of(workdir: Path) -> Path:
     """The file with the output of the processes that work in a directory."""
     return workdir.parent / f'{workdir.name}.log'
+
+
+def temporary_of(workdir: Path) -> Path:
+    """The folder for temporary files of the processes that work in a directory."""
+    return workdir.parent / f'{workdir.name}.temporary'
 
 
 def finish(workdir: Path, job: Sequence[str]) -> None:
@@ -108,7 +116,7 @@ def checkpoints(workdir: Path) -> list[Path]:
 def leftovers(workdir: Path) -> list[Path]:
     """Checkpoints and temporary files, of which a finished job has none."""
     paths = [path for path in workdir.rglob('*') if '.tmp' in path.name or '-tmp' in path.name]
-    return [*checkpoints(workdir), *paths]
+    return [*checkpoints(workdir), *paths, *temporary_of(workdir).iterdir()]
 
 
 def runs_in(workdir: Path) -> list[Path]:

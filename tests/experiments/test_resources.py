@@ -32,22 +32,20 @@ def test_a_failed_process_is_an_error():
 
 
 def test_no_temporary_files_are_left_after_a_kill(tmp_path, monkeypatch):
-    temporary, workdir = tmp_path / 'tmp', tmp_path / 'run'
-    temporary.mkdir()
-    monkeypatch.setenv('TMPDIR', str(temporary))
+    workdir = tmp_path / 'run'
     monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path / 'cache'))
     monkeypatch.setenv('PYTHONPATH', os.getcwd())
     faults.kill_one(workdir, JOB, 0.05, faults.is_writing)
-    assert not list(temporary.iterdir())
+    assert not list(faults.temporary_of(workdir).iterdir())
     faults.finish(workdir, JOB)
-    assert not list(temporary.iterdir())
+    assert not faults.leftovers(workdir)
     names = {path.name for path in workdir.rglob('*')}
     assert names == {
         '.lock', 'accuracy.png', 'config.json', 'metrics.jsonl', 'model.safetensors',
         'partition.json', 'partition.png', 'summary.json',
     }  # fmt: skip
     assert sorted(p.name for p in tmp_path.iterdir() if p.name != 'cache') == [
-        'run', 'run.log', 'tmp',
+        'run', 'run.log', 'run.temporary',
     ]  # fmt: skip
 
 
