@@ -30,7 +30,7 @@ from jaxfed.runs import checks, config_flags, simulate
 from jaxfed.runs.dry_run import show_dry_run
 from jaxfed.runs.experiment import make_experiment, set_up
 from jaxfed.runs.listings import list_measures, list_methods
-from jaxfed.sweeps import sweep
+from jaxfed.sweeps import grid, sweep
 from jaxfed.sweeps.halving import parse_halving
 
 
@@ -196,10 +196,10 @@ def train_sweep(config: Config) -> tuple[int, str]:
         )
     values = flags.FLAGS
     checks.check(config)
-    grid = sweep.parse_grid(values.sweep or '', config)
+    points = grid.parse_grid(values.sweep or '', config)
     rungs = parse_halving(values.halving, config)
     folder = run_files.new_folder(config, '-sweep')
-    members = sweep.expand(config, grid, values.seeds, folder)
+    members = sweep.expand(config, points, values.seeds, folder)
     for member in members:
         parse_halving(values.halving, member.config)
     if values.dry_run:

@@ -43,7 +43,7 @@ from jaxfed.report import grouping, tables
 from jaxfed.report.reading import read_run
 from jaxfed.runs import checks, config_flags, load, model_file
 from jaxfed.runs.experiment import make_network
-from jaxfed.sweeps import claims, sweep, training
+from jaxfed.sweeps import claims, halving, sweep, training
 from tests.data import archives
 from tests.recorded_runs import entry, make_run, make_state
 
@@ -530,11 +530,11 @@ def make_sweep_folder(folder: Path):
         files.write_json(whole / name / run_files.SUMMARY, summary)
     for name in names[2:]:
         (whole / name / run_files.SUMMARY).unlink()
-    files.write_json(whole / sweep.SETTINGS_FILE, {'halving': '1'})
+    files.write_json(whole / halving.SETTINGS_FILE, {'halving': '1'})
     shared = whole / training.SHARED / 'program'
     (shared / FOLDER / '2').mkdir(parents=True)
     files.write_json(shared / training.MEMBERS, {'members': names[2:]})
-    paths = [whole / sweep.SETTINGS_FILE, shared / training.MEMBERS]
+    paths = [whole / halving.SETTINGS_FILE, shared / training.MEMBERS]
     paths += [whole / names[0] / run_files.SUMMARY, whole / names[3] / run_files.CONFIG]
     paths += [shared / run_files.SUMMARIES]
     files.write_json(paths[-1], {f'../../{name}': summary for name in names[2:]})

@@ -32,7 +32,7 @@ from jaxfed.partition import PARTITIONS
 from jaxfed.report import __main__ as report_command
 from jaxfed.runs import checks, config_flags, deal
 from jaxfed.runs.own_optimizer import name_optimizers
-from jaxfed.sweeps import sweep
+from jaxfed.sweeps import grid, sweep
 from jaxfed.sweeps.halving import parse_halving
 
 ROOT = Path(__file__).parent.parent
@@ -197,8 +197,8 @@ def test_every_command_has_valid_flags(text, tmp_path, monkeypatch):
         settings = config_flags.parse(arguments)
         if ours:
             parse_halving(ours.get('halving'), settings)
-            grid = sweep.parse_grid(ours.get('sweep', ''), settings)
-            sweep.expand(settings, grid, int(ours.get('seeds', 1)), tmp_path)
+            points = grid.parse_grid(ours.get('sweep', ''), settings)
+            sweep.expand(settings, points, int(ours.get('seeds', 1)), tmp_path)
         if 'list' in (settings.method, settings.measure):
             continue
         if module == 'jaxfed.partition':

@@ -32,8 +32,9 @@ from jaxfed.data.augment import normalise
 from jaxfed.models import with_precision
 from jaxfed.runs.experiment import Experiment, client_steps, cohort_of, set_up
 from jaxfed.runs.simulate import Result, train_experiments
+from jaxfed.sweeps.grid import parse_grid
 from jaxfed.sweeps.runner import share_images
-from jaxfed.sweeps.sweep import expand, parse_grid
+from jaxfed.sweeps.sweep import expand
 
 
 class PlainTrainer:

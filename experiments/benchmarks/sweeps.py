@@ -40,8 +40,9 @@ from jaxfed.engine.lanes import choose_lanes, schedule
 from jaxfed.recording.style import COLOURS, save, style
 from jaxfed.runs.experiment import set_up
 from jaxfed.runs.simulate import train
+from jaxfed.sweeps.grid import parse_grid
 from jaxfed.sweeps.runner import set_up_all
-from jaxfed.sweeps.sweep import Member, expand, parse_grid
+from jaxfed.sweeps.sweep import Member, expand
 from jaxfed.sweeps.training import train_group
 
 GRID, SEEDS = 'beta=0.3,1,3,10 tau=1,3', 2

@@ -31,7 +31,6 @@ from experiments.stress import power_loss
 from jaxfed.internal import files
 from jaxfed.recording import checkpoints, log
 from jaxfed.recording.run_files import METRICS
-from jaxfed.runs.simulate import Result
 
 NOBODY = 65534  # a user without rights; root may write to read-only folders
 
@@ -66,11 +65,15 @@ def failing_write(number: int) -> Iterator[Callable[[], int]]:
                 raise
             return super().write(data)
 
-    sync, save = files._sync, checkpoints.save
+    sync, settle, save = files._sync, log.settle, checkpoints.save
 
     def failing_sync(path: Path) -> None:
         write()
         sync(path)
+
+    def failing_settle(file: FileIO) -> None:
+        write()
+        settle(file)
 
     def failing_save(*arguments: Any) -> None:
         write()
@@ -78,6 +81,7 @@ def failing_write(number: int) -> Iterator[Callable[[], int]]:
 
     with (
         mock.patch.object(files, '_sync', failing_sync),
+        mock.patch.object(log, 'settle', failing_settle),
         mock.patch.object(checkpoints, 'save', failing_save),
         mock.patch.object(log, 'open_lines', lambda workdir: Lines(workdir / METRICS, 'ab')),
     ):
@@ -114,17 +118,19 @@ TAKEN: tuple[tuple[Act, Act], ...] = ((lose, lambda folder: None), (lock_out, un
 
 def try_once(
     folder: Path,
-    reference: Sequence[Result],
-    train: Callable[[], Sequence[Any]],
+    job: power_loss.Job,
+    reference: Sequence[Any],
+    train: Callable[[], Sequence[Any] | None],
     repair: Callable[[], object] = lambda: None,
 ) -> str:
-    """Trains the experiments of a folder while something fails, then to their end.
+    """Trains a job while something fails, then to its end.
 
     Args:
-      folder: of the experiments.
-      reference: the results of undisturbed experiments.
-      train: trains them while something fails.
-      repair: called before they continue.
+      folder: of the job.
+      job: the experiments.
+      reference: the results of an undisturbed job.
+      train: trains it while something fails; returns the results if it reads them.
+      repair: called before it continues.
 
     Returns:
       'completed', 'stopped', 'refused' if the rest cannot continue, or the failure in words.
@@ -138,7 +144,7 @@ def try_once(
     finally:
         repair()
     try:
-        results = results or power_loss.finish(folder, len(reference))
+        results = results or job.finish(folder)
     except (ValueError, OSError) as error:
         # Orbax may write to a new folder while the old one is removed.
         refused = result == 'stopped' and str(error).startswith('no checkpoint in')
@@ -156,26 +162,26 @@ def add_up(outcomes: dict[str, str]) -> Count:
     return Count(len(values), completed, stopped, refused, failures)
 
 
-def fail_every_write(folder: Path, seeds: int) -> Count:
-    """Fails every write of the experiments of a folder in turn."""
+def fail_every_write(job: power_loss.Job, folder: Path) -> Count:
+    """Fails every write of a job in turn."""
     with failing_write(0) as count:
-        reference = power_loss.finish(folder, seeds)
+        reference = job.finish(folder)
     outcomes = {}
     for number in range(1, count() + 1):
         shutil.rmtree(folder)
 
-        def train(number: int = number) -> Sequence[Result]:
+        def train(number: int = number) -> Sequence[Any]:
             with failing_write(number):
-                return power_loss.finish(folder, seeds)
+                return job.finish(folder)
 
-        outcomes[f'write {number}'] = try_once(folder, reference, train)
+        outcomes[f'write {number}'] = try_once(folder, job, reference, train)
     return add_up(outcomes)
 
 
-def fill_disks(folder: Path, seeds: int, sizes: Sequence[int]) -> Count:
-    """Trains the experiments of a folder on disks of these sizes in KiB."""
+def fill_disks(job: power_loss.Job, folder: Path, sizes: Sequence[int]) -> Count:
+    """Trains a job on disks of these sizes in KiB."""
     folder.mkdir()
-    reference = power_loss.finish(folder / 'work', seeds)
+    reference = job.finish(folder / 'work')
     outcomes = {}
     for kib in sizes:
         shutil.rmtree(folder / 'work')
@@ -183,8 +189,9 @@ def fill_disks(folder: Path, seeds: int, sizes: Sequence[int]) -> Count:
         try:
             outcomes[f'{kib} KiB'] = try_once(
                 folder / 'work',
+                job,
                 reference,
-                lambda: power_loss.finish(folder / 'work', seeds),
+                lambda: job.finish(folder / 'work'),
                 lambda: mount(folder, 'remount,size=1g'),
             )
         finally:
@@ -198,9 +205,9 @@ def mount(folder: Path, options: str) -> None:
     subprocess.run(['mount', '-t', 'tmpfs', '-o', options, 'tmpfs', folder], check=True)
 
 
-def take_away(folder: Path, seeds: int) -> Count:
-    """Removes the folder of the experiments, or makes it read-only, after every round."""
-    reference = power_loss.finish(folder, seeds)
+def take_away(job: power_loss.Job, folder: Path) -> Count:
+    """Removes the folder of a job, or makes it read-only, after every round."""
+    reference = job.finish(folder)
     outcomes = {}
     for round_, (act, repair) in itertools.product(range(1, power_loss.ROUNDS + 1), TAKEN):
         shutil.rmtree(folder)
@@ -209,31 +216,31 @@ def take_away(folder: Path, seeds: int) -> Count:
             if number == round_:
                 act(folder)
 
-        train = functools.partial(power_loss.train, folder, seeds, after)
-        outcome = try_once(folder, reference, train, functools.partial(repair, folder))
+        train = functools.partial(job.train, folder, after)
+        outcome = try_once(folder, job, reference, train, functools.partial(repair, folder))
         outcomes[f'{act.__name__} after round {round_}'] = outcome
     return add_up(outcomes)
 
 
-def survive(sizes: Sequence[int], seeds: int) -> dict[str, Count]:
+def survive(sizes: Sequence[int], job: power_loss.Job) -> dict[str, Count]:
     """Tries everything; disks of limited size only as root.
 
     Args:
       sizes: of the disks, in KiB.
-      seeds: experiments in the folder, 1 or more.
+      job: the experiments.
 
     Returns:
       Kind -> numbers of outcomes.
     """
-    with power_loss.cheap_runs(), tempfile.TemporaryDirectory() as temporary:
+    with power_loss.cheap_runs(pictures=True), tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         place.chmod(0o755)  # another user reads in it
         found = {
-            'failed writes': fail_every_write(place / 'writes', seeds),
-            'taken away': take_away(place / 'taken', seeds),
+            'failed writes': fail_every_write(job, place / 'writes'),
+            'taken away': take_away(job, place / 'taken'),
         }
         if os.geteuid() == 0:
-            found['small disks'] = fill_disks(place / 'disk', seeds, sizes)
+            found['small disks'] = fill_disks(job, place / 'disk', sizes)
         return found
 
 
@@ -242,14 +249,14 @@ def main(args: flags.FlagValues) -> None:
     logging.getLogger('jaxfed').setLevel(logging.ERROR)  # warnings of damaged checkpoints
     began, sizes = time.monotonic(), list(map(int, args.sizes))
     found = {
-        f'{kind}, {reporting.plural(seeds, "seed")}': count._asdict()
-        for seeds in (1, 2)
-        for kind, count in survive(sizes, seeds).items()
+        f'{kind}, {name}': count._asdict()
+        for name, job in power_loss.JOBS.items()
+        for kind, count in survive(sizes, job).items()
     }
     print(json.dumps(found, indent=2))
     described = {
         'machine': reporting.machine(),
-        'job': power_loss.JOB,
+        'settings': power_loss.SETTINGS,
         'sizes_kib': sizes,
         'seconds': round(time.monotonic() - began),
     }

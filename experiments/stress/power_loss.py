@@ -1,15 +1,16 @@
-"""Damage the files of interrupted and finished runs, as a power loss does, and continue.
+"""Damage the files of interrupted and finished jobs, as a power loss does, and continue.
 
     python -m experiments.stress.power_loss --output=experiments/results/power_loss_cpu.json
 
-A run, and two seeds in one program, stop before their last rounds, the seeds also before one of
-their summaries and after both. Then each of their files is emptied, cut in half, filled with
-zeros or removed, alone and in pairs. The same command must continue with the results of an
-undisturbed run, or name a damaged file and say what to do. Programs are compiled once, and no
-pictures are drawn.
+A run, two seeds in one program, and a sweep with halving stop before their last rounds, the seeds
+also before one of their summaries, both also after the end. Then each of their files is emptied,
+cut in half, filled with zeros or removed, alone and in pairs. The same command must continue with
+the results of an undisturbed job, or name a damaged file and say what to do. Programs are compiled
+once, and no pictures are drawn.
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import logging
@@ -31,18 +32,19 @@ from absl import flags
 import jaxfed
 from experiments.benchmarks import reporting
 from jaxfed import Config
-from jaxfed.internal import files
+from jaxfed.internal import console, files
 from jaxfed.recording import run_files
 from jaxfed.recording.checkpoints import FOLDER
 from jaxfed.runs import simulate
 from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.prepare import Prepared
+from jaxfed.runs.rounds import Stop
 from jaxfed.runs.simulate import Result
-from jaxfed.sweeps import runner, training
+from jaxfed.sweeps import grid, runner, sweep, training
 
 ROUNDS, STOP = 5, 4  # rounds in all, and before the interruption; checkpoints hold 2 and 3
 # State on server and clients, measures that depend on earlier rounds, a checkpoint a round.
-JOB: dict[str, Any] = {
+SETTINGS: dict[str, Any] = {
     'method': 'scaffold+fedavgm',
     'model': 'mlp',
     'rounds': ROUNDS,
@@ -53,9 +55,21 @@ JOB: dict[str, Any] = {
     'devices': '1',
     'lanes': 1,
     'checkpoint_every': 1,
+    'csv': True,
 }
+GRID, HALVING = 'learning_rate=0.01,0.03', (3,)  # one of the sweep's two runs stops early
 TOLERANCE = 1e-5  # of a run that starts again alone, in another program
+After = Callable[[int], object]  # called with the number of each round that was trained
 Damage = Callable[[Path], object]
+
+
+class Job(NamedTuple):
+    """Experiments in a folder, and what their results are compared by."""
+
+    train: Callable[[Path, After], list[Any] | None]  # the results, if it reads them
+    finish: Callable[[Path], list[Any]]  # trains to the last round, or reads; returns the results
+    last: str  # the folder of the last experiment
+    tolerance: float
 
 
 class Stopped(Exception):
@@ -91,8 +105,8 @@ ADVICE = re.compile(r'remove|use a copy|another copy|another directory|start aga
 
 
 @contextlib.contextmanager
-def cheap_runs() -> Iterator[None]:
-    """Runs draw no pictures, and those of the same work directories share programs."""
+def cheap_runs(*, pictures: bool = False) -> Iterator[None]:
+    """Runs of the same work directories share programs, and draw pictures only if wanted."""
     prepared: dict[tuple[Path, ...], Prepared] = {}
     prepare = simulate.prepare
 
@@ -108,89 +122,141 @@ def cheap_runs() -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(simulate, 'prepare', prepare_once))
-        for picture in ('draw_heatmap', 'draw_accuracy'):
+        for picture in () if pictures else ('draw_heatmap', 'draw_accuracy'):
             stack.enter_context(mock.patch.object(simulate, picture))
         yield
 
 
 def experiments_in(folder: Path, seeds: int) -> dict[str, Config]:
-    """Name -> settings of the experiments of a folder."""
-    return {f's{s}': Config(**JOB, seed=s, workdir=str(folder / f's{s}')) for s in range(seeds)}
+    """Name -> settings of the seeds in a folder."""
+    return {
+        f's{s}': Config(**SETTINGS, seed=s, workdir=str(folder / f's{s}')) for s in range(seeds)
+    }
 
 
-def train(folder: Path, seeds: int, after: Callable[[int], object]) -> list[Any]:
-    """Trains the experiments of a folder; `after` is called with the number of each round."""
+def train_seeds(seeds: int, folder: Path, after: After) -> None:
+    """Trains the seeds of a folder in one program."""
 
     def stop(round_: int, *_: object) -> Sequence[int]:
         after(round_)
         return ()
 
     experiments = runner.set_up_all(experiments_in(folder, seeds).values())
-    return training.train_group(experiments, folder, stop_of=lambda numbers: stop)
+    training.train_group(experiments, folder, stop_of=lambda numbers: stop)
 
 
-def interrupt(folder: Path, seeds: int) -> None:
-    """Trains the experiments of a folder and stops after `STOP` rounds."""
+def finish_run(folder: Path) -> list[Any]:
+    """Trains the run of a folder, or reads its results."""
+    [config] = experiments_in(folder, 1).values()
+    return [values(jaxfed.simulate(config))]
+
+
+def finish_seeds(folder: Path) -> list[Any]:
+    """Trains the two seeds of a folder, or reads their results."""
+    results = jaxfed.simulate_all(experiments_in(folder, 2), folder).values()
+    return [values(result) for result in results if isinstance(result, Result)]
+
+
+def train_sweep(folder: Path, after: After) -> list[Any]:
+    """Trains the sweep of a folder, or reads its results and its table.
+
+    Raises:
+      ValueError: with the first error that the sweep has shown.
+    """
+    config = Config(**SETTINGS, validation=0.2)
+    members = sweep.expand(config, grid.parse_grid(GRID, config), 1, folder)
+
+    def halving(rungs: Sequence[int], points: Sequence[grid.Point]) -> Stop:
+        halve = HALVE(rungs, points)
+
+        def stop(round_: int, *others: Any) -> Sequence[int]:
+            after(round_)
+            return halve(round_, *others)
+
+        return stop
+
+    errors: list[str] = []
+    with (
+        mock.patch.object(sweep, 'halving', halving),
+        mock.patch.object(console, 'show_error', errors.append),
+    ):
+        sweep.run(members, folder, rungs=HALVING)
+    if errors:
+        raise ValueError(errors[0])
+    results = [values(runner.read_result(Path(str(m.config.workdir)))) for m in members]
+    table = (folder / sweep.TABLE).read_text().splitlines()[1:]
+    return [*results, [float(cell) for row in table for cell in row.split(',') if cell]]
+
+
+def values(result: Result) -> tuple[Any, Any]:
+    """The metrics of a run, except for times, and its final parameters."""
+    metrics = [{k: v for k, v in e.items() if 'seconds' not in k} for e in result.metrics]
+    return metrics, result.params
+
+
+HALVE = sweep.halving
+JOBS = {
+    'run': Job(functools.partial(train_seeds, 1), finish_run, 's0', 0),
+    'seeds': Job(functools.partial(train_seeds, 2), finish_seeds, 's1', TOLERANCE),
+    'sweep': Job(
+        train_sweep,
+        functools.partial(train_sweep, after=lambda round_: None),
+        'learning_rate0.03_seed0',
+        TOLERANCE,
+    ),
+}
+
+
+def interrupt(job: Job, folder: Path) -> None:
+    """Trains a job and stops after `STOP` rounds."""
 
     def after(round_: int) -> None:
         if round_ == STOP:
             raise Stopped
 
     with contextlib.suppress(Stopped):
-        train(folder, seeds, after)
+        job.train(folder, after)
 
 
-def omit_summary(folder: Path, seeds: int) -> None:
-    """Trains the experiments of a folder and stops before the summary of the last."""
+def omit_summary(job: Job, folder: Path) -> None:
+    """Trains a job and stops before its last summary."""
 
     def write_json(path: Path, value: Any) -> None:
-        if path == folder / f's{seeds - 1}' / run_files.SUMMARY:
+        if path == folder / job.last / run_files.SUMMARY:
             raise Stopped
         files.write_json(path, value)
 
     with contextlib.suppress(Stopped), mock.patch.object(run_files, 'write_json', write_json):
-        train(folder, seeds, lambda round_: None)
+        job.finish(folder)
 
 
-def finish(folder: Path, seeds: int) -> list[Result]:
-    """Trains the experiments of a folder to their last round, or reads their results."""
-    configs = experiments_in(folder, seeds)
-    if seeds == 1:
-        return [jaxfed.simulate(config) for config in configs.values()]
-    results = jaxfed.simulate_all(configs, folder).values()
-    return [result for result in results if isinstance(result, Result)]
-
-
-def are_equal(results: Sequence[Result], others: Sequence[Result], tolerance: float = 0) -> bool:
-    """Whether metrics, except for times, and final parameters are the same."""
-
-    def values(result: Result) -> tuple[Any, Any]:
-        metrics = [{k: v for k, v in e.items() if 'seconds' not in k} for e in result.metrics]
-        return metrics, result.params
+def are_equal(results: Sequence[Any], others: Sequence[Any], tolerance: float = 0) -> bool:
+    """Whether the results of two jobs are the same."""
 
     def close(a: Any, b: Any) -> bool:
         return np.allclose(a, b, rtol=tolerance, atol=tolerance)
 
-    # Of trees of another structure jax.tree.map raises a ValueError.
-    pairs = zip(results, others, strict=True)
-    same = [jax.tree.leaves(jax.tree.map(close, values(a), values(b))) for a, b in pairs]
-    return all(map(all, same))
+    try:
+        return jax.tree.all(jax.tree.map(close, results, others))
+    except ValueError:  # of trees of another structure
+        return False
 
 
-def outcome(folder: Path, damaged: Iterable[Path], reference: Sequence[Result]) -> str:
+def outcome(job: Job, folder: Path, damaged: Iterable[Path], reference: Sequence[Any]) -> str:
     """What a damaged folder leads to.
 
     Args:
-      folder: holds the experiments.
+      job: its experiments.
+      folder: holds them.
       damaged: files relative to it.
-      reference: the results of undisturbed experiments.
+      reference: the results of an undisturbed job.
 
     Returns:
       'continued', 'named' if an error names a damaged file and says what to do, else a description
       of the failure.
     """
     try:
-        results = finish(folder, len(reference))
+        results = job.finish(folder)
     except (ValueError, OSError) as error:
         message = str(error)
         named = any(_is_named(path, message) for path in damaged)
@@ -198,15 +264,14 @@ def outcome(folder: Path, damaged: Iterable[Path], reference: Sequence[Result]) 
         return 'named' if clear else f'unclear: {message}'
     except Exception as error:
         return f'{type(error).__name__}: {error}'
-    tolerance = TOLERANCE if len(reference) > 1 else 0
-    return 'continued' if are_equal(results, reference, tolerance) else 'other results'
+    return 'continued' if are_equal(results, reference, job.tolerance) else 'other results'
 
 
 def _is_named(path: Path, message: str) -> bool:
     """Whether a message names a file, or says which folder lacks it."""
     if FOLDER in path.parts:  # the files of a checkpoint belong together
         return FOLDER in message
-    lacking = f'{path.parent} ' in message and f' without {path.name}' in message
+    lacking = str(path.parent) in message and f' without {path.name}' in message
     return lacking or str(path) in message
 
 
@@ -220,12 +285,14 @@ def cases(
     return [*((one,) for one in each), *rng.sample(both, min(pairs, len(both)))]
 
 
-# Name -> seeds, and what precedes the damage.
-KINDS: dict[str, tuple[int, Callable[[Path, int], object]]] = {
-    'run': (1, interrupt),
-    'sweep': (2, interrupt),
-    'sweep without a summary': (2, omit_summary),
-    'finished sweep': (2, finish),
+# Name -> job, and what precedes the damage.
+KINDS: dict[str, tuple[Job, Callable[[Job, Path], object]]] = {
+    'run': (JOBS['run'], interrupt),
+    'seeds': (JOBS['seeds'], interrupt),
+    'seeds without a summary': (JOBS['seeds'], omit_summary),
+    'finished seeds': (JOBS['seeds'], lambda job, folder: job.finish(folder)),
+    'sweep': (JOBS['sweep'], interrupt),
+    'finished sweep': (JOBS['sweep'], lambda job, folder: job.finish(folder)),
 }
 
 
@@ -243,20 +310,20 @@ def survive(
     Returns:
       Numbers of cases by outcome, and the failures in words.
     """
-    seeds, begin = KINDS[kind]
+    job, begin = KINDS[kind]
     counts = {'singles': 0, 'pairs': 0, 'continued': 0, 'named': 0}
     failures = []
     with cheap_runs(), tempfile.TemporaryDirectory() as temporary:
         folder, original = Path(temporary, 'folder'), Path(temporary, 'original')
-        reference = finish(folder, seeds)
+        reference = job.finish(folder)
         shutil.rmtree(folder)
-        begin(folder, seeds)
+        begin(job, folder)
         folder.rename(original)
         for case in cases(original, [*damages], pairs, random.Random(seed)):
             shutil.copytree(original, folder)  # at the same place, because records name it
             for path, damage in case:
                 DAMAGES[damage](folder / path)
-            result = outcome(folder, [path for path, _ in case], reference)
+            result = outcome(job, folder, [path for path, _ in case], reference)
             shutil.rmtree(folder)
             counts['singles' if len(case) == 1 else 'pairs'] += 1
             if result in counts:
@@ -274,7 +341,7 @@ def main(args: flags.FlagValues) -> None:
     found = {kind: survive(kind, args.pairs, args.seed) for kind in KINDS}
     print(json.dumps(found, indent=2))
     seconds = round(time.monotonic() - began)
-    described = {'machine': reporting.machine(), 'job': JOB, 'seconds': seconds}
+    described = {'machine': reporting.machine(), 'settings': SETTINGS, 'seconds': seconds}
     reporting.write(described | found, args.output)
     if any(result['failures'] for result in found.values()):
         raise SystemExit(1)

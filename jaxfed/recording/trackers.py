@@ -143,7 +143,7 @@ def csv_file(workdir: Path, config: dict[str, Any]) -> Iterator[Tracker]:
     """
     path = workdir / CSV
     if path.exists():
-        raise FileExistsError(f'{path} already exists; move it away')
+        raise FileExistsError(f'{path} already exists without {run_files.METRICS}; move it away')
     fields: dict[str, int] = {}  # field -> its number
     columns: dict[str, tuple[int, int]] = {}  # column -> number of its field, index in its list
     rows: list[dict[str, Any]] = []

@@ -1,12 +1,21 @@
 """Successive halving: the worse half of the settings stops early."""
 
 from collections.abc import Hashable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxfed import methods
 from jaxfed.config import Config
+from jaxfed.internal import files
+from jaxfed.internal.type_checks import printable
+from jaxfed.recording import run_files
 from jaxfed.runs.rounds import Stop
+from jaxfed.runs.shared_program import program_key
+from jaxfed.sweeps.training import has_checkpoints
+
+SETTINGS_FILE = 'sweep.json'  # the settings of a sweep that are not those of a run
 
 
 def parse_halving(text: str | None, config: Config) -> list[int]:
@@ -72,3 +81,48 @@ def halving(rounds: Sequence[int], settings: Sequence[Hashable]) -> Stop:
 def _last_accuracy(metrics: Sequence[dict[str, Any]]) -> float:
     accuracy = (entry['test_accuracy'] for entry in reversed(metrics))
     return next((value for value in accuracy if value is not None), -np.inf)
+
+
+def check_halving(folder: Path, rungs: Sequence[int]) -> None:
+    """Raise a ValueError if a folder holds a sweep with another --halving."""
+    if (folder / SETTINGS_FILE).exists():
+        there = files.read_json(folder / SETTINGS_FILE).get('halving')
+        if there != _in_words(rungs):
+            raise ValueError(
+                f'--halving={_in_words(rungs)}: --workdir={folder} holds a sweep with --halving='
+                f'{printable(str(there))}; repeat it, or name another directory.'
+            )
+
+
+def record_halving(folder: Path, rungs: Sequence[int]) -> None:
+    """Write the rounds of halving into the folder of a sweep; errors as of `check_halving`."""
+    check_halving(folder, rungs)  # another process may have begun in the meantime
+    files.write_json(folder / SETTINGS_FILE, {'halving': _in_words(rungs)})
+
+
+def _in_words(rungs: Sequence[int]) -> str:
+    return ','.join(map(str, rungs))
+
+
+def check_compared(unfinished: Sequence[Config], done: Sequence[Config], folder: Path) -> None:
+    """Raise a ValueError if a run that begins again was to be compared with runs that have ended.
+
+    Args:
+      unfinished: the settings of runs without a summary, each with its work directory.
+      done: those of the other runs of the sweep.
+      folder: the parent of the work directories.
+    """
+
+    def key(config: Config) -> str:
+        return program_key(config, methods.resolve(config.method, config.hyperparameters))
+
+    ended = {key(config) for config in done}
+    for config in unfinished:
+        workdir = Path(str(config.workdir))
+        begun = all((workdir / name).exists() for name in (run_files.CONFIG, run_files.METRICS))
+        if begun and key(config) in ended and not has_checkpoints(workdir, folder):
+            raise ValueError(
+                f'{workdir} holds a run without {run_files.SUMMARY} and checkpoints, and those '
+                'that --halving compares it with have ended: use a copy of the file, or move '
+                f'{workdir} away to train it alone.'
+            )

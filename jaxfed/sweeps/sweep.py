@@ -1,20 +1,17 @@
-"""A grid of settings times seeds, from --sweep and --seeds, and its table of results."""
+"""Trains a grid of settings times seeds, and writes the table of its results."""
 
 import dataclasses
-import difflib
 import itertools
-import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxfed import methods
-from jaxfed.config import FIELDS, SETTINGS, Config, settings_that_affect
+from jaxfed.config import SETTINGS, Config
 from jaxfed.internal import console, files
 from jaxfed.internal.csv_text import csv_text
-from jaxfed.internal.type_checks import printable
 from jaxfed.metrics import mean_and_deviation
-from jaxfed.partition import PARTITIONS, partition_settings
+from jaxfed.partition import partition_settings
 from jaxfed.recording import display, run_files
 from jaxfed.runs import checks
 from jaxfed.runs.experiment import make_experiment
@@ -22,14 +19,12 @@ from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.prepare import memory_in_words, prepare
 from jaxfed.runs.shared_program import TRACER_ERRORS
 from jaxfed.sweeps.claims import finish_programs
-from jaxfed.sweeps.halving import halving
+from jaxfed.sweeps.grid import Point
+from jaxfed.sweeps.halving import check_compared, check_halving, halving, record_halving
 from jaxfed.sweeps.runner import is_done, run_groups, set_up_all, share_images
 from jaxfed.sweeps.training import group, unwritten
 
 TABLE = 'sweep.csv'
-SETTINGS_FILE = 'sweep.json'  # the settings that are not those of a run
-
-Point = tuple[tuple[str, float], ...]  # (name, value) of each swept parameter
 
 
 class Member(NamedTuple):
@@ -51,98 +46,12 @@ class Outcome(NamedTuple):
     failed: int  # seeds that diverged, do not fit into memory or are unfinished
 
 
-def parse_grid(text: str, config: Config) -> list[Point]:
-    """Parse --sweep.
-
-    Args:
-      text: such as 'beta=.1,.3,1 tau=1,3'; '' for a grid of one point, the settings themselves.
-      config: the settings.
-
-    Returns:
-      Every combination of values; the last parameter changes fastest.
-
-    Raises:
-      ValueError: for a parameter that does not exist, is not a number or is named twice, or a
-        value that is not a number.
-    """
-    grid: dict[str, list[float]] = {}
-    for word in text.split():
-        name, equals, listed = word.removeprefix('--').partition('=')
-        if not equals or not name:
-            raise ValueError(
-                f'--sweep={text}: {word!r} must be a parameter and its values, as in beta=.1,.3,1.'
-            )
-        if name in grid:
-            raise ValueError(f'--sweep={text}: {name} is named twice; join its values by commas.')
-        kind = _kind(name, config, text)
-        grid[name] = []
-        for value in listed.split(','):
-            try:
-                grid[name].append(kind(value))
-            except ValueError:
-                wanted = 'an integer' if kind is int else 'a number'
-                raise ValueError(
-                    f'--sweep={text}: {name}={value!r} must be {wanted}; values are joined by '
-                    'commas, without spaces.'
-                ) from None
-        if len(set(grid[name])) < len(grid[name]):
-            raise ValueError(f'--sweep={text}: {name} has a value twice.')
-    return [tuple(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-
-
-def _kind(name: str, config: Config, text: str) -> type[float] | type[int]:
-    """Return the type of a parameter; raise a ValueError if it cannot be swept over."""
-    kinds = sweepable(config)
-    if name in kinds:
-        return kinds[name]
-    if name == 'seed':
-        raise ValueError(f'--sweep={text}: --seeds=3 sets the seeds, which start at --seed.')
-    if owners := [other for other in PARTITIONS if name in partition_settings(other)]:
-        raise ValueError(
-            f'--sweep={text}: {name} belongs to --partition={" or ".join(owners)}, but '
-            f'--partition={config.partition}; remove one of them.'
-        )
-    if name in FIELDS:
-        raise ValueError(
-            f'--sweep={text}: {name} is not a number to sweep over; run once for each value, or '
-            'sweep over one of ' + ', '.join(kinds) + '.'
-        )
-    near = difflib.get_close_matches(name, kinds, n=3, cutoff=0.4)
-    hint = f'did you mean {" or ".join(near)}? ' if near else ''
-    raise ValueError(
-        f'--sweep={text}: --method={config.method} and the settings have no {name}; {hint}The '
-        f'parameters are {", ".join(kinds)}.'
-    )
-
-
-def sweepable(config: Config) -> dict[str, type[float] | type[int]]:
-    """Return the numeric parameters of the method, the partition and training, flag -> type."""
-    found: dict[str, Any] = {}
-    parts = methods.resolve(config.method, config.hyperparameters)
-    names = [key for _, values, _ in parts for key in values]
-    for name, _, _ in parts:
-        for key, parameter in methods.hyperparameters(name).items():
-            # A short name is unambiguous if only one part has it, and no setting.
-            short = names.count(key) == 1 and key not in FIELDS
-            found |= {flag: parameter.annotation for flag in [key] * short + [f'{name}.{key}']}
-    chosen = partition_settings(config.partition)
-    for name, parameter in chosen.items():
-        found.setdefault(name, parameter.annotation)
-    unread = {key for other in PARTITIONS for key in partition_settings(other)} - set(chosen)
-    types = typing.get_type_hints(Config)
-    for name in settings_that_affect('training', 'randomness'):
-        kinds = set(typing.get_args(types[name]) or (types[name],)) - {type(None)}
-        if len(kinds) == 1 and name != 'seed' and name not in unread:
-            found.setdefault(name, kinds.pop())
-    return {name: kind for name, kind in found.items() if kind in (int, float)}
-
-
 def expand(config: Config, points: Sequence[Point], seeds: int, folder: Path) -> list[Member]:
     """Make the experiments of a sweep, and check their settings without loading data.
 
     Args:
       config: the common settings.
-      points: from `parse_grid`.
+      points: from `grid.parse_grid`.
       seeds: the number of seeds of each point; they start at `config.seed`.
       folder: the parent of the work directories.
 
@@ -234,8 +143,7 @@ def run(
         quiet=quiet,
     )
     with files.exclusive_lock(folder):
-        _check_halving(folder, rungs)  # another process may have trained in the meantime
-        files.write_json(folder / SETTINGS_FILE, {'halving': _halving(rungs)})
+        record_halving(folder, rungs)
         run_groups(
             [member.config for member in unfinished],
             folder,
@@ -256,25 +164,13 @@ def _plan(
     """Return the unfinished experiments, and groups of their indices, one for each program."""
     if most < 0:
         raise ValueError(f'--together must be at least 1, or 0 to choose, got {most}.')
-    _check_halving(folder, rungs)
+    check_halving(folder, rungs)
     unfinished = [member for member in members if not is_done(member.config)]
+    if rungs:
+        done = [member.config for member in members if member not in unfinished]
+        check_compared([member.config for member in unfinished], done, folder)
     most = most or len(unfinished) * bool(rungs)
     return unfinished, group([member.config for member in unfinished], folder, most=most)
-
-
-def _check_halving(folder: Path, rungs: Sequence[int]) -> None:
-    """Raise a ValueError if a folder holds a sweep with another --halving."""
-    if (folder / SETTINGS_FILE).exists():
-        there = files.read_json(folder / SETTINGS_FILE).get('halving')
-        if there != _halving(rungs):
-            raise ValueError(
-                f'--halving={_halving(rungs)}: --workdir={folder} holds a sweep with --halving='
-                f'{printable(str(there))}; repeat it, or name another directory.'
-            )
-
-
-def _halving(rungs: Sequence[int]) -> str:
-    return ','.join(map(str, rungs))
 
 
 def show_dry_run(

@@ -165,6 +165,13 @@ def has_shared_checkpoints(workdir: Path) -> bool:
     return (workdir / run_files.METRICS).exists() and not (workdir / FOLDER).exists()
 
 
+def has_checkpoints(workdir: Path, folder: Path) -> bool:
+    """Whether an experiment, begun alone or with others of a folder, has records of its state."""
+    shared = (folder / SHARED).glob(f'*/{MEMBERS}')
+    together = any(workdir.absolute() in _read_members(path, folder) for path in shared)
+    return together or (workdir / FOLDER).exists()
+
+
 def train_group(
     experiments: Sequence[Experiment],
     folder: Path,

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.stress import full_disk, power_loss
-from jaxfed.recording import log
+from jaxfed.recording import log, run_files
 
 pytestmark = pytest.mark.slow
 
@@ -14,7 +14,8 @@ def fast(cheap_runs):
         yield
 
 
-@pytest.mark.parametrize('kind', power_loss.KINDS)
+# The script tries the other kinds, which are two seeds in the place of a sweep.
+@pytest.mark.parametrize('kind', ['run', 'seeds without a summary', 'sweep', 'finished sweep'])
 def test_damaged_files_give_the_same_results_or_are_named(kind):
     # The script also fills files with zeros, which takes a third more time.
     found = power_loss.survive(kind, pairs=3, damages=('emptied', 'halved', 'removed'))
@@ -24,31 +25,32 @@ def test_damaged_files_give_the_same_results_or_are_named(kind):
 
 
 def test_other_results_and_unclear_errors_are_failures(tmp_path, monkeypatch):
-    reference = power_loss.finish(tmp_path / 'whole', 1)
+    run = power_loss.JOBS['run']
+    reference = run.finish(tmp_path / 'whole')
     (tmp_path / 'run' / 's0' / 'checkpoints').mkdir(parents=True)
-    assert power_loss.outcome(tmp_path / 'run', [], reference) == 'continued'
-    reference[0].metrics[2]['train_loss'] += 1e-9
-    assert power_loss.outcome(tmp_path / 'other', [], reference) == 'other results'
+    assert power_loss.outcome(run, tmp_path / 'run', [], reference) == 'continued'
+    reference[0][0][2]['train_loss'] += 1e-9
+    assert power_loss.outcome(run, tmp_path / 'other', [], reference) == 'other results'
     (tmp_path / 'other' / 's0' / 'summary.json').write_text('')
-    assert power_loss.outcome(tmp_path / 'other', [], reference).startswith('unclear: ')
+    assert power_loss.outcome(run, tmp_path / 'other', [], reference).startswith('unclear: ')
 
 
 def test_torn_lines_continue_after_the_checkpoint_before(tmp_path, caplog):
-    reference = power_loss.finish(tmp_path / 'run', 1)
-    power_loss.interrupt(tmp_path / 'torn', 1)
+    run = power_loss.JOBS['run']
+    reference = run.finish(tmp_path / 'run')
+    power_loss.interrupt(run, tmp_path / 'torn')
     path = tmp_path / 'torn' / 's0' / 'metrics.jsonl'
     assert len(log.read(path.parent, 4)) == 4
     path.write_bytes(b'\n'.join(path.read_bytes().splitlines()[:2]) + b'\n{"round": 3, "te')
-    results = power_loss.finish(tmp_path / 'torn', 1)
-    assert power_loss.are_equal(results, reference)
-    assert results[0].summary['resumed_after'] == 2
+    assert power_loss.are_equal(run.finish(tmp_path / 'torn'), reference)
+    assert run_files.read_summary(path.parent / 'summary.json')['resumed_after'] == 2
     assert 'checkpoint of round 3 cannot be used' in caplog.text
     assert 'metrics.jsonl lacks some of the first 3 rounds' in caplog.text
 
 
-@pytest.mark.parametrize('seeds', [1, 2])
-def test_every_write_may_fail(seeds, tmp_path):
-    count = full_disk.fail_every_write(tmp_path / 'work', seeds)
+@pytest.mark.parametrize('job', ['run', 'sweep'])
+def test_every_write_may_fail(job, tmp_path):
+    count = full_disk.fail_every_write(power_loss.JOBS[job], tmp_path / 'work')
     assert not count.failures
     assert count.tries == count.completed + count.stopped > 10
     assert count.stopped > 10
@@ -56,7 +58,7 @@ def test_every_write_may_fail(seeds, tmp_path):
 
 def test_a_folder_that_is_taken_away_stops_the_run(tmp_path):
     tmp_path.chmod(0o755)
-    count = full_disk.take_away(tmp_path / 'work', 1)
+    count = full_disk.take_away(power_loss.JOBS['run'], tmp_path / 'work')
     assert not count.failures
     assert count.tries == count.stopped + count.refused == 2 * power_loss.ROUNDS
     assert count.refused <= power_loss.ROUNDS <= count.stopped

@@ -28,7 +28,7 @@ from jaxfed.recording import run_files
 from jaxfed.report.reading import read_run
 from jaxfed.runs import feed, rounds, simulate
 from jaxfed.runs.experiment import make_experiment, set_up
-from jaxfed.sweeps import claims, runner, sweep, training
+from jaxfed.sweeps import claims, grid, runner, sweep, training
 from jaxfed.sweeps.halving import halving, parse_halving
 
 SMALL = {
@@ -63,7 +63,7 @@ def assert_same(ours, alone, rtol=1e-4):
 
 
 def run(config, text, seeds, folder, **keywords):
-    members = sweep.expand(config, sweep.parse_grid(text, config), seeds, folder)
+    members = sweep.expand(config, grid.parse_grid(text, config), seeds, folder)
     return members, sweep.run(members, folder, **keywords)
 
 
@@ -208,14 +208,14 @@ def test_experiments_interrupted_alone_continue_alone(
     cheap_runs, programs, tmp_path, stopped_before
 ):
     config = small(rounds=4, checkpoint_every=1)
-    members = sweep.expand(config, sweep.parse_grid('learning_rate=0.02,0.1', config), 1, tmp_path)
+    members = sweep.expand(config, grid.parse_grid('learning_rate=0.02,0.1', config), 1, tmp_path)
     with stopped_before(3):
         jaxfed.simulate(members[0].config)
     run(config, 'learning_rate=0.02,0.1,0.2', 1, tmp_path)
     assert sorted(programs) == [1, 2]
     # Interrupted together, and then one of them restarted and interrupted alone.
     config = small(rounds=3, checkpoint_every=1)
-    other = sweep.expand(config, sweep.parse_grid('momentum=0,0.5', config), 1, tmp_path / 'other')
+    other = sweep.expand(config, grid.parse_grid('momentum=0,0.5', config), 1, tmp_path / 'other')
     with stopped_before(3):
         sweep.run(other, tmp_path / 'other')
     assert (tmp_path / 'other' / training.SHARED).exists()
@@ -363,7 +363,7 @@ def test_together_limits_the_experiments_in_a_program(cheap_runs, programs, tmp_
 def test_every_value_has_another_folder(tmp_path):
     config = small(method='fedprox')
     text = 'mu=0,1e+30,0.12345678,0.12345679,1e-12,3'
-    members = sweep.expand(config, sweep.parse_grid(text, config), 1, tmp_path)
+    members = sweep.expand(config, grid.parse_grid(text, config), 1, tmp_path)
     names = [os.path.basename(member.config.workdir) for member in members]
     assert names == [
         'mu0_seed0', 'mu1e+30_seed0', 'mu0.12345678_seed0', 'mu0.12345679_seed0', 'mu1e-12_seed0',
@@ -462,7 +462,7 @@ def test_a_process_waits_for_its_turn(cheap_runs, tmp_path, short_turns, monkeyp
 
 def test_a_dry_run_trains_nothing(cheap_runs, tmp_path, capsys, monkeypatch):
     config = small(method='fedprox', rounds=1)
-    members = sweep.expand(config, sweep.parse_grid('mu=0,1 local_epochs=1,2', config), 2, tmp_path)
+    members = sweep.expand(config, grid.parse_grid('mu=0,1 local_epochs=1,2', config), 2, tmp_path)
     sweep.show_dry_run(members, tmp_path)
     shown = capsys.readouterr().out
     assert shown.count('4 experiments at once, 4 rounds in all, about') == 2
@@ -665,7 +665,7 @@ def test_a_type_error_in_a_hook_has_its_own_traceback(cheap_runs, tmp_path, monk
 def test_invalid_grids_are_refused(text, message, tmp_path):
     config = small(method='fedlmd')
     with pytest.raises(ValueError, match=message):
-        sweep.expand(config, sweep.parse_grid(text, config), 1, tmp_path)
+        sweep.expand(config, grid.parse_grid(text, config), 1, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -683,10 +683,10 @@ def test_halving_needs_held_out_data():
 
 def test_two_parts_name_the_same_parameter():
     config = small(method='fedlmd+kd', hyperparameters={'fedlmd.tau': 2.0})
-    assert 'tau' not in sweep.sweepable(config) and 'kd.tau' in sweep.sweepable(config)
+    assert 'tau' not in grid.sweepable(config) and 'kd.tau' in grid.sweepable(config)
     members = sweep.expand(
         config,
-        sweep.parse_grid('fedlmd.tau=1,3', config),
+        grid.parse_grid('fedlmd.tau=1,3', config),
         1,
         Path('x'),
     )
@@ -763,7 +763,7 @@ def test_a_program_that_ended_between_two_summaries_is_finished(
     assert {path.parent.name for path in moved.glob('*/summary.json')} == {
         path.name for path in moved.iterdir() if path.name[0] != '.' and path.is_dir()
     } - {alone.name}
-    members = sweep.expand(config, sweep.parse_grid(arguments[1], config), 1, tmp_path / 'torn')
+    members = sweep.expand(config, grid.parse_grid(arguments[1], config), 1, tmp_path / 'torn')
     sweep.show_dry_run(members, tmp_path / 'torn', rungs=[1])
     assert 'some are trained, but ended before their summaries' in capsys.readouterr().out
     with files.exclusive_lock(written[1].parent):  # of a process that writes them
@@ -812,6 +812,28 @@ def test_a_sweep_continues_with_the_same_halving_only(cheap_runs, tmp_path):
     path.write_text('{}')
     with pytest.raises(ValueError, match=r'summary.json is not the summary of a run'):
         run(config, 'learning_rate=0.01,0.03', 1, tmp_path, rungs=[1])
+
+
+def test_a_run_that_halving_cannot_compare_again_is_named(cheap_runs, tmp_path):
+    arguments = small(rounds=2, validation=0.2), 'learning_rate=0.01,0.03 batch_size=5,10', 1
+    _, whole = run(*arguments, tmp_path, rungs=[1])
+    stopped = [len(lines(folder)) for folder in folders(tmp_path)].index(1)
+    workdir = folders(tmp_path)[stopped]
+    (workdir / 'summary.json').unlink()
+    message = rf'{re.escape(str(workdir))} holds a run without summary.json and checkpoints'
+    with pytest.raises(ValueError, match=message):
+        run(*arguments, tmp_path, rungs=[1])
+    # All runs of its program together are compared again.
+    same = [f for f in folders(tmp_path) if workdir.name.split('_batch')[1] in f.name]
+    for folder in same:
+        (folder / 'summary.json').unlink(missing_ok=True)
+    assert len(same) == 2
+    _, again = run(*arguments, tmp_path, rungs=[1])
+    assert again == whole
+    shutil.rmtree(workdir)
+    _, alone = run(*arguments, tmp_path, rungs=[1])
+    assert sorted(len(lines(folder)) for folder in folders(tmp_path)) == [1, 2, 2, 2]
+    assert [o.rounds for o in alone].count([2]) == [o.rounds for o in whole].count([2]) + 1
 
 
 @pytest.mark.parametrize('members', [[], ['seed0', 'seed0'], 3, [4]])

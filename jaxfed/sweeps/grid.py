@@ -1,0 +1,98 @@
+"""The grid of settings of --sweep: which parameters it may have, and its points."""
+
+import difflib
+import itertools
+import typing
+from typing import Any
+
+from jaxfed import methods
+from jaxfed.config import FIELDS, Config, settings_that_affect
+from jaxfed.partition import PARTITIONS, partition_settings
+
+Point = tuple[tuple[str, float], ...]  # (name, value) of each swept parameter
+
+
+def parse_grid(text: str, config: Config) -> list[Point]:
+    """Parse --sweep.
+
+    Args:
+      text: such as 'beta=.1,.3,1 tau=1,3'; '' for a grid of one point, the settings themselves.
+      config: the settings.
+
+    Returns:
+      Every combination of values; the last parameter changes fastest.
+
+    Raises:
+      ValueError: for a parameter that does not exist, is not a number or is named twice, or a
+        value that is not a number.
+    """
+    grid: dict[str, list[float]] = {}
+    for word in text.split():
+        name, equals, listed = word.removeprefix('--').partition('=')
+        if not equals or not name:
+            raise ValueError(
+                f'--sweep={text}: {word!r} must be a parameter and its values, as in beta=.1,.3,1.'
+            )
+        if name in grid:
+            raise ValueError(f'--sweep={text}: {name} is named twice; join its values by commas.')
+        kind = _kind(name, config, text)
+        grid[name] = []
+        for value in listed.split(','):
+            try:
+                grid[name].append(kind(value))
+            except ValueError:
+                wanted = 'an integer' if kind is int else 'a number'
+                raise ValueError(
+                    f'--sweep={text}: {name}={value!r} must be {wanted}; values are joined by '
+                    'commas, without spaces.'
+                ) from None
+        if len(set(grid[name])) < len(grid[name]):
+            raise ValueError(f'--sweep={text}: {name} has a value twice.')
+    return [tuple(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def _kind(name: str, config: Config, text: str) -> type[float] | type[int]:
+    """Return the type of a parameter; raise a ValueError if it cannot be swept over."""
+    kinds = sweepable(config)
+    if name in kinds:
+        return kinds[name]
+    if name == 'seed':
+        raise ValueError(f'--sweep={text}: --seeds=3 sets the seeds, which start at --seed.')
+    if owners := [other for other in PARTITIONS if name in partition_settings(other)]:
+        raise ValueError(
+            f'--sweep={text}: {name} belongs to --partition={" or ".join(owners)}, but '
+            f'--partition={config.partition}; remove one of them.'
+        )
+    if name in FIELDS:
+        raise ValueError(
+            f'--sweep={text}: {name} is not a number to sweep over; run once for each value, or '
+            'sweep over one of ' + ', '.join(kinds) + '.'
+        )
+    near = difflib.get_close_matches(name, kinds, n=3, cutoff=0.4)
+    hint = f'did you mean {" or ".join(near)}? ' if near else ''
+    raise ValueError(
+        f'--sweep={text}: --method={config.method} and the settings have no {name}; {hint}The '
+        f'parameters are {", ".join(kinds)}.'
+    )
+
+
+def sweepable(config: Config) -> dict[str, type[float] | type[int]]:
+    """Return the numeric parameters of the method, the partition and training, flag -> type."""
+    found: dict[str, Any] = {}
+    parts = methods.resolve(config.method, config.hyperparameters)
+    names = [key for _, values, _ in parts for key in values]
+    for name, _, _ in parts:
+        for key, parameter in methods.hyperparameters(name).items():
+            # A short name is unambiguous if only one part has it, and no setting.
+            short = names.count(key) == 1 and key not in FIELDS
+            found |= {flag: parameter.annotation for flag in [key] * short + [f'{name}.{key}']}
+    chosen = partition_settings(config.partition)
+    for name, parameter in chosen.items():
+        found.setdefault(name, parameter.annotation)
+    unread = {key for other in PARTITIONS for key in partition_settings(other)} - set(chosen)
+    types = typing.get_type_hints(Config)
+    for name in settings_that_affect('training', 'randomness'):
+        kinds = set(typing.get_args(types[name]) or (types[name],)) - {type(None)}
+        if len(kinds) == 1 and name != 'seed' and name not in unread:
+            found.setdefault(name, kinds.pop())
+    return {name: kind for name, kind in found.items() if kind in (int, float)}
