@@ -17,6 +17,7 @@ from jaxfed.recording import display
 def lines(tmp_path, monkeypatch):
     """A file as the output; returns a function that reads its lines."""
     path = tmp_path / 'out'
+    monkeypatch.setattr(console, 'MINUTE', 1e6)  # a busy machine may pause for one minute
     with path.open('w', buffering=1) as file:
         monkeypatch.setattr(console, 'TERMINAL', Console(file=file, width=80, highlight=False))
         yield lambda: path.read_text().splitlines()
