@@ -202,13 +202,17 @@ def least_traffic(experiment: Experiment, lanes: int) -> int:
 
 def parse_cases(text: str) -> list[dict[str, str]]:
     """The settings of each case of --cases, in the order of the text."""
-    words = [word.partition('=') for word in text.split()]
-    if not all(name in SETTINGS and values for name, _, values in words):
-        raise app.UsageError(
-            f"--cases={text!r} must name settings and values, as 'model=cnn,lenet lanes=1,10'."
-        )
-    axes = [[(name, value) for value in values.split(',')] for name, _, values in words]
-    return [dict(case) for case in itertools.product(*axes)]
+    cases = []
+    for part in text.split(';'):
+        words = [word.partition('=') for word in part.split()]
+        if not all(name in SETTINGS and values for name, _, values in words):
+            raise app.UsageError(
+                f"--cases={text!r} must name settings and values, as 'model=cnn,lenet lanes=1,10', "
+                'and join several grids by semicolons.'
+            )
+        axes = [[(name, value) for value in values.split(',')] for name, _, values in words]
+        cases += [dict(case) for case in itertools.product(*axes)]
+    return cases
 
 
 def config_of(case: Mapping[str, str]) -> Config:
@@ -353,7 +357,7 @@ if __name__ == '__main__':
     for name, value in BASE.items():
         flags.FLAGS.set_default(name, value)
     flags.DEFINE_enum('target', None, list(TARGETS), 'The accelerator.', required=True)
-    flags.DEFINE_string('cases', '', "Settings to compile for, as 'model=cnn,lenet lanes=1,10'.")
+    flags.DEFINE_string('cases', '', "As 'model=cnn,lenet lanes=1,10; method=fedntd'.")
     reporting.define_positive('limit', 1200, 'Seconds after which a case is given up.')
     flags.DEFINE_string('output', None, 'Files to write, without suffix: .json and .md.')
     reporting.run(main)

