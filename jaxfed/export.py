@@ -17,6 +17,7 @@ from jaxfed.data.errors import explain_errors
 from jaxfed.internal import console
 from jaxfed.internal.files import atomic_path, write_atomic
 from jaxfed.models import BUILT_IN, MODELS
+from jaxfed.recording.run_files import MODEL
 from jaxfed.runs.load import ReadNetwork, read_network
 from jaxfed.runs.tensors import STATS
 from jaxfed.types import example_inputs
@@ -165,6 +166,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if path.suffix != suffix:
             raise ValueError(f'--output={path} must end in {suffix}.')
+        if path.resolve() == (Path(values.workdir) / MODEL).resolve():
+            raise ValueError(f'--output={path} is the model of the run; name another file.')
         if not path.parent.is_dir():
             raise ValueError(f'--output={path}: there is no folder {path.parent}; make it first.')
         _, _, network = read_network(values.workdir, conv='grouped')

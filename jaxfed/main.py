@@ -86,6 +86,7 @@ def main(arguments: Sequence[str]) -> int:
             )
             return 2
         command_line.quiet_libraries()
+        console.escape_unknown_characters()
         for flag, show in (('method', list_methods), ('measure', list_measures)):
             if values[flag].value == 'list':
                 show()

@@ -61,6 +61,16 @@ def test_safetensors_has_the_arrays_and_the_description(run, tmp_path):
         assert json.loads(file.metadata()['network'])['model'] == 'mlp'
 
 
+@pytest.mark.parametrize('form', ['torch', 'safetensors'])
+def test_the_model_of_the_run_is_kept(form, run, tmp_path, capsys):
+    workdir, _ = run('mlp')
+    (tmp_path / 'link').symlink_to(workdir)
+    output = tmp_path / 'link' / 'model.safetensors'
+    assert main([str(workdir), f'--format={form}', f'--output={output}']) == 2
+    assert f'--output={output} is the model of the run; name another' in capsys.readouterr().err
+    jaxfed.load(workdir)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('model', ['mlp', 'lenet', 'cnn', 'resnet8'])
 def test_onnx_runtime_gives_the_same_logits(model, run, tmp_path):

@@ -6,7 +6,7 @@ A run, two seeds in one program, and a sweep with halving stop before their last
 also before one of their summaries, both also after the end. Then each of their files is emptied,
 cut in half, filled with zeros or removed, alone and in pairs. The same command must continue with
 the results of an undisturbed job, or name a damaged file and say what to do. Programs are compiled
-once, and no pictures are drawn.
+once, and no true pictures are drawn.
 """
 
 import contextlib
@@ -106,9 +106,12 @@ ADVICE = re.compile(r'remove|use a copy|another copy|another directory|start aga
 
 @contextlib.contextmanager
 def cheap_runs(*, pictures: bool = False) -> Iterator[None]:
-    """Runs of the same work directories share programs, and draw pictures only if wanted."""
+    """Runs of the same work directories share programs, and draw true pictures only if wanted."""
     prepared: dict[tuple[Path, ...], Prepared] = {}
     prepare = simulate.prepare
+
+    def draw(_: Any, path: Path, **title: str) -> None:
+        path.write_text('a picture')
 
     def prepare_once(experiments: Sequence[Experiment]) -> Prepared:
         key = tuple(experiment.workdir for experiment in experiments)
@@ -123,7 +126,7 @@ def cheap_runs(*, pictures: bool = False) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(simulate, 'prepare', prepare_once))
         for picture in () if pictures else ('draw_heatmap', 'draw_accuracy'):
-            stack.enter_context(mock.patch.object(simulate, picture))
+            stack.enter_context(mock.patch.object(simulate, picture, draw))
         yield
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxfed.types import Dataset
 
 ARRAYS = ('x_train', 'y_train', 'x_test', 'y_test')
-_LARGEST_LABEL = 1_000_000
+LARGEST_LABEL = 1_000_000
 _LARGEST_TOKEN = 10_000_000
 
 
@@ -135,7 +135,7 @@ def _checked_labels(array: np.ndarray, source: str, key: str) -> np.ndarray:
             f'{source} has shape {array.shape} and dtype {array.dtype} in {key}: labels must be '
             '[n] integers, one per example.'
         )
-    if not 0 <= array.min() <= array.max() <= _LARGEST_LABEL:
+    if not 0 <= array.min() <= array.max() <= LARGEST_LABEL:
         labels = f'labels from {array.min()} to {array.max()}'
         raise ValueError(f'{source} has {labels} in {key}: number the classes from 0.')
     return array.astype(np.int32, copy=False)

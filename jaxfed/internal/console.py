@@ -1,6 +1,7 @@
 """Lines, warnings and errors in the terminal."""
 
 import contextlib
+import io
 import os
 import sys
 import threading
@@ -36,6 +37,13 @@ class Terminal(Console):
 
 TERMINAL = Terminal()
 MINUTE = 60.0  # seconds, the longest time without a line if the output is not a terminal
+
+
+def escape_unknown_characters() -> None:
+    """Print characters that the encoding of the output lacks as escapes instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors='backslashreplace')
 
 
 @contextlib.contextmanager

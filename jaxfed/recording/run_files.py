@@ -28,12 +28,15 @@ from jaxfed.internal.files import (
 from jaxfed.internal.type_checks import printable
 from jaxfed.methods import Part
 from jaxfed.metrics.measures import parse_measures
+from jaxfed.recording.checkpoints import FOLDER
 
 CONFIG, METRICS, SUMMARY = 'config.json', 'metrics.jsonl', 'summary.json'
 SUMMARIES = 'summaries.json'  # of the experiments of a program, while each summary.json is written
 MODEL = 'model.safetensors'
 PARTITION = 'partition.json'
 RUNS = 'runs'  # the default parent of work directories
+CURVE = 'accuracy.png'
+CLAIMS = '.claim.lock'  # in a folder of several runs
 
 
 def check_workdir(path: Path, config: Config, parts: list[Part]) -> bool:
@@ -46,7 +49,10 @@ def check_workdir(path: Path, config: Config, parts: list[Part]) -> bool:
       ValueError: if it holds another run or a finished one, is not a directory or is not writable;
         or if --resume is set and there is no run.
     """
+    if (path / CLAIMS).exists():
+        raise ValueError(f'--workdir={path} holds a sweep; name another directory for a run.')
     files = [name for name in (CONFIG, METRICS, SUMMARY, MODEL) if (path / name).exists()]
+    files += [FOLDER] * any((path / FOLDER).glob('*'))
     if files and (CONFIG not in files or SUMMARY in files or config.resume is False):
         what = 'a finished run' if SUMMARY in files else 'a run'
         what += '' if CONFIG in files else f' without {CONFIG}'
@@ -105,7 +111,7 @@ def discard_workdir(workdir: Path) -> None:
     if (workdir / METRICS).exists():
         return
     (workdir / '.lock').unlink(missing_ok=True)
-    shutil.rmtree(workdir / 'checkpoints', ignore_errors=True)  # empty so far
+    shutil.rmtree(workdir / FOLDER, ignore_errors=True)  # empty so far
     (workdir / CONFIG).unlink(missing_ok=True)  # a signal may have removed it
     with contextlib.suppress(OSError):  # if another file is in it
         workdir.rmdir()

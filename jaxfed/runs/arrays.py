@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxfed.config import DEFAULTS, Config
 from jaxfed.data import ARRAYS_PREFIX, NO_COLUMNS, Columns, from_huggingface
-from jaxfed.data.arrays import ARRAYS, make_dataset
+from jaxfed.data.arrays import ARRAYS, LARGEST_LABEL, make_dataset
 from jaxfed.internal.digest import digest
 from jaxfed.types import Dataset
 
@@ -36,8 +36,11 @@ def checked_arrays(dataset: Dataset | Mapping[str, Any], columns: Columns = NO_C
     source = f'dataset={dataset.name!r}'
     if not isinstance(dataset.name, str) or not re.fullmatch(r'[\w.+-]+', dataset.name):
         raise ValueError(f'{source} must have a name of letters, digits and any of "_.+-".')
-    if not isinstance(dataset.num_classes, int | np.integer) or dataset.num_classes < 1:
-        raise ValueError(f'{source} must have num_classes of at least 1.')
+    classes = dataset.num_classes
+    if not isinstance(classes, int | np.integer) or not 1 <= classes <= LARGEST_LABEL + 1:
+        raise ValueError(
+            f'{source} must have num_classes from 1 to {LARGEST_LABEL + 1}, got {classes}.'
+        )
     fields = ARRAYS if dataset.users is None else (*ARRAYS, 'users')
     arrays = {field: np.asarray(getattr(dataset, field)) for field in fields}
     made = make_dataset(dataset.name, source, arrays, int(dataset.num_classes), dataset.vocabulary)

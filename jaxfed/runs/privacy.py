@@ -10,6 +10,8 @@ from absl import logging
 from jaxfed.config import Config
 from jaxfed.methods import Method
 
+MOST_NOISE = 1e6  # in multiples of the norm; 10^8 is the most that dp-accounting computes with
+
 
 class Release(NamedTuple):
     """A noisy sum of a round's updates, as the accounting sees it."""
@@ -45,6 +47,11 @@ def check_privacy(config: Config, method: Method) -> None:
         raise ValueError(
             f'--delta={method.privacy.delta} must be below {1 / config.num_clients:.3g}, 1 over '
             '--num_clients; else a method that reveals one client could pass.'
+        )
+    if method.privacy.noise > MOST_NOISE:
+        raise ValueError(
+            f'--noise={method.privacy.noise:g} must be at most {MOST_NOISE:g}: epsilon cannot be '
+            'computed above.'
         )
     if method.privacy.noise and importlib.util.find_spec('dp_accounting') is None:
         raise ValueError(

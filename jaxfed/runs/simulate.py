@@ -294,7 +294,7 @@ def _finish(
       shared_by: experiments in the program.
     """
     config, metrics, workdir = experiment.config, log.metrics, experiment.workdir
-    draw_accuracy(metrics, workdir / 'accuracy.png', title=f'{config.method}, {title_of(config)}')
+    draw_accuracy(metrics, workdir / run_files.CURVE, title=f'{config.method}, {title_of(config)}')
     steps = total_steps(experiment, len(metrics))
     compile_seconds = prepared.compile_seconds / shared_by
     summary = summarise(config, experiment.measures.names, metrics, compile_seconds, steps)

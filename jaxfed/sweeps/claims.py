@@ -8,6 +8,7 @@ from typing import Any
 from filelock import Timeout
 
 from jaxfed.internal import console, files
+from jaxfed.recording.run_files import CLAIMS
 from jaxfed.sweeps.training import finish_program, has_shared_checkpoints, unwritten
 
 _TURN = 20.0  # seconds of waiting for a lock before its holder is asked for
@@ -25,7 +26,7 @@ def finish_programs(folder: Path) -> None:
       OSError: if a summary cannot be written.
     """
     if unwritten(folder):
-        with _wait_for_lock(folder / '.claim.lock'):
+        with _wait_for_lock(folder / CLAIMS):
             for path in unwritten(folder):
                 finish_program(path, folder)
 
@@ -43,7 +44,7 @@ def claim(workdirs: Mapping[int, Path], folder: Path) -> Iterator[dict[int, Exce
         with contextlib.ExitStack() as turn:
             with contextlib.suppress(OSError):  # every work directory raises it again
                 folder.mkdir(parents=True, exist_ok=True)
-                turn.enter_context(_wait_for_lock(folder / '.claim.lock'))
+                turn.enter_context(_wait_for_lock(folder / CLAIMS))
             for i, workdir in workdirs.items():
                 try:
                     workdir.parent.mkdir(parents=True, exist_ok=True)

@@ -119,10 +119,12 @@ def check_compared(unfinished: Sequence[Config], done: Sequence[Config], folder:
     ended = {key(config) for config in done}
     for config in unfinished:
         workdir = Path(str(config.workdir))
-        begun = all((workdir / name).exists() for name in (run_files.CONFIG, run_files.METRICS))
-        if begun and key(config) in ended and not has_checkpoints(workdir, folder):
+        # A run that diverged was never finished; alone it diverges again.
+        finished = any((workdir / name).exists() for name in (run_files.MODEL, run_files.CURVE))
+        begun = (workdir / run_files.CONFIG).exists() and not has_checkpoints(workdir, folder)
+        if finished and begun and key(config) in ended:
             raise ValueError(
-                f'{workdir} holds a run without {run_files.SUMMARY} and checkpoints, and those '
-                'that --halving compares it with have ended: use a copy of the file, or move '
+                f'{workdir} holds a finished run without {run_files.SUMMARY}, and those that '
+                '--halving compares it with have ended: use a copy of the file, or move '
                 f'{workdir} away to train it alone.'
             )

@@ -14,7 +14,7 @@ from jaxfed.internal.signals import Interrupted
 from jaxfed.recording import log, run_files
 from jaxfed.recording.progress import grid_progress
 from jaxfed.runs.arrays import checked_arrays, name_arrays
-from jaxfed.runs.deal import columns_of
+from jaxfed.runs.deal import columns_of, data_digest
 from jaxfed.runs.experiment import Experiment, make_experiment
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.load import load
@@ -55,6 +55,27 @@ def _is_finished(workdir: Path) -> bool:
     return (workdir / run_files.SUMMARY).exists()
 
 
+def check_same_data(done: Iterable[Config]) -> None:
+    """Raise a ValueError if data have changed since runs were finished.
+
+    Args:
+      done: the settings of finished runs, each with its work directory; of those that read the same
+        data the first is compared.
+    """
+    first: dict[Any, Config] = {}
+    for config in done:
+        first.setdefault(source_of(config), config)
+    for config in first.values():
+        path = Path(str(config.workdir)) / run_files.PARTITION
+        recorded = files.read_json(path).get('data_digest') if path.exists() else None
+        now = make_experiment(dataclasses.replace(config, workdir=None)).dealt.dataset
+        if recorded and recorded != data_digest(now, {}):
+            raise ValueError(
+                f'{path} describes other data than the dataset has now, but the runs of a folder '
+                'are compared with each other: name another directory, or move this one away.'
+            )
+
+
 def set_up_all(configs: Iterable[Config], dataset: Dataset | None = None) -> list[Experiment]:
     """Do the work of `set_up` for many experiments; nothing is written unless all are valid."""
     experiments = share_images(make_experiment(config, None, dataset) for config in configs)
@@ -63,13 +84,18 @@ def set_up_all(configs: Iterable[Config], dataset: Dataset | None = None) -> lis
     return experiments
 
 
+def source_of(config: Config) -> tuple[Any, ...]:
+    """What the images of an experiment depend on."""
+    return config.dataset, config.data_dir, config.npz, config.path, columns_of(config)
+
+
 def share_images(experiments: Iterable[Experiment]) -> list[Experiment]:
     """Replace equal images of experiments by one copy."""
     copies: dict[Any, Any] = {}
     shared = []
     for experiment in experiments:
         config, dataset = experiment.config, experiment.dealt.dataset
-        source = config.dataset, config.data_dir, config.npz, config.path, columns_of(config)
+        source = source_of(config)
         # A seed selects the held-out examples.
         seed = seed_of(config, 'validation') if config.validation else None
         dataset = dataset._replace(
@@ -221,6 +247,8 @@ def simulate_all(
         name: dataclasses.replace(config, workdir=str(place / name))
         for name, config in configs.items()
     }
+    if (place / run_files.CONFIG).exists():
+        raise ValueError(f'{place} holds a run; name another directory for several.')
     finish_programs(place)
     names = [name for name, config in placed.items() if not is_done(config)]
     unfinished = [placed[name] for name in names]
@@ -229,6 +257,8 @@ def simulate_all(
     with files.exclusive_lock(place), kept_programs(compilation_cache):
         groups = group(unfinished, place)
         try:
+            if unfinished and arrays is None:  # the names of arrays have a digest
+                check_same_data(config for name, config in placed.items() if name not in names)
             experiments = set_up_all(unfinished, arrays)
         except BaseException:
             (place / '.lock').unlink(missing_ok=True)

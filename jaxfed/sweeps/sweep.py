@@ -21,7 +21,7 @@ from jaxfed.runs.shared_program import TRACER_ERRORS
 from jaxfed.sweeps.claims import finish_programs
 from jaxfed.sweeps.grid import Point
 from jaxfed.sweeps.halving import check_compared, check_halving, halving, record_halving
-from jaxfed.sweeps.runner import is_done, run_groups, set_up_all, share_images
+from jaxfed.sweeps.runner import check_same_data, is_done, run_groups, set_up_all, share_images
 from jaxfed.sweeps.training import group, unwritten
 
 TABLE = 'sweep.csv'
@@ -36,7 +36,10 @@ class Member(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The results of all seeds at one point; an accuracy is None if no round was evaluated."""
+    """The results of all seeds at one point.
+
+    An accuracy is None if no round was evaluated, or if halving has stopped only some of the seeds.
+    """
 
     point: Point
     final: list[float | None]
@@ -135,6 +138,8 @@ def run(
     """
     finish_programs(folder)
     unfinished, groups = _plan(members, folder, rungs=rungs, most=most)
+    if unfinished:
+        check_same_data(member.config for member in members if member not in unfinished)
     experiments = set_up_all(member.config for member in unfinished)
     folder.mkdir(parents=True, exist_ok=True)
     console.say(
@@ -230,12 +235,14 @@ def summarise(members: Sequence[Member]) -> list[Outcome]:
         paths = [Path(str(member.config.workdir)) / run_files.SUMMARY for member in seeds]
         summaries = [run_files.read_summary(path) for path in paths if path.exists()]
         finished = [summary for summary in summaries if not summary['failed']]
+        stopped = sum(bool(summary.get('stopped_early')) for summary in finished)
+        unequal = 0 < stopped < len(finished)
         outcome = Outcome(
             point,
-            [summary['final_accuracy'] for summary in finished],
-            [summary['best_accuracy'] for summary in finished],
+            [None if unequal else summary['final_accuracy'] for summary in finished],
+            [None if unequal else summary['best_accuracy'] for summary in finished],
             [summary['rounds'] for summary in finished],
-            stopped=sum(bool(summary.get('stopped_early')) for summary in finished),
+            stopped=stopped,
             failed=len(paths) - len(finished),
         )
         outcomes.append(outcome)
@@ -281,7 +288,8 @@ def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> 
     rows = []
     for point, final, best, rounds, stopped, failed in outcomes:
         notes = ['best'] * (point == best_of_all)
-        notes += ['stopped early'] * bool(stopped) + [f'{failed} failed'] * bool(failed)
+        some = f'{stopped} of {len(final)} ' * (stopped < len(final))
+        notes += [f'{some}stopped early'] * bool(stopped) + [f'{failed} failed'] * bool(failed)
         values = [shortest(value) for _, value in point]
         trained = str(max(rounds, default='-'))
         rows.append([*values, percent(final), percent(best), trained, ', '.join(notes)])

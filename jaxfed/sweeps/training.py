@@ -106,7 +106,7 @@ def group(configs: Sequence[Config], folder: Path, *, most: int = 0) -> list[lis
 
     Raises:
       ValueError: if `configs` has only some of the experiments that were interrupted in one
-        program.
+        program, or one of these was moved away or restarted.
     """
     groups = _interrupted_groups(configs, folder)
     fresh = sorted(set(range(len(configs))) - set(itertools.chain(*groups)))
@@ -137,8 +137,15 @@ def _interrupted_groups(configs: Sequence[Config], folder: Path) -> list[list[in
     groups: list[list[int]] = []
     for path in sorted((folder / SHARED).glob(f'*/{MEMBERS}')):
         members = _read_members(path, folder)
-        # The others cannot continue without a member that was moved away or restarted.
-        if not all(map(has_shared_checkpoints, members)):
+        if lost := [member for member in members if not has_shared_checkpoints(member)]:
+            if len(lost) < len(members) and _has_rounds(path.parent):
+                reason = f'{lost[0]} is without {run_files.METRICS}'
+                if (lost[0] / FOLDER).exists():
+                    reason = f'{lost[0]} was begun again alone'
+                raise ValueError(
+                    f'{len(members)} experiments were interrupted together, and {reason}: put its '
+                    f'files back to continue, or remove {path.parent} to restart the others.'
+                )
             continue
         absent = [member for member in members if member not in place]
         missing = [m.name for m in absent if not (m / run_files.SUMMARY).exists()]
@@ -203,7 +210,11 @@ def train_group(
     while pending:
         numbers = pending.pop(0)
         part = [experiments[x] for x in numbers]
+        begun = all((experiment.workdir / run_files.METRICS).exists() for experiment in part)
         checkpoints = part[0].workdir if len(part) == 1 else _shared_folder(part, folder)
+        if begun and not _has_rounds(checkpoints):
+            places = part[0].workdir if len(part) == 1 else f'{len(part)} experiments in {folder}'
+            console.say(f'{places}: no checkpoint, starting again at round 1', quiet=quiet)
         try:
             trained = train_experiments(
                 part,

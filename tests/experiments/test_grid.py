@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+import shutil
 import threading
 
 import pytest
@@ -98,11 +100,17 @@ def test_interrupted_cells_of_one_program_resume_together(
 
 
 @pytest.mark.slow
-def test_a_group_restarts_if_a_cell_was_moved_away(cheap_runs, programs, tmp_path, stopped_before):
+def test_a_group_does_not_restart_if_a_cell_was_moved_away(
+    cheap_runs, programs, tmp_path, stopped_before
+):
     cells = cells_of(tmp_path, ('FedProx', 'more'), 1, '--rounds=3', '--checkpoint_every=1')
     with stopped_before(3):
         runner.run_cells(cells, quiet=True)
     cells[0].folder.rename(tmp_path / 'elsewhere')
+    with pytest.raises(ValueError, match=r'without metrics.jsonl: put its') as refused:
+        runner.run_cells(cells, quiet=True)
+    assert len(lines(cells[1].folder)) == 2
+    shutil.rmtree(re.search(r'or remove (\S+) to restart', str(refused.value))[1])
     assert runner.run_cells(cells, quiet=True) == {}
     assert programs == [2] and all(len(lines(cell.folder)) == 3 for cell in cells)
     assert json.loads((cells[1].folder / 'summary.json').read_text())['resumed_after'] is None

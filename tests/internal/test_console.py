@@ -120,3 +120,11 @@ def test_log_messages_have_no_control_characters(caplog):
         logger.LOGGER.warning('100 %\r')
     texts = [record.getMessage() for record in caplog.records]
     assert texts == [r'Decoding a\x1b]0;title\x07\nb, 100 %\x9b', r'100 %\r']
+
+
+def test_characters_that_the_encoding_lacks_are_escaped(tmp_path, monkeypatch):
+    with (tmp_path / 'out').open('w', encoding='ascii') as file:
+        monkeypatch.setattr('sys.stdout', file)
+        console.escape_unknown_characters()
+        Console(file=file, width=80).print('5.0 ± 0.1')
+    assert (tmp_path / 'out').read_text() == '5.0 \\xb1 0.1\n'

@@ -166,6 +166,21 @@ def test_a_run_is_resumed_with_the_same_settings_only(tmp_path):
     assert not (tmp_path / 'none').exists()
 
 
+@pytest.mark.parametrize(
+    'name, message',
+    [
+        ('checkpoints/best.pt', r'already holds a run without config.json \(checkpoints\)'),
+        ('.claim.lock', r'holds a sweep; name another directory for a run'),
+    ],
+)
+def test_folders_of_others_are_no_work_directories(tmp_path, name, message):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text('precious')
+    with pytest.raises(ValueError, match=message):
+        started(tmp_path)
+    assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob('*') if p.is_file()] == [name]
+
+
 def test_a_file_that_cannot_be_read_now_is_not_called_damaged(tmp_path, monkeypatch):
     started(tmp_path)
 

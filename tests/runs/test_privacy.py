@@ -70,6 +70,7 @@ def test_epsilon_falls_with_noise_and_grows_with_rounds():
     [
         ({'sampling': 'size'}, {}, '--sampling=size .* --sampling=uniform only; remove'),
         ({'over_selection': 0.2}, {}, '--over_selection=0.2 .* remove the flag'),
+        ({}, {'noise': 1e9}, r'--noise=1e\+09 must be at most 1e\+06: epsilon cannot be computed'),
         ({}, {'delta': 0.05}, r'--delta=0.05 must be below 0.05, 1 over --num_clients'),
     ],
 )

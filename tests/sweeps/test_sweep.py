@@ -39,6 +39,7 @@ SMALL = {
     'local_epochs': 1,
     'alpha': 0.5,
 }
+SPLITS = ('train', 'test')
 TIMES = ('seconds', 'evaluation_seconds', 'local_evaluation_seconds')
 
 
@@ -221,6 +222,9 @@ def test_experiments_interrupted_alone_continue_alone(
     assert (tmp_path / 'other' / training.SHARED).exists()
     with stopped_before(3):
         jaxfed.simulate(other[0].config)
+    with pytest.raises(ValueError, match=r'momentum0_seed0 was begun again alone: put its files'):
+        sweep.run(other, tmp_path / 'other')
+    shutil.rmtree(tmp_path / 'other' / training.SHARED)
     assert not any(o.failed for o in sweep.run(other, tmp_path / 'other'))
     assert programs[2:] == [1, 1]
     summary = json.loads((tmp_path / 'learning_rate0.02_seed0' / 'summary.json').read_text())
@@ -820,7 +824,7 @@ def test_a_run_that_halving_cannot_compare_again_is_named(cheap_runs, tmp_path):
     stopped = [len(lines(folder)) for folder in folders(tmp_path)].index(1)
     workdir = folders(tmp_path)[stopped]
     (workdir / 'summary.json').unlink()
-    message = rf'{re.escape(str(workdir))} holds a run without summary.json and checkpoints'
+    message = rf'{re.escape(str(workdir))} holds a finished run without summary.json'
     with pytest.raises(ValueError, match=message):
         run(*arguments, tmp_path, rungs=[1])
     # All runs of its program together are compared again.
@@ -876,3 +880,63 @@ def test_a_diverged_experiment_continues_before_the_failed_round(cheap_runs, tmp
         with pytest.raises(simulate.Diverged, match='round 3: train_loss is not finite'):
             jaxfed.simulate(config)
     assert calls == [1, 2, 3, 3] and len(lines(tmp_path / 'run')) == 2
+
+
+def test_a_sweep_with_halving_continues_after_a_run_that_diverged(cheap_runs, tmp_path):
+    arguments = small(rounds=2, validation=0.2), 'learning_rate=0.01,0.03,1e9', 1, tmp_path
+    _, first = run(*arguments, rungs=[1])
+    _, again = run(*arguments, rungs=[1])
+    assert first == again and [outcome.failed for outcome in first] == [0, 0, 1]
+
+
+def test_seeds_that_halving_stopped_in_other_rounds_have_no_mean(cheap_runs, tmp_path, capsys):
+    config = small(rounds=2, validation=0.2)
+    run(config, 'learning_rate=1e-6,0.1', 1, tmp_path, rungs=[1])
+    # As if the better setting were the worse one of a seed that is added.
+    for folder in folders(tmp_path):
+        added = folder.with_name(folder.name.replace('seed0', 'seed1'))
+        shutil.copytree(folder, added)
+        changed = json.loads((added / 'config.json').read_text()) | {'seed': 1}
+        (added / 'config.json').write_text(json.dumps(changed))
+        summary = json.loads((added / 'summary.json').read_text())
+        summary['stopped_early'] = not summary['stopped_early']
+        (added / 'summary.json').write_text(json.dumps(summary))
+    _, mixed = run(config, 'learning_rate=1e-6,0.1', 2, tmp_path, rungs=[1])
+    assert [o.final for o in mixed] == [o.best for o in mixed] == [[None] * 2] * 2
+    rows = list(csv.DictReader((tmp_path / 'sweep.csv').open()))
+    assert [row['final_accuracy'] for row in rows] == ['', '']
+    sweep.show_outcomes(mixed, tmp_path, config)
+    assert capsys.readouterr().out.count('1 of 2 stopped early') == 2
+
+
+def test_a_sweep_is_not_extended_with_other_data(cheap_runs, tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {f'x_{split}': rng.integers(0, 256, (40, 4, 4, 1), np.uint8) for split in SPLITS}
+    labels = {f'y_{split}': np.arange(40) % 4 for split in SPLITS}
+    np.savez(tmp_path / 'data.npz', **arrays, **labels)
+    config = small(
+        rounds=1, dataset='npz', partition='iid', min_size=1, npz=str(tmp_path / 'data.npz')
+    )
+    folder = tmp_path / 'sweep'
+    run(config, '', 1, folder)
+    run(config, '', 2, folder)
+    np.savez(tmp_path / 'data.npz', **arrays, **{name: 3 - y for name, y in labels.items()})
+    with pytest.raises(ValueError, match=r'seed0/partition.json describes other data than the'):
+        run(config, '', 3, folder)
+    with pytest.raises(ValueError, match=r'seed0/partition.json describes other data than the'):
+        jaxfed.simulate_all({'seed0': config, 'new': config}, folder, quiet=True)
+    assert not (folder / 'seed2').exists() and not (folder / 'new').exists()
+    with pytest.raises(ValueError, match='holds a run; name another directory for several'):
+        jaxfed.simulate_all({'a': config}, folder / 'seed0', quiet=True)
+
+
+def test_experiments_that_lost_their_checkpoints_say_so(
+    cheap_runs, tmp_path, stopped_before, capsys
+):
+    config = small(rounds=2, checkpoint_every=1)
+    with stopped_before(2):
+        run(config, '', 2, tmp_path)
+    shutil.rmtree(tmp_path / training.SHARED)
+    run(config, '', 2, tmp_path, quiet=False)
+    shown = ' '.join(capsys.readouterr().out.split())
+    assert f'2 experiments in {tmp_path}: no checkpoint, starting again at round 1' in shown
