@@ -280,6 +280,7 @@ def test_auxiliary_data_belongs_to_no_client(tmp_path):
         (['--batch_size=0'], '--batch_size must be at least 1, got 0'),
         (['--rounds=0'], '--rounds must be at least 1, got 0'),
         (['--learning_rate=-1'], '--learning_rate must be positive, got -1.0'),
+        (['--workdir=~/x'], '--workdir must be a path without ~, as $HOME/DIR, got ~/x.'),
         (['--momentum=1'], '--momentum must be at least 0 and below 1, got 1.0'),
         (['--lanes=9'], '--lanes must be at most --clients_per_round=5, got 9'),
         (['--target_accuracy=80'], '--target_accuracy must be above 0 and at most 1, got 80.0'),

@@ -2,6 +2,7 @@
 
 import itertools
 import reprlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,16 @@ from jaxfed.internal.type_checks import printable
 _MAPPINGS = ('hyperparameters', 'partition_settings')
 _FACTS = ('method_parts', 'versions', 'device')
 _OF_THE_RUN = ('workdir', 'resume')
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a mapping that has a name twice, of which PyYAML takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise yaml.YAMLError(f'{twice[0]} is set twice')
+        return super().construct_mapping(node, deep)
 
 
 def expand(arguments: Sequence[str], values: flags.FlagValues) -> list[str]:
@@ -44,7 +55,7 @@ def _flags_of(path: str, values: flags.FlagValues) -> list[str]:
     """The flags that a file sets; a run's config.json those that differ from the default."""
     source = f'--config={printable(path)}'
     try:
-        content = yaml.safe_load(Path(path).read_text())
+        content = yaml.load(Path(path).read_text(), _Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         reason = ' '.join(str(error).split()) or type(error).__name__
         raise ValueError(f'{source} cannot be read ({printable(reason)[:300]}).') from error

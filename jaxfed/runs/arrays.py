@@ -42,6 +42,9 @@ def checked_arrays(dataset: Dataset | Mapping[str, Any], columns: Columns = NO_C
             f'{source} must have num_classes from 1 to {LARGEST_LABEL + 1}, got {classes}.'
         )
     fields = ARRAYS if dataset.users is None else (*ARRAYS, 'users')
+    masked = [field for field in fields if isinstance(getattr(dataset, field), np.ma.MaskedArray)]
+    if masked:
+        raise ValueError(f'{source} has a masked array in {masked[0]}: leave out or fill its gaps.')
     arrays = {field: np.asarray(getattr(dataset, field)) for field in fields}
     made = make_dataset(dataset.name, source, arrays, int(dataset.num_classes), dataset.vocabulary)
     content = digest(

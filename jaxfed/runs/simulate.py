@@ -89,6 +89,8 @@ def simulate(
       Unavailable: if a chosen tracker cannot be opened, before the first round.
       Diverged: if training produces values that are not finite.
     """
+    if not isinstance(config, Config):
+        raise ValueError(f'config must be a jaxfed.Config, got {type(config).__name__}.')
     quiet = not console.is_watched() if quiet is None else quiet
     with kept_programs(compilation_cache):
         return train(set_up(config, method, dataset), quiet=quiet)

@@ -233,7 +233,14 @@ def simulate_all(
       OSError: if data cannot be read, or records cannot be written.
     """
     place = Path(folder)
-    for name in configs:
+    if not isinstance(configs, Mapping):
+        raise ValueError(f'configs must map names to settings, got {type(configs).__name__}.')
+    for name, config in configs.items():
+        if not isinstance(name, str) or not isinstance(config, Config):
+            raise ValueError(
+                f'configs: {name!r} must be a text with a jaxfed.Config, got '
+                f'{type(config).__name__}.'
+            )
         if not name or Path(name).name != name or name.startswith('.'):
             raise ValueError(f'configs: {name!r} must be the name of a folder, without a slash.')
     columns = {columns_of(config) for config in configs.values()}

@@ -74,6 +74,7 @@ BOMB = ''.join(f'a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n' for i in range(1, 60))
         ('a0: &a0 [1, 1]\n' + BOMB, 'a1 must be a number, a text, true or false, got '),
         ('hyperparameters: &a {hyperparameters: *a, lr: 3}', 'hyperparameters must be a number'),
         ('rounds: &a [*a]', 'rounds must be a number'),
+        ('rounds: 3\nrounds: 4', r'cannot be read \(rounds is set twice\)'),
     ],
 )
 def test_files_that_set_no_flags(text, message, tmp_path):

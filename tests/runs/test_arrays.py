@@ -97,6 +97,11 @@ def test_arrays_give_the_results_of_a_file(tmp_path):
         ({'x_test': None}, {}, r"dataset='mine' has shape \(\) in x_test"),
         ({'num_classes': 0}, {}, "dataset='mine' must have num_classes from 1 to 1000001, got 0"),
         ({'num_classes': 10**7}, {}, 'must have num_classes from 1 to 1000001, got 10000000'),
+        (
+            {'y_train': np.ma.masked_equal(np.arange(40) % 2, 1)},
+            {},
+            "dataset='mine' has a masked array in y_train: leave out or fill",
+        ),
         ({'num_classes': 1}, {}, 'label 1 with num_classes=1: labels must be from 0 to 0'),
         ({'y_train': np.zeros(39, int)}, {}, "dataset='mine' has 40 examples in x_train but 39"),
         ({}, {'dataset': 'cifar10'}, '--dataset=cifar10 and arrays from Python exclude each other'),

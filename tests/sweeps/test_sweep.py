@@ -496,6 +496,15 @@ def test_simulate_all(cheap_runs, programs, tmp_path):
             other.workdir,
         )
         jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
+    for wrong, message in (
+        ({'a': None}, "'a' must be a text with a jaxfed.Config, got NoneType"),
+        ({1: small()}, '1 must be a text with a jaxfed.Config, got Config'),
+        ([small()], 'configs must map names to settings, got list'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            jaxfed.simulate_all(wrong, tmp_path)
+    with pytest.raises(ValueError, match=r'config must be a jaxfed.Config, got str'):
+        jaxfed.simulate('fedavg')
     for name in ('a/b', '..', '.x', ''):
         with pytest.raises(ValueError, match='must be the name of a folder'):
             jaxfed.simulate_all({name: small()}, tmp_path)
