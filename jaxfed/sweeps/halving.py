@@ -122,7 +122,8 @@ def check_compared(unfinished: Sequence[Config], done: Sequence[Config], folder:
         # A run that diverged was never finished; alone it diverges again.
         finished = any((workdir / name).exists() for name in (run_files.MODEL, run_files.CURVE))
         begun = (workdir / run_files.CONFIG).exists() and not has_checkpoints(workdir, folder)
-        if finished and begun and key(config) in ended:
+        lost = finished and begun and not (workdir / run_files.SUMMARY).exists()
+        if lost and key(config) in ended:
             raise ValueError(
                 f'{workdir} holds a finished run without {run_files.SUMMARY}, and those that '
                 '--halving compares it with have ended: use a copy of the file, or move '
