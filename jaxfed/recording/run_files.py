@@ -46,7 +46,7 @@ def check_workdir(path: Path, config: Config, parts: list[Part]) -> bool:
       Whether it holds an unfinished run with these settings.
 
     Raises:
-      ValueError: if it holds another run or a finished one, is not a directory or is not writable;
+      ValueError: if it holds a sweep, another run or a finished one, is not a directory or is not writable;
         or if --resume is set and there is no run.
     """
     if (path / CLAIMS).exists():
