@@ -15,7 +15,12 @@ TEXT = ' '.join(PAGE.split())
 # Start of a row -> results with the kills that it counts.
 KILLS = {
     '`kill -9` of a run,': ['faults'],
-    '`kill -9` of `--seeds=2`,': ['faults_seeds', 'faults_sweep', 'faults_halving'],
+    '`kill -9` of `--seeds=2`,': [
+        'faults_seeds',
+        'faults_sweep',
+        'faults_halving',
+        'faults_halving_2',
+    ],
     '`kill -9` of `--seeds=8`': ['faults_endings'],
     '`kill -9` of one or both': ['faults_processes'],
 }
