@@ -169,8 +169,10 @@ def train_sweep(folder: Path, after: After) -> list[Any]:
     config = Config(**SETTINGS, validation=0.2)
     members = sweep.expand(config, grid.parse_grid(GRID, config), 1, folder)
 
+    inner = sweep.halving
+
     def halving(rungs: Sequence[int], points: Sequence[grid.Point]) -> Stop:
-        halve = HALVE(rungs, points)
+        halve = inner(rungs, points)
 
         def stop(round_: int, *others: Any) -> Sequence[int]:
             after(round_)
@@ -197,7 +199,6 @@ def values(result: Result) -> tuple[Any, Any]:
     return metrics, result.params
 
 
-HALVE = sweep.halving
 JOBS = {
     'run': Job(functools.partial(train_seeds, 1), finish_run, 's0', 0),
     'seeds': Job(functools.partial(train_seeds, 2), finish_seeds, 's1', TOLERANCE),

@@ -14,7 +14,7 @@ from jaxfed.internal.signals import Interrupted
 from jaxfed.recording import log, run_files
 from jaxfed.recording.progress import grid_progress
 from jaxfed.runs.arrays import checked_arrays, name_arrays
-from jaxfed.runs.deal import columns_of, data_digest
+from jaxfed.runs.deal import columns_of, data_digest, deal
 from jaxfed.runs.experiment import Experiment, make_experiment
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.load import load
@@ -68,8 +68,7 @@ def check_same_data(done: Iterable[Config]) -> None:
     for config in first.values():
         path = Path(str(config.workdir)) / run_files.PARTITION
         recorded = files.read_json(path).get('data_digest') if path.exists() else None
-        now = make_experiment(dataclasses.replace(config, workdir=None)).dealt.dataset
-        if recorded and recorded != data_digest(now, {}):
+        if recorded and recorded != data_digest(deal(config).dataset, {}):
             raise ValueError(
                 f'{path} describes other data than the dataset has now, but the runs of a folder '
                 'are compared with each other: name another directory, or move this one away.'

@@ -138,7 +138,8 @@ def _interrupted_groups(configs: Sequence[Config], folder: Path) -> list[list[in
     for path in sorted((folder / SHARED).glob(f'*/{MEMBERS}')):
         members = _read_members(path, folder)
         if lost := [member for member in members if not has_shared_checkpoints(member)]:
-            if len(lost) < len(members) and _has_rounds(path.parent):
+            whole = {*members} - {*lost}
+            if whole and place.keys() & {*members} and _has_rounds(path.parent):
                 reason = f'{lost[0]} is without {run_files.METRICS}'
                 if (lost[0] / FOLDER).exists():
                     reason = f'{lost[0]} was begun again alone'

@@ -224,9 +224,10 @@ def test_experiments_interrupted_alone_continue_alone(
         jaxfed.simulate(other[0].config)
     with pytest.raises(ValueError, match=r'momentum0_seed0 was begun again alone: put its files'):
         sweep.run(other, tmp_path / 'other')
+    run(small(rounds=1), '', 1, tmp_path / 'other')  # another grid in the same folder
     shutil.rmtree(tmp_path / 'other' / training.SHARED)
     assert not any(o.failed for o in sweep.run(other, tmp_path / 'other'))
-    assert programs[2:] == [1, 1]
+    assert programs[2:] == [1, 1, 1]
     summary = json.loads((tmp_path / 'learning_rate0.02_seed0' / 'summary.json').read_text())
     assert summary['resumed_after'] == 2 and summary['experiments'] == 1
 
