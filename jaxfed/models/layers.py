@@ -1,13 +1,15 @@
 """Layers with PyTorch's initialisation, which the papers use."""
 
 from collections.abc import Callable, Sequence
-from math import sqrt
+from math import prod, sqrt
 from typing import Any
 
 import jax
 from flax import nnx
 
 from jaxfed.types import Array
+
+_ROOMS = tuple(2**power for power in (8, 12, 16, 18, 20, 22))
 
 
 def check_image_size(
@@ -27,9 +29,18 @@ def uniform_fan_in(fan_in: int) -> Callable[..., Array]:
 
     def init(key: Array, shape: tuple[int, ...], dtype: Any, out_sharding: Any = None) -> Array:
         del out_sharding
-        return jax.random.uniform(key, shape, dtype, -bound, bound)
+        # A program that draws takes half a second to compile, so sizes share few programs; the
+        # first numbers of a longer draw are those of a shorter one.
+        size = prod(shape)
+        longer = jax.random.uniform(key, (_room(size),), dtype, -bound, bound)
+        return longer[:size].reshape(shape)
 
     return init
+
+
+def _room(size: int) -> int:
+    """The least of a few lengths that holds `size` numbers; large sizes are their own."""
+    return next((room for room in _ROOMS if size <= room), size)
 
 
 def linear(in_features: int, out_features: int, *, rngs: nnx.Rngs) -> nnx.Linear:

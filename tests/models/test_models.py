@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 from jax import lax
 
-from jaxfed.models import MODELS, make_model, with_precision
+from jaxfed.models import MODELS, layers, make_model, with_precision
 from jaxfed.models.blocks import ConvNorm
 from jaxfed.models.ops import convolution
 from jaxfed.types import Outputs
@@ -74,6 +74,13 @@ FAN_IN = [
     ),
     ('mlp', (28, 28, 1), {'hidden1': 784, 'hidden2': 200, 'classifier': 200}),
 ]
+
+
+@pytest.mark.parametrize('shape', [(), (7,), (256,), (3, 3, 32, 64), (5, 60_000), (2048, 2049)])
+def test_initial_numbers_do_not_depend_on_the_length_of_the_draw(shape):
+    drawn = layers.uniform_fan_in(25)(jax.random.key(3), shape, jnp.float32)
+    plain = jax.random.uniform(jax.random.key(3), shape, jnp.float32, -0.2, 0.2)
+    np.testing.assert_array_equal(drawn, plain)
 
 
 @pytest.mark.parametrize(('name', 'input_shape', 'fan_in'), FAN_IN)
