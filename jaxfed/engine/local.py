@@ -31,7 +31,7 @@ class LocalSettings(NamedTuple):
     momentum: float
     weight_decay: float
     aggregation: str  # 'size' or 'uniform'
-    longest: int  # examples of the largest client
+    longest: int  # examples of the largest client, or more
     image_shape: tuple[int, ...]  # height, width, channels
     keep_models: bool = False  # whether a round returns the local models
     optimizer: str = 'sgd'  # and as `local_optimizer`:
