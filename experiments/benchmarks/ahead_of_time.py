@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -224,13 +224,23 @@ def config_of(case: Mapping[str, str]) -> Config:
     return dataclasses.replace(config, clients_per_round=cohort, devices='all')
 
 
-def read_cases(output: str | None) -> dict[str, dict[str, Any]]:
-    """The compiled cases of an earlier, interrupted command by their settings as JSON."""
+def read_cases(output: str | None, cases: Sequence[Mapping[str, str]]) -> dict[str, dict[str, Any]]:
+    """The compiled cases of an earlier, interrupted command by their settings as JSON.
+
+    Raises:
+      UsageError: if the file has other cases than these, which would be lost.
+    """
     file = Path(f'{output}.json')
     if not output or not file.exists():
         return {}
-    cases = read_json(file)['cases']
-    return {json.dumps(case['settings']): case for case in cases if 'failed' not in case}
+    found = read_json(file)['cases']
+    others = [name_of(case) for case in found if case['settings'] not in cases]
+    if others:
+        raise app.UsageError(
+            f'--output={output}: {file} has cases that --cases does not name, such as '
+            f"'{others[0]}'; name them, too, or choose another --output."
+        )
+    return {json.dumps(case['settings']): case for case in found if 'failed' not in case}
 
 
 def compile_in_process(case: Mapping[str, str], limit: int) -> dict[str, Any]:
@@ -328,6 +338,7 @@ def main(args: flags.FlagValues) -> None:
             f"--target={args.target} needs its compiler: pip install 'jaxfed[{extra}]'."
         )
     cases = parse_cases(args.cases)
+    known = read_cases(args.output, cases)
     compile_elsewhere()
     devices = 1 if args.devices == 'all' else int(args.devices)
     words = ['python', '-m', 'experiments.benchmarks.ahead_of_time', *sys.argv[1:]]
@@ -338,7 +349,6 @@ def main(args: flags.FlagValues) -> None:
         'machine': reporting.machine() | {target.package: version(target.package)},
         'cases': [],
     }
-    known = read_cases(args.output)
     for number, case in enumerate(cases, 1):
         with reporting.console.status(f'compiling case {number} of {len(cases)}: {case or ""}'):
             if len(cases) == 1:

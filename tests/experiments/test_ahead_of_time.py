@@ -110,8 +110,18 @@ def test_cases_are_all_combinations():
 def test_finished_cases_are_read_again(tmp_path):
     report = {'cases': [{'settings': {'lanes': '1'}, 'memory': 5}, {'settings': {}, 'failed': 'x'}]}
     (tmp_path / 'a.json').write_text(json.dumps(report))
-    assert ahead_of_time.read_cases(str(tmp_path / 'a')) == {'{"lanes": "1"}': report['cases'][0]}
-    assert ahead_of_time.read_cases(str(tmp_path / 'b')) == ahead_of_time.read_cases(None) == {}
+    cases = [{'lanes': '1'}, {}, {'lanes': '4'}]
+    known = ahead_of_time.read_cases(str(tmp_path / 'a'), cases)
+    assert known == {'{"lanes": "1"}': report['cases'][0]}
+    assert ahead_of_time.read_cases(str(tmp_path / 'b'), cases) == {}
+    assert ahead_of_time.read_cases(None, cases) == {}
+
+
+def test_results_of_another_command_are_not_lost(tmp_path):
+    report = {'cases': [{'settings': {'lanes': '1', 'conv': 'patches'}, 'memory': 5}]}
+    (tmp_path / 'a.json').write_text(json.dumps(report))
+    with pytest.raises(app.UsageError, match="does not name, such as 'lanes=1 conv=patches'"):
+        ahead_of_time.read_cases(str(tmp_path / 'a'), [{'lanes': '1'}])
 
 
 def test_a_failed_case_is_a_row_of_the_page(tmp_path):
