@@ -349,13 +349,16 @@ def main(args: flags.FlagValues) -> None:
         'machine': reporting.machine() | {target.package: version(target.package)},
         'cases': [],
     }
+    done = dict(known)
     for number, case in enumerate(cases, 1):
         with reporting.console.status(f'compiling case {number} of {len(cases)}: {case or ""}'):
             if len(cases) == 1:
                 measured = compile_case(target, config_of(case), devices=devices)
             else:
                 measured = known.get(json.dumps(case)) or compile_in_process(case, args.limit)
-        report['cases'].append(measured | {'settings': case})
+        done[json.dumps(case)] = measured | {'settings': case}
+        # With the later cases of an earlier command, which an interruption must not lose.
+        report['cases'] = [done[key] for key in map(json.dumps, cases) if key in done]
         if args.output:
             write_json(Path(f'{args.output}.json'), report)
             write_page(report, Path(f'{args.output}.md'))
