@@ -338,7 +338,7 @@ def main(args: flags.FlagValues) -> None:
             f"--target={args.target} needs its compiler: pip install 'jaxfed[{extra}]'."
         )
     cases = parse_cases(args.cases)
-    known = read_cases(args.output, cases)
+    done = read_cases(args.output, cases)
     compile_elsewhere()
     devices = 1 if args.devices == 'all' else int(args.devices)
     words = ['python', '-m', 'experiments.benchmarks.ahead_of_time', *sys.argv[1:]]
@@ -349,13 +349,12 @@ def main(args: flags.FlagValues) -> None:
         'machine': reporting.machine() | {target.package: version(target.package)},
         'cases': [],
     }
-    done = dict(known)
     for number, case in enumerate(cases, 1):
         with reporting.console.status(f'compiling case {number} of {len(cases)}: {case or ""}'):
             if len(cases) == 1:
                 measured = compile_case(target, config_of(case), devices=devices)
             else:
-                measured = known.get(json.dumps(case)) or compile_in_process(case, args.limit)
+                measured = done.get(json.dumps(case)) or compile_in_process(case, args.limit)
         done[json.dumps(case)] = measured | {'settings': case}
         # With the later cases of an earlier command, which an interruption must not lose.
         report['cases'] = [done[key] for key in map(json.dumps, cases) if key in done]
