@@ -32,6 +32,7 @@ from jaxfed.internal import files
 from jaxfed.recording import checkpoints, log
 from jaxfed.recording.run_files import METRICS
 
+REFUSALS = 'no checkpoint in', 'holds a run without config.json (checkpoints)'
 NOBODY = 65534  # a user without rights; root may write to read-only folders
 
 
@@ -89,8 +90,9 @@ def failing_write(number: int) -> Iterator[Callable[[], int]]:
 
 
 def lose(folder: Path) -> None:
-    """Removes a folder."""
-    shutil.rmtree(folder)
+    """Removes a folder, also if a checkpoint is written into it meanwhile."""
+    while folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def lock_out(folder: Path) -> None:
@@ -146,9 +148,11 @@ def try_once(
     try:
         results = results or job.finish(folder)
     except (ValueError, OSError) as error:
-        # Orbax may write to a new folder while the old one is removed.
-        refused = result == 'stopped' and str(error).startswith('no checkpoint in')
-        return 'refused' if refused else f'{result}, then not continued: {error}'
+        # Orbax may write to a new folder when the old one is removed.
+        refused = any(words in str(error) for words in REFUSALS)
+        if result == 'stopped' and refused:
+            return 'refused'
+        return f'{result}, then not continued: {error}'
     same = power_loss.are_equal(results, reference, power_loss.TOLERANCE)
     return result if same else f'{result}, then other results'
 
