@@ -40,7 +40,7 @@ class System(NamedTuple):
     name: str
     run: Callable[[Work], Rounds]
     needs: tuple[str, ...] = ()  # modules
-    install: str = ''  # arguments of pip that install them
+    install: str = ''  # the command that installs them
     processes: bool = False  # whether it starts processes
 
 
@@ -216,22 +216,29 @@ def run_pfl(work: Work) -> Rounds:
 
 SYSTEMS = {
     'jaxfed': System('jaxfed', run_jaxfed),
-    'torch': System('PyTorch loop', run_torch, ('torch',), 'jaxfed[bench]'),
+    'torch': System('PyTorch loop', run_torch, ('torch',), "pip install 'jaxfed[bench]'"),
     'blazefl': System(
         'BlazeFL',
         run_blazefl,
         ('blazefl', 'torch'),
-        "jaxfed[bench]' 'blazefl[contrib,reproducibility]",
+        "pip install 'jaxfed[bench]' 'blazefl[contrib,reproducibility]'",
         processes=True,
     ),
     'flower': System(
         'Flower',
         run_flower,
         ('flwr', 'ray', 'torch'),
-        "jaxfed[bench]' 'flwr[simulation]",
+        "pip install 'jaxfed[bench]' 'flwr[simulation]'",
         processes=True,
     ),
-    'pfl': System('pfl-research', run_pfl, ('pfl', 'torch'), "jaxfed[bench]' 'pfl"),
+    'pfl': System(
+        'pfl-research',
+        run_pfl,
+        ('pfl', 'torch'),
+        # It asks for NumPy 1, which jaxfed does not support, but works with NumPy 2.
+        "pip install 'jaxfed[bench]' multiprocess dp-accounting prv-accountant && "
+        'pip install --no-deps pfl',
+    ),
 }
 
 
