@@ -6,6 +6,7 @@ import numpy as np
 from jaxfed.engine import execution
 from jaxfed.engine.round import Tuned
 from jaxfed.engine.stacking import row
+from jaxfed.internal.backend import compile_all
 
 
 def run_experiments(programs, mesh, server, states, cohort, plan, tuned, keys, data):
@@ -31,4 +32,4 @@ def run_round(programs, mesh, *arguments):
 
 
 def compile_round(functions, mesh, *arguments):
-    return execution.compile_round(functions, mesh, *add_axis(*arguments))
+    return compile_all(execution.lower_round(functions, mesh, *add_axis(*arguments)))

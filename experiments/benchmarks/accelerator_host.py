@@ -19,7 +19,7 @@ from jaxfed.engine.execution import state_rows
 from jaxfed.engine.round import RoundInputs
 from jaxfed.models.ops import LOWERINGS
 from jaxfed.recording.entries import describe_round
-from jaxfed.runs.evaluate import place_test_set
+from jaxfed.runs.evaluate import place_test_sets
 from jaxfed.runs.feed import PlannedRound
 from jaxfed.runs.state import State, unstack
 from jaxfed.types import PyTree
@@ -60,8 +60,7 @@ def run_programs(trainer: Trainer, placed: Sequence[Placed], test_set: Any) -> P
 
 def test_set_of(trainer: Trainer) -> Any:
     """The test images and labels on the device."""
-    data = trainer.experiments[0].dealt.dataset
-    return place_test_set(data, trainer.prepared.mesh)
+    return place_test_sets(trainer.experiments, trainer.prepared.mesh)[0]
 
 
 def planned_rounds(trainer: Trainer, first: int, count: int) -> list[PlannedRound]:

@@ -68,17 +68,20 @@ def black_images() -> Dataset:
     return Dataset('black images', x, y, x[:test], y[:test], CLASSES)
 
 
-def compile_case(target: Target, config: Config, *, devices: int = 1) -> dict[str, Any]:
+def compile_case(
+    target: Target, config: Config, *, devices: int = 1, at_once: int = 1
+) -> dict[str, Any]:
     """Compile the programs of a run for a target.
 
     Args:
       target: one of `TARGETS`.
       config: the settings; its data is ignored.
       devices: number of devices.
+      at_once: programs that are compiled side by side; their CPU seconds are then mixed.
 
     Returns:
       Measures of each program by its name, see `compiled.describe`, with the seconds of its
-      compilation.
+      compilation; and the seconds until a run would start.
     """
     try:
         experiment = make_experiment(config, None, black_images())
@@ -95,7 +98,7 @@ def compile_case(target: Target, config: Config, *, devices: int = 1) -> dict[st
 
     jax.monitoring.register_event_duration_secs_listener(note)
     try:
-        with compiling_for(target.platform):
+        with compiling_for(target.platform, at_once):
             prepared = prepare([experiment], mesh)
             step, operations = compile_step(experiment, prepared, mesh)
     finally:
@@ -120,6 +123,7 @@ def compile_case(target: Target, config: Config, *, devices: int = 1) -> dict[st
         'precision': config.precision,
         'lanes': prepared.lanes,
         'memory': prepared.needed,
+        'prepare_seconds': prepared.compile_seconds,
         'least_bytes_of_a_step': least_traffic(experiment, prepared.lanes),
         'programs': measures,
     }
@@ -274,6 +278,12 @@ def name_of(case: Mapping[str, Any]) -> str:
     return ' '.join(f'{key}={value}' for key, value in case['settings'].items()) or 'the run'
 
 
+def title_of(case: Mapping[str, Any]) -> str:
+    """The settings of a case, and the seconds until its run would start."""
+    known = 'prepare_seconds' in case  # earlier versions wrote none
+    return name_of(case) + (f', ready after {case["prepare_seconds"]:.0f} s' if known else '')
+
+
 def rows(target: Target, case: Mapping[str, Any]) -> list[list[str]]:
     """The rows of the table of a case, one for each program."""
     if 'failed' in case:
@@ -310,7 +320,7 @@ def show(report: Mapping[str, Any]) -> None:
     """Print a table for each case."""
     target = TARGETS[report['target']]
     for case in report['cases']:
-        table = reporting.make_table(name_of(case), COLUMNS, rows(target, case))
+        table = reporting.make_table(title_of(case), COLUMNS, rows(target, case))
         reporting.console.print(table)
     where = f'{report["target"]}, {reporting.plural(report["devices"], "device")}'
     reporting.console.print(f'{where}; {reporting.caption(report["machine"])}')
@@ -321,7 +331,7 @@ def write_page(report: Mapping[str, Any], path: Path) -> None:
     target = TARGETS[report['target']]
     lines = [('case', *COLUMNS), ['---'] * (len(COLUMNS) + 1)]
     for case in report['cases']:
-        names = itertools.chain([name_of(case)], itertools.repeat(''))
+        names = itertools.chain([title_of(case)], itertools.repeat(''))
         lines += [[name, *row] for name, row in zip(names, rows(target, case), strict=False)]
     table = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
     where = f'{report["target"]}, {reporting.plural(report["devices"], "device")}'
@@ -352,7 +362,9 @@ def main(args: flags.FlagValues) -> None:
     for number, case in enumerate(cases, 1):
         with reporting.console.status(f'compiling case {number} of {len(cases)}: {case or ""}'):
             if len(cases) == 1:
-                measured = compile_case(target, config_of(case), devices=devices)
+                measured = compile_case(
+                    target, config_of(case), devices=devices, at_once=args.at_once
+                )
             else:
                 measured = done.get(json.dumps(case)) or compile_in_process(case, args.limit)
         done[json.dumps(case)] = measured | {'settings': case}
@@ -370,6 +382,7 @@ if __name__ == '__main__':
         flags.FLAGS.set_default(name, value)
     flags.DEFINE_enum('target', None, list(TARGETS), 'The accelerator.', required=True)
     flags.DEFINE_string('cases', '', "As 'model=cnn,lenet lanes=1,10; method=fedntd'.")
+    reporting.define_positive('at_once', 1, 'Programs that are compiled side by side.')
     reporting.define_positive('limit', 1200, 'Seconds after which a case is given up.')
     flags.DEFINE_string('output', None, 'Files to write, without suffix: .json and .md.')
     reporting.run(main)

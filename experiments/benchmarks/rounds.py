@@ -16,10 +16,11 @@ from jaxfed import methods
 from jaxfed.data.augment import make_augment, normalise
 from jaxfed.engine import client_states
 from jaxfed.engine.devices import replicate
-from jaxfed.engine.execution import compile_round, peak_memory, run_waves
+from jaxfed.engine.execution import lower_round, peak_memory, run_waves
 from jaxfed.engine.lanes import schedule
 from jaxfed.engine.local import LocalSettings, steps_per_epoch
 from jaxfed.engine.round import ServerState, TrainingData, Tuned, make_round
+from jaxfed.internal.backend import compile_all
 from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.prepare import prepare
 from jaxfed.runs.rounds import train_and_evaluate
@@ -121,7 +122,8 @@ def compile_cohort(
     steps = local_epochs * steps_per_epoch(sizes, batch_size)
     plan = schedule(steps, lanes=lanes, devices=mesh.size)
     tuned = Tuned(np.array([LEARNING_RATE]))
-    programs = compile_round(parts, mesh, server, states, cohort, plan, tuned, keys, data)
+    lowered = lower_round(parts, mesh, server, states, cohort, plan, tuned, keys, data)
+    programs = compile_all(lowered)
 
     def run() -> PyTree:
         after, _, _ = run_waves(

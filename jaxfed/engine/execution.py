@@ -6,19 +6,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from jaxfed.engine import client_states as states_of
 from jaxfed.engine import distributed
-from jaxfed.engine.devices import fetch, replicate, split
+from jaxfed.engine.devices import SPLIT, fetch, replicate, shapes, split
 from jaxfed.engine.lanes import Schedule
 from jaxfed.engine.round import Round
 from jaxfed.engine.types import RoundInputs, RoundMetrics, ServerState, TrainingData, Tuned
-from jaxfed.internal.backend import compile_program, on_cpu
+from jaxfed.internal.backend import lower, on_cpu
 from jaxfed.types import Array, Cohort, PyTree
 
 
-def compile_round(
+def lower_round(
     functions: Round,
     mesh: Mesh,
     server: ServerState,
@@ -29,13 +29,13 @@ def compile_round(
     keys: Array,
     data: TrainingData,
 ) -> Round:
-    """Compiles the functions of a round for arguments of the shapes of these, see `run_waves`."""
+    """Lowers the functions of a round for arguments of the shapes of these, see `run_waves`."""
     inputs = RoundInputs(server, *_replicate(mesh, cohort, tuned), keys, data)
     rows = state_rows(cohort, schedule.slot, data.size.shape[1])
     states = states_of.load_rows(client_states, rows, schedule.used, mesh)
-    train = compile_program(functions.train, inputs, states, split(schedule, mesh))
-    merge = compile_program(functions.merge, inputs, train.out_info.sums)
-    return Round(train, merge)
+    train = lower(functions.train, inputs, states, split(schedule, mesh))
+    sums = shapes(train.out_info.sums, NamedSharding(mesh, SPLIT))
+    return Round(train, lower(functions.merge, inputs, sums))
 
 
 def peak_memory(program: Any) -> int:

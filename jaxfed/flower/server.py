@@ -33,9 +33,15 @@ from jaxfed.flower.messages import (
 )
 from jaxfed.flower.programs import Programs, make_programs
 from jaxfed.internal import console
+from jaxfed.internal.backend import compile_all
 from jaxfed.internal.digest import digest
 from jaxfed.recording.checkpoints import FOLDER
-from jaxfed.runs.evaluate import compile_evaluators
+from jaxfed.runs.evaluate import (
+    evaluation_memory,
+    lower_evaluation,
+    make_evaluators,
+    place_test_sets,
+)
 from jaxfed.runs.experiment import Experiment, set_up
 from jaxfed.runs.feed import PlannedRound, auxiliary_batch, plan_rounds
 from jaxfed.runs.prepare import Prepared, initial_state
@@ -201,7 +207,12 @@ def connect(
     start, _ = initial_state(config, experiment.model, method)
     server = replicate(jax.tree.map(lambda leaf: np.asarray(leaf)[None], start), mesh)
     to_input = partial(normalise, mean=experiment.mean, std=experiment.std)
-    evaluation, evaluators = compile_evaluators(experiments, mesh, server, to_input, lanes=1)
+    test_sets = place_test_sets(experiments, mesh)
+    evaluation = compile_all(
+        lower_evaluation(experiments, mesh, server, test_sets[0], to_input, lanes=1)
+    )
+    evaluators = make_evaluators(experiments, mesh, evaluation, test_sets)
+    needed = evaluation_memory(evaluation, experiment.dealt.dataset.x_test.nbytes)
     data = data_of(experiment, to_input)
     # Clients know the seeds, but must not know the noise of the server.
     keys = secret_keys()
@@ -235,7 +246,7 @@ def connect(
     here = Round(programs.round.train, programs.round.merge)
     return Prepared(
         mesh, 1, feed, False, here, run_round, evaluation, evaluators, server, (), keys,
-        evaluation.memory, memory(mesh), time.perf_counter() - began,
+        needed, memory(mesh), time.perf_counter() - began,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import jax
 TPU_LEVEL = 19  # O1, in the numbers of XLA
 
 _target: contextvars.ContextVar[str | None] = contextvars.ContextVar('target', default=None)
+_at_once: contextvars.ContextVar[int | None] = contextvars.ContextVar('at_once', default=None)
 
 
 def backend() -> str:
@@ -26,20 +28,34 @@ def on_cpu() -> bool:
 
 
 @contextlib.contextmanager
-def compiling_for(kind: str) -> Iterator[None]:
-    """Makes `backend` return `kind`, to compile for devices that this machine lacks."""
-    token = _target.set(kind)
+def compiling_for(kind: str, at_once: int = 1) -> Iterator[None]:
+    """Makes `backend` return `kind`, to compile `at_once` programs for devices that are absent."""
+    tokens = _target.set(kind), _at_once.set(at_once)
     try:
         yield
     finally:
-        _target.reset(token)
+        _target.reset(tokens[0])
+        _at_once.reset(tokens[1])
 
 
-def compile_program(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Compiles a function for arguments of these shapes; `options` are those of `jax.jit`.
+def lower(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Lowers a function for arguments of these shapes; `options` are those of `jax.jit`."""
+    return jax.jit(function, **options).lower(*arguments)
+
+
+def compile_all(programs: Any) -> Any:
+    """Compiles the lowered programs of a tree side by side, because a compiler may use one core.
 
     A TPU's compiler uses level O1 unless `jax_optimization_level` of JAX is set.
     """
     chosen = jax.config.jax_optimization_level != 'UNKNOWN'  # type: ignore[attr-defined]
     level: Any = {'optimization_level': TPU_LEVEL} if backend() == 'tpu' and not chosen else None
-    return jax.jit(function, **options).lower(*arguments).compile(compiler_options=level)
+    lowered, structure = jax.tree.flatten(programs)
+    with ThreadPoolExecutor(_at_once.get()) as threads:
+        compiled = threads.map(lambda program: program.compile(compiler_options=level), lowered)
+        return jax.tree.unflatten(structure, compiled)
+
+
+def compile_program(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Compiles a function for arguments of these shapes; `options` are those of `jax.jit`."""
+    return compile_all(lower(function, *arguments, **options))

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxfed.data import Dataset
 from jaxfed.engine.devices import AXIS, fetch, replicate, shapes, split
 from jaxfed.engine.evaluation import evaluate, evaluate_teacher
 from jaxfed.engine.execution import peak_memory
@@ -16,14 +15,14 @@ from jaxfed.engine.lanes import Schedule
 from jaxfed.engine.local_evaluation import HeldOut, evaluate_locals, personal_accuracy
 from jaxfed.engine.round import ServerState
 from jaxfed.engine.stacking import row
-from jaxfed.internal.backend import compile_program
+from jaxfed.internal.backend import lower
 from jaxfed.metrics import Evaluation, Teacher
 from jaxfed.metrics.history import History
 from jaxfed.metrics.measures import LocalModels, RoundData, measure_round, need_local_models
 from jaxfed.runs.client_images import client_images
 from jaxfed.runs.deal import padded
 from jaxfed.runs.experiment import Experiment
-from jaxfed.runs.gradients import GradientsOf, make_gradients
+from jaxfed.runs.gradients import gradients_of, largest_chunk, lower_gradients
 from jaxfed.types import Array, Outputs, PyTree
 
 T = TypeVar('T')
@@ -49,40 +48,48 @@ class Evaluator(NamedTuple):
 
 
 class EvaluationPrograms(NamedTuple):
-    """The compiled evaluations that X experiments share."""
+    """The evaluations that X experiments share, lowered or compiled; None if not needed."""
 
     global_model: Any
-    local_models: Any  # None without --local_eval_every
-    personal: Any  # None without --personal_test
-    gradients: Sequence[GradientsOf | None]  # X
-    room: int  # local models on a device
+    local_models: Any = None  # with --local_eval_every
+    personal: Any = None  # with --personal_test
+    gradients: Any = None  # for measures of gradients
+
+
+class Room(NamedTuple):
+    """The sizes of the arguments of `EvaluationPrograms`."""
+
+    models: int  # local models on a device
     held_out: int  # H, the most examples that a client holds out
-    memory: int  # bytes of the largest on each device, without the test data
+    chunk: int  # examples of a client whose gradient is computed at once
 
 
-def compile_evaluators(
-    experiments: Sequence[Experiment],
-    mesh: Mesh,
-    server: ServerState,
-    to_input: Callable[[Array], Array],
-    lanes: int,
-) -> tuple[EvaluationPrograms, list[Evaluator]]:
-    """Compile the evaluations of X experiments that share their programs; server [X, ...]."""
+def room_for(experiments: Sequence[Experiment], mesh: Mesh) -> Room:
+    """The sizes that X experiments need."""
+    config = experiments[0].config
+    held_out = [len(part) for e in experiments for part in e.dealt.personal]
+    return Room(
+        models=-(-config.clients_per_round // mesh.size),
+        held_out=max(held_out) if config.personal_test else 0,
+        chunk=largest_chunk(experiments),
+    )
+
+
+def place_test_sets(experiments: Sequence[Experiment], mesh: Mesh) -> list[tuple[Array, Array]]:
+    """The test sets (images, labels) of X experiments on all devices.
+
+    Images are rows [m, H W channels], like those of training; labels are [m].
+    """
     # Without validation data, experiments share one test set.
     sets = {id(e.dealt.dataset.x_test): e.dealt.dataset for e in experiments}
-    placed = {key: place_test_set(dataset, mesh) for key, dataset in sets.items()}
-    test_sets = [placed[id(e.dealt.dataset.x_test)] for e in experiments]
-    programs = compile_programs(experiments, mesh, server, test_sets[0], to_input, lanes)
-    bound = zip(experiments, test_sets, programs.gradients, strict=True)
-    return programs, [make_evaluator(e, mesh, programs, test, of) for e, test, of in bound]
+    placed = {
+        key: replicate((dataset.x_test.reshape(len(dataset.x_test), -1), dataset.y_test), mesh)
+        for key, dataset in sets.items()
+    }
+    return [placed[id(e.dealt.dataset.x_test)] for e in experiments]
 
 
-def place_test_set(dataset: Dataset, mesh: Mesh) -> tuple[Array, Array]:
-    """Images in rows [m, H W channels], like those of training, and labels [m], on all devices."""
-    return replicate((dataset.x_test.reshape(len(dataset.x_test), -1), dataset.y_test), mesh)
-
-
-def compile_programs(
+def lower_evaluation(
     experiments: Sequence[Experiment],
     mesh: Mesh,
     server: ServerState,
@@ -90,13 +97,20 @@ def compile_programs(
     to_input: Callable[[Array], Array],
     lanes: int,
 ) -> EvaluationPrograms:
-    """Compile the evaluations of X experiments; `test_set` (images, labels) is that of any."""
+    """Lower the evaluations of X experiments.
+
+    Args:
+      experiments: X that share the programs.
+      mesh: the devices.
+      server: [X, ...], or its shapes.
+      test_set: of any of them, from `place_test_sets`.
+      to_input: normalisation.
+      lanes: most local models that a device evaluates at once.
+    """
     first = experiments[0]
     config, model, needs = first.config, first.model, first.measures.needs
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    room = -(-config.clients_per_round // mesh.size)
-    lanes, teaches = min(lanes, room), 'agreement' in needs
-    held_out = most_held_out(experiments) if config.personal_test else 0
+    everywhere, room = NamedSharding(mesh, PartitionSpec()), room_for(experiments, mesh)
+    lanes, teaches = min(lanes, room.models), 'agreement' in needs
 
     def apply(weights: tuple[PyTree, PyTree], x: Array) -> Outputs:
         params, stats = weights
@@ -105,35 +119,50 @@ def compile_programs(
     def from_rows(x: Array) -> Array:
         return to_input(x.reshape(len(x), *first.input_shape))
 
-    def compiled(function: Callable[..., Any], *arguments: PyTree, **options: Any) -> Any:
+    def lowered(function: Callable[..., Any], *arguments: PyTree, **options: Any) -> Any:
         program = partial(function, apply, prepare=from_rows, mesh=mesh)
-        return compile_program(program, *arguments, **options)
+        return lower(program, *arguments, **options)
 
     one = jax.eval_shape(lambda server: row((server.params, server.stats), 0), server)
     weights = shapes(one, everywhere)
-    local_models = personal = gradient_sum = None
-    gradients: Sequence[GradientsOf | None] = [None] * len(experiments)
     test = evaluate_teacher if teaches else evaluate
-    global_model = compiled(test, weights, *test_set, out_shardings=everywhere)
+    programs = EvaluationPrograms(lowered(test, weights, *test_set, out_shardings=everywhere))
     if config.local_eval_every:
-        stack = shapes(one, NamedSharding(mesh, PartitionSpec(AXIS)), mesh.size, room)
+        stack = shapes(one, NamedSharding(mesh, PartitionSpec(AXIS)), mesh.size, room.models)
         count = split(np.zeros(mesh.size, np.int32), mesh)
-        teacher = shapes(global_model.out_info[1], everywhere) if teaches else None
+        teacher = shapes(programs.global_model.out_info[1], everywhere) if teaches else None
         test_locals = partial(evaluate_locals, lanes=lanes)
-        local_models = compiled(test_locals, stack, count, *test_set, teacher)
+        local_models = lowered(test_locals, stack, count, *test_set, teacher)
+        programs = programs._replace(local_models=local_models)
         if config.personal_test:
-            examples = held_out_examples(first, np.array([], int), mesh.size, room, held_out)
+            examples = held_out_examples(first, np.array([], int), mesh.size, room)
             test_personal = partial(personal_accuracy, lanes=lanes)
-            personal = compiled(test_personal, stack, weights, count, split(examples, mesh))
+            personal = lowered(test_personal, stack, weights, count, split(examples, mesh))
+            programs = programs._replace(personal=personal)
     if 'gradients' in needs:
-        gradients, gradient_sum = make_gradients(experiments, mesh, weights, to_input)
+        gradients = lower_gradients(experiments, mesh, weights, to_input)
+        programs = programs._replace(gradients=gradients)
+    return programs
+
+
+def evaluation_memory(programs: EvaluationPrograms, test_images: int) -> int:
+    """Bytes of the largest compiled program on each device, without those of the test images."""
     # The test images are an argument of the first two, and counted once for all programs.
-    images = first.dealt.dataset.x_test.nbytes
-    memory = [peak_memory(p) - images for p in (global_model, local_models) if p is not None]
-    memory += [peak_memory(p) for p in (personal, gradient_sum) if p is not None]
-    return EvaluationPrograms(
-        global_model, local_models, personal, gradients, room, held_out, max(memory)
-    )
+    with_images = [programs.global_model, programs.local_models]
+    memory = [peak_memory(p) - test_images for p in with_images if p is not None]
+    return max(memory + [peak_memory(p) for p in programs[2:] if p is not None])
+
+
+def make_evaluators(
+    experiments: Sequence[Experiment],
+    mesh: Mesh,
+    programs: EvaluationPrograms,
+    test_sets: Sequence[tuple[Array, Array]],
+) -> list[Evaluator]:
+    """Bind compiled programs to X experiments and their test sets from `place_test_sets`."""
+    room = room_for(experiments, mesh)
+    bound = zip(experiments, test_sets, strict=True)
+    return [make_evaluator(e, mesh, programs, test_set, room) for e, test_set in bound]
 
 
 def make_evaluator(
@@ -141,12 +170,11 @@ def make_evaluator(
     mesh: Mesh,
     programs: EvaluationPrograms,
     test_set: tuple[Array, Array],
-    gradients_of: GradientsOf | None,
+    room: Room,
 ) -> Evaluator:
-    """Bind compiled programs to an experiment and its test set (images, labels)."""
+    """The evaluations of one of the experiments of `make_evaluators`."""
     config, dealt, measures = experiment.config, experiment.dealt, experiment.measures
     compares = bool(measures.confusion_clients) or need_local_models(measures.names)
-    room = programs.room
 
     def evaluate_once(server: ServerState) -> tuple[Evaluation, Teacher | None]:
         result = programs.global_model((server.params, server.stats), *test_set)
@@ -163,13 +191,14 @@ def make_evaluator(
         if not arrived.size:
             return {}, None
         evaluation, teacher = evaluate_server(before) if compares else (None, None)
-        stack = split(over_places(local.weights, mesh.size, room), mesh)
-        count = split(np.clip(len(arrived) - room * np.arange(mesh.size), 0, room), mesh)
+        stack = split(over_places(local.weights, mesh.size, room.models), mesh)
+        places = len(arrived) - room.models * np.arange(mesh.size)
+        count = split(np.clip(places, 0, room.models), mesh)
         result = programs.local_models(stack, count, *test_set, teacher)
         each, agreement = first_places(result, len(arrived))
         means = {'local_accuracy': float(each.accuracy.mean())}
         if config.personal_test:
-            examples = held_out_examples(experiment, arrived, mesh.size, room, programs.held_out)
+            examples = held_out_examples(experiment, arrived, mesh.size, room)
             weights = after.params, after.stats
             result = programs.personal(stack, weights, count, split(examples, mesh))
             tested = first_places(examples.mask.any(axis=2), len(arrived))
@@ -179,7 +208,11 @@ def make_evaluator(
                 means['personal_global_accuracy'] = float(global_[tested].mean())
         if evaluation is None:
             return means, None
-        gradients = gradients_of((before.params, before.stats), arrived) if gradients_of else None
+        gradients = None
+        if programs.gradients is not None:
+            weights = before.params, before.stats
+            compiled = programs.gradients
+            gradients = gradients_of(experiment, mesh, compiled, room.chunk, weights, arrived)
         with_models = 'models' in measures.needs
         return means, LocalModels(
             before=evaluation,
@@ -264,16 +297,11 @@ def first_places(tree: PyTree, count: int) -> PyTree:
 
 
 def held_out_examples(
-    experiment: Experiment, clients: np.ndarray, devices: int, room: int, most: int
+    experiment: Experiment, clients: np.ndarray, devices: int, room: Room
 ) -> HeldOut:
-    """The examples that clients hold out, NumPy [D, M, H, ...] padded to `most` = H."""
-    personal = experiment.dealt.personal
-    rows, mask = padded([personal[client] for client in clients], devices * room, most)
+    """The examples that clients hold out, NumPy [D, M, H, ...] padded to H."""
+    parts = [experiment.dealt.personal[client] for client in clients]
+    rows, mask = padded(parts, devices * room.models, room.held_out)
     images = client_images(experiment, clients, rows)
     examples = HeldOut(images, experiment.dealt.dataset.y_train[rows], mask)
-    return jax.tree.map(lambda leaf: leaf.reshape(devices, room, *leaf.shape[1:]), examples)
-
-
-def most_held_out(experiments: Sequence[Experiment]) -> int:
-    """The most examples that any client holds out."""
-    return max(len(part) for experiment in experiments for part in experiment.dealt.personal)
+    return jax.tree.map(lambda leaf: leaf.reshape(devices, room.models, *leaf.shape[1:]), examples)

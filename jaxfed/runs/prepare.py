@@ -19,17 +19,24 @@ from jaxfed.data.augment import make_augment, normalise
 from jaxfed.engine import client_states as states_of
 from jaxfed.engine import distributed
 from jaxfed.engine.devices import make_mesh, memory, replicate
-from jaxfed.engine.execution import compile_round, run_waves
+from jaxfed.engine.execution import lower_round, run_waves
 from jaxfed.engine.lanes import Schedule, choose_lanes
 from jaxfed.engine.local import LocalSettings
 from jaxfed.engine.round import Round, ServerState, make_round
 from jaxfed.engine.types import RoundMetrics
-from jaxfed.internal.backend import on_cpu
+from jaxfed.internal.backend import compile_all, on_cpu
 from jaxfed.internal.console import counted
 from jaxfed.methods.costs import size_of
 from jaxfed.methods.method import Method
 from jaxfed.runs.client_images import shift_of
-from jaxfed.runs.evaluate import EvaluationPrograms, Evaluator, compile_evaluators
+from jaxfed.runs.evaluate import (
+    EvaluationPrograms,
+    Evaluator,
+    evaluation_memory,
+    lower_evaluation,
+    make_evaluators,
+    place_test_sets,
+)
 from jaxfed.runs.experiment import Experiment, client_steps
 from jaxfed.runs.feed import Feed, PlannedRound, TooLarge, make_feed
 from jaxfed.runs.memory import advice, memory_errors, needed_memory, size_in_words
@@ -93,6 +100,7 @@ def prepare(experiments: Sequence[Experiment], mesh: Mesh | None = None) -> Prep
         seeds = [seed_of(experiment.config, 'batches') for experiment in experiments]
         keys = replicate(jnp.stack([jax.random.key(seed) for seed in seeds]), mesh)
         feed, streams = make_feed(experiments, mesh, to_input)
+        test_sets = place_test_sets(experiments, mesh)
         longest = max(len(part) for e in experiments for part in e.dealt.partition)
         settings = local_settings(config, longest=longest, image_shape=first.input_shape)
         augment = make_augment(first.augmentations, mean=first.mean, std=first.std)
@@ -109,27 +117,29 @@ def prepare(experiments: Sequence[Experiment], mesh: Mesh | None = None) -> Prep
 
         def compile_with(
             lanes: int,
-        ) -> tuple[Round, EvaluationPrograms, list[Evaluator], int]:
+        ) -> tuple[Round, EvaluationPrograms, int]:
             # Any round in which a client trains.
             round_ = next(round_ for round_ in feed(lanes, 1) if round_.cohort.epochs.any())
             plan, data = next(round_.waves)
-            programs = compile_round(
+            lowered = lower_round(
                 functions, mesh, server, client_states, round_.cohort, plan, round_.tuned, keys,
                 data,
             )  # fmt: skip
-            evaluation, evaluators = compile_evaluators(
-                experiments, mesh, server, to_input, lanes=lanes
+            lowered_evaluation = lower_evaluation(
+                experiments, mesh, server, test_sets[0], to_input, lanes
             )
+            programs, evaluation = compile_all((lowered, lowered_evaluation))
+            tests = evaluation_memory(evaluation, first.dealt.dataset.x_test.nbytes)
             needed = needed_memory(
-                experiments, mesh, programs, evaluation.memory, server, client_states, data, streams
+                experiments, mesh, programs, tests, server, client_states, data, streams
             )
             # The most of all processes.
             needed = -int(distributed.minimum('memory needed', -needed))
-            return programs, evaluation, evaluators, needed
+            return programs, evaluation, needed
 
         while True:
             # Only compiled programs show how much memory lanes need; most of it is proportional.
-            programs, evaluation, evaluators, needed = compile_with(lanes)
+            programs, evaluation, needed = compile_with(lanes)
             available = memory(mesh)
             if config.lanes or needed <= available or lanes == 1:
                 break
@@ -140,6 +150,7 @@ def prepare(experiments: Sequence[Experiment], mesh: Mesh | None = None) -> Prep
             f'{counted(mesh.size, "device")} with {size_in_words(available)}: '
             f'{advice(first, mesh, lanes, streams=streams)}.'
         )
+    evaluators = make_evaluators(experiments, mesh, evaluation, test_sets)
     run = functools.partial(run_here, programs, mesh, keys)
     # JAX releases arrays that it shares with NumPy only when Python collects garbage.
     gc.collect()

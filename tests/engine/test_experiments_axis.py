@@ -10,9 +10,10 @@ import pytest
 
 from jaxfed import methods
 from jaxfed.engine.devices import make_mesh, replicate
-from jaxfed.engine.execution import compile_round, state_rows
+from jaxfed.engine.execution import lower_round, state_rows
 from jaxfed.engine.round import Round, ServerState, Tuned, make_round
 from jaxfed.engine.stacking import STACKED, UNROLLED, row
+from jaxfed.internal.backend import compile_all
 from jaxfed.runs.feed import plan_wave
 from jaxfed.types import Cohort
 from tests import oracle
@@ -165,7 +166,8 @@ def test_experiment_whose_clients_are_all_lost_does_not_change():
 def test_devices_add_up_one_update_of_each_experiment_and_gather_nothing():
     method = make('scaffold')
     _, _, _, (programs, arguments) = together(method, None, (), devices=8, lanes=1, stack=UNROLLED)
-    train, merge = (program.as_text() for program in compile_round(programs, *arguments))
+    compiled = compile_all(lower_round(programs, *arguments))
+    train, merge = (program.as_text() for program in compiled)
     collectives = ('all-reduce', 'all-gather', 'all-to-all', 'collective-permute', 'reduce-scatter')
     assert not [word for word in collectives if word in train]
     assert [word for word in collectives if word in merge] == ['all-reduce']

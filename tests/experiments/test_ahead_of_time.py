@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -188,6 +189,44 @@ def test_a_tpu_is_compiled_for_at_a_lower_level(monkeypatch):
         finally:
             jax.config.update('jax_optimization_level', 'UNKNOWN')
     assert levels == [None, None, {'optimization_level': 19}, None]
+
+
+class Waiting:
+    """A lowered program that compiles only beside another one."""
+
+    def __init__(self, name, barrier):
+        self.name, self.barrier = name, barrier
+
+    def compile(self, compiler_options):
+        self.barrier.wait()
+        return self.name
+
+
+def test_programs_compile_side_by_side_and_keep_their_places():
+    barrier = threading.Barrier(2, timeout=60)
+    programs = [Waiting('a', barrier), None, {'c': Waiting('c', barrier)}]
+    assert backend.compile_all(programs) == ['a', None, {'c': 'c'}]
+
+
+def test_one_program_at_a_time_for_absent_devices():
+    threads = []
+
+    class Lowered:
+        def compile(self, compiler_options):
+            threads.append(threading.current_thread())
+
+    with backend.compiling_for('gpu'):
+        backend.compile_all([Lowered(), Lowered(), Lowered()])
+    assert len(threads) == 3 and len({*threads}) == 1
+
+
+def test_the_error_of_a_program_is_raised():
+    class Failing:
+        def compile(self, compiler_options):
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        backend.compile_all([jax.jit(jnp.sin).lower(1.0), Failing()])
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from jaxfed.engine.devices import make_mesh
 from jaxfed.engine.lanes import schedule
 from jaxfed.engine.local_evaluation import HeldOut, personal_accuracy
 from jaxfed.runs import feed
-from jaxfed.runs.evaluate import held_out_examples, most_held_out, spread
+from jaxfed.runs.evaluate import held_out_examples, room_for, spread
 from jaxfed.runs.experiment import set_up
 from jaxfed.runs.feed import ahead, plan_wave, split_waves
 from jaxfed.types import Outputs
@@ -126,8 +126,8 @@ def test_clients_hold_out_their_own_examples(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     experiment = set_up(jaxfed.Config(**LOCAL, num_clients=8))
     dealt, cohort = experiment.dealt, np.array([6, 1, 3, 7, 2])
-    most = most_held_out([experiment])
-    examples = held_out_examples(experiment, cohort, devices=2, room=3, most=most)
+    room = room_for([experiment], make_mesh(2))._replace(models=3)
+    examples = held_out_examples(experiment, cohort, devices=2, room=room)
     assert not examples.mask[1, 2].any()  # room for a sixth
     for slot, client in enumerate(cohort):
         place, part = divmod(slot, 3), dealt.personal[client]
