@@ -31,7 +31,7 @@ def render(groups: Sequence[RunGroup], *, target: float | None = None) -> str:
     class_figure, class_table, by_round = figures.classes(groups)
     return pages.get_template('page.html').render(
         title=f'{len(runs)} run{"s" * (len(runs) > 1)} on {datasets}',
-        policy=_policy(script),
+        policy=policy(script),
         version=importlib.metadata.version('jaxfed'),
         css=Markup(css),
         script=Markup(script),
@@ -66,7 +66,7 @@ def render(groups: Sequence[RunGroup], *, target: float | None = None) -> str:
     )
 
 
-def _policy(script: str) -> str:
+def policy(script: str) -> str:
     """Return the content security policy, which loads nothing and runs only this script."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (

@@ -22,6 +22,7 @@ from experiments.benchmark.results import (
 from experiments.benchmark.suite import Place, Suite
 from jaxfed.metrics.intervals import Interval
 from jaxfed.recording.style import style
+from jaxfed.report.render import policy
 
 PAGE = 'benchmark.html'
 LEAST_BLOCKS, LEAST_METHODS = 4, 3  # for the ranks
@@ -42,11 +43,13 @@ def render(suite: Suite, rows: Sequence[Row], *, asked: int) -> str:
         undefined=StrictUndefined, trim_blocks=True,
     )  # fmt: skip
     report = PackageLoader('jaxfed.report', 'page')
-    css = report.get_source(Environment(autoescape=True), 'page.css')[0]
+    css, script = (report.get_source(pages, name)[0] for name in ('page.css', 'page.js'))
     done = sum(len(row.runs) for row in rows)
     return pages.get_template('page.html').render(
         suite=suite,
         css=Markup(css),
+        script=Markup(script),
+        policy=policy(script),
         answers=answers(rows),
         missing=f'{done} of {asked} runs are finished.' if done < asked else '',
         tables=tables(rows),
