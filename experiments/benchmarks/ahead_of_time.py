@@ -266,10 +266,10 @@ def compile_in_process(case: Mapping[str, str], limit: int) -> dict[str, Any]:
 
 
 def reason(text: str) -> str:
-    """The exception in the output of a failed process, else its last line, in one short line."""
+    """Why a process failed: an exception or a failed check in its output, else its last line."""
     lines = text.strip().splitlines() or ['no message']
     # The compiler's stack follows its message.
-    errors = [line for line in lines if re.match(r'[\w.]+Error: ', line)]
+    errors = re.findall(r'^[\w.]+Error: .*|\S+] Check failed: .*', text, re.MULTILINE)
     return (errors or lines)[-1][:200].replace('|', '/')
 
 

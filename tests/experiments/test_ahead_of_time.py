@@ -156,6 +156,8 @@ def test_a_failed_case_is_a_row_of_the_page(tmp_path):
 def test_the_reason_of_a_failure_is_its_exception():
     compiler = 'Traceback\njax.errors.JaxRuntimeError: INTERNAL: no tile\n  a.py:1 [stack]\n'
     assert ahead_of_time.reason(compiler) == 'jax.errors.JaxRuntimeError: INTERNAL: no tile'
+    crash = 'F1124 22:36:06.6 2 tiling.cc:627] Check failed: a == b (1 vs. 2)\n@ 0x\n'
+    assert ahead_of_time.reason(crash) == 'tiling.cc:627] Check failed: a == b (1 vs. 2)'
     assert ahead_of_time.reason('a | b\n') == 'a / b'
     assert ahead_of_time.reason('') == 'no message'
 
