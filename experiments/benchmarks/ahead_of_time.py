@@ -34,6 +34,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
+from absl.testing import flagsaver
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding
 
@@ -52,6 +53,7 @@ from jaxfed.methods.costs import size_of
 from jaxfed.models import ops
 from jaxfed.runs import config_flags
 from jaxfed.runs.experiment import Experiment, make_experiment, make_network
+from jaxfed.runs.memory import size_in_words
 from jaxfed.runs.prepare import Prepared, local_settings, prepare
 from jaxfed.types import Dataset
 
@@ -219,13 +221,33 @@ def parse_cases(text: str) -> list[dict[str, str]]:
     return cases
 
 
+@flagsaver.flagsaver
 def config_of(case: Mapping[str, str]) -> Config:
-    """The settings of a case on top of those of the command; every lane has a client."""
-    for name, value in case.items():
-        flags.FLAGS[name].parse(value)
-    config = config_flags.from_flags()
-    cohort = max(config.lanes, config.clients_per_round)
-    return dataclasses.replace(config, clients_per_round=cohort, devices='all')
+    """The settings of a case on top of those of the command; every lane has a client.
+
+    Raises:
+      UsageError: if they are invalid.
+    """
+    try:
+        for name, value in case.items():
+            flags.FLAGS[name].parse(value)
+        config = config_flags.from_flags()
+        cohort = max(config.lanes, config.clients_per_round)
+        return dataclasses.replace(config, clients_per_round=cohort, devices='all')
+    except (ValueError, flags.Error) as error:
+        raise app.UsageError(str(error)) from None
+
+
+def devices_of(target: Target, text: str) -> int:
+    """The number of devices that --devices names; 'all' is one.
+
+    Raises:
+      UsageError: if the target has no such number.
+    """
+    most = max(target.topologies)
+    if text != 'all' and not (text.isdecimal() and 1 <= int(text) <= most):
+        raise app.UsageError(f'--devices={text} must be all (one device) or in 1..{most}.')
+    return 1 if text == 'all' else int(text)
 
 
 def read_cases(output: str | None, cases: Sequence[Mapping[str, str]]) -> dict[str, dict[str, Any]]:
@@ -279,9 +301,32 @@ def name_of(case: Mapping[str, Any]) -> str:
 
 
 def title_of(case: Mapping[str, Any]) -> str:
-    """The settings of a case, and the seconds until its run would start."""
-    known = 'prepare_seconds' in case  # earlier versions wrote none
-    return name_of(case) + (f', ready after {case["prepare_seconds"]:.0f} s' if known else '')
+    """The settings of a case, its precision, memory, and the seconds until its run would start."""
+    words = [name_of(case)]
+    if 'failed' not in case:
+        words += [case['precision'], f'{size_in_words(case["memory"])} on a device']
+    if 'prepare_seconds' in case:  # earlier versions wrote none
+        words.append(f'ready after {case["prepare_seconds"]:.0f} s')
+    return ', '.join(words)
+
+
+def largest_of(case: Mapping[str, Any]) -> str:
+    """The instructions of a step that move most bytes, in words; '' if they are not known."""
+    largest = case.get('programs', {}).get('step', {}).get('largest', ())
+    named = (
+        f'{i["bytes"] / 1e6:.0f} MB {i["name"]} ({i["source"].rpartition("/")[2]})' for i in largest
+    )
+    return ', '.join(named)
+
+
+def notes_of(case: Mapping[str, Any]) -> str:
+    """The lines below the table of a case."""
+    found = [
+        f'{n} {kind} in {program}'
+        for program, measured in case.get('programs', {}).items()
+        for kind, n in measured['collectives'].items()
+    ]
+    return f'collectives: {", ".join(found) or "none"}\nlargest of a step: {largest_of(case)}'
 
 
 def rows(target: Target, case: Mapping[str, Any]) -> list[list[str]]:
@@ -320,8 +365,11 @@ def show(report: Mapping[str, Any]) -> None:
     """Print a table for each case."""
     target = TARGETS[report['target']]
     for case in report['cases']:
-        table = reporting.make_table(title_of(case), COLUMNS, rows(target, case))
-        reporting.console.print(table)
+        cells = [row[:-1] for row in rows(target, case)]
+        notes = notes_of(case) if 'programs' in case else ''
+        reporting.console.print(
+            reporting.make_table(title_of(case), COLUMNS[:-1], cells, caption=notes)
+        )
     where = f'{report["target"]}, {reporting.plural(report["devices"], "device")}'
     reporting.console.print(f'{where}; {reporting.caption(report["machine"])}')
 
@@ -334,6 +382,10 @@ def write_page(report: Mapping[str, Any], path: Path) -> None:
         names = itertools.chain([title_of(case)], itertools.repeat(''))
         lines += [[name, *row] for name, row in zip(names, rows(target, case), strict=False)]
     table = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+    largest = ((name_of(case), largest_of(case)) for case in report['cases'])
+    steps = '\n'.join(f'- {name}: {text}' for name, text in largest if text)
+    if steps:
+        table += f'\n\nThe instructions of a step that move most bytes:\n\n{steps}'
     where = f'{report["target"]}, {reporting.plural(report["devices"], "device")}'
     caption = reporting.caption(report['machine'])
     path.write_text(f'# Programs compiled for {where}\n\n{caption}\n\n{table}\n')
@@ -342,15 +394,15 @@ def write_page(report: Mapping[str, Any], path: Path) -> None:
 def main(args: flags.FlagValues) -> None:
     """Compile every case, print the table and write the files after each case."""
     target = TARGETS[args.target]
+    cases, devices = parse_cases(args.cases), devices_of(target, args.devices)
+    configs = [config_of(case) for case in cases]
+    done = read_cases(args.output, cases)
     if importlib.util.find_spec(target.package) is None:
         extra = {'tpu': 'tpu', 'gpu': 'cuda12'}[target.platform]
         raise app.UsageError(
             f"--target={args.target} needs its compiler: pip install 'jaxfed[{extra}]'."
         )
-    cases = parse_cases(args.cases)
-    done = read_cases(args.output, cases)
     compile_elsewhere()
-    devices = 1 if args.devices == 'all' else int(args.devices)
     words = ['python', '-m', 'experiments.benchmarks.ahead_of_time', *sys.argv[1:]]
     report: dict[str, Any] = {
         'target': args.target,
@@ -362,9 +414,7 @@ def main(args: flags.FlagValues) -> None:
     for number, case in enumerate(cases, 1):
         with reporting.console.status(f'compiling case {number} of {len(cases)}: {case or ""}'):
             if len(cases) == 1:
-                measured = compile_case(
-                    target, config_of(case), devices=devices, at_once=args.at_once
-                )
+                measured = compile_case(target, configs[0], devices=devices, at_once=args.at_once)
             else:
                 measured = done.get(json.dumps(case)) or compile_in_process(case, args.limit)
         done[json.dumps(case)] = measured | {'settings': case}

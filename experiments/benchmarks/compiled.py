@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 _BITS = {'pred': 8, 'bf16': 16, 'f16': 16, 'f32': 32, 'f64': 64}
-_ARRAY = re.compile(r'([a-z]+[0-9]*(?:e[0-9a-z]+)?)\[([0-9,]*)\]')
+_ARRAY = re.compile(
+    r'([a-z]+[0-9]*(?:e[0-9a-z]+)?)\[([0-9,]*)\](?:\{([0-9,]*)(?::T\(([0-9,]*)\))?)?'
+)
 _INSTRUCTION = re.compile(r'^\s+(?:ROOT )?%?([\w.-]+) = (.+?) ([\w-]+)\((.*)$')
 _COMPUTATION = re.compile(r'^(?:ENTRY )?%?([\w.-]+) (?:\(.*)?\{$')
 _CALLED = re.compile(r'(?:calls|to_apply|body|condition|branch_computations)=\{?%?([\w.-]+)')
@@ -31,12 +33,15 @@ class Instruction(NamedTuple):
 
 
 def size(shape: str) -> int:
-    """Bytes of the arrays in the text of a type."""
+    """Bytes of the arrays in the text of a type, as a TPU pads them to tiles."""
     total = 0
-    for kind, dimensions in _ARRAY.findall(shape):
+    for kind, *numbers in _ARRAY.findall(shape):
         digits = re.findall(r'\d+', kind)
         bits = _BITS.get(kind) or (int(digits[0]) if digits else 0)
-        total += math.prod(int(side) for side in dimensions.split(',') if side) * bits
+        sides, order, tile = ([int(n) for n in text.split(',') if n] for text in numbers)
+        for axis, least in zip(order, reversed(tile), strict=False):  # the last axis first
+            sides[axis] = -(-sides[axis] // least) * least
+        total += math.prod(sides) * bits
     return total // 8
 
 
@@ -142,8 +147,8 @@ def describe(program: Any) -> dict[str, Any]:
       program: a `jax.stages.Compiled`.
 
     Returns:
-      Bytes of memory, bytes read and written, operations where XLA counts them, collectives by
-      name, and the five instructions that move most bytes.
+      Bytes of memory, bytes read and written and operations as XLA counts them (without it, the
+      bytes of `instructions`), collectives by name, and the five instructions that move most bytes.
     """
     memory, text = program.memory_analysis(), program.as_text()
     moved = instructions(text)
@@ -158,8 +163,7 @@ def describe(program: Any) -> dict[str, Any]:
             'results': memory.output_size_in_bytes,
             'temporary': memory.temp_size_in_bytes,
         },
-        'bytes': sum(instruction.bytes for instruction in moved),
-        'bytes_by_xla': counted.get('bytes accessed'),
+        'bytes': counted.get('bytes accessed') or sum(i.bytes for i in moved),
         'flop': counted.get('flops'),
         'instructions': len(moved),
         'collectives': dict(collectives),

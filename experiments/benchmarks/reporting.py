@@ -17,6 +17,7 @@ from rich.text import Text
 
 from jaxfed.engine.devices import cores
 from jaxfed.internal import command_line
+from jaxfed.internal.console import show_error
 
 # Texts of --output.
 JSON_FILE = 'File to write the measurements to, as JSON.'
@@ -27,17 +28,24 @@ define_positive = functools.partial(flags.DEFINE_integer, lower_bound=1)
 
 
 def run(main: Callable[[flags.FlagValues], None]) -> None:
-    """Parses the command line and calls `main` with the flags."""
+    """Parses the command line and calls `main` with the flags; a UsageError is one line."""
 
     def start(argv: Sequence[str]) -> None:
+        try:
+            check(argv)
+            command_line.quiet_libraries()
+            main(flags.FLAGS)
+        except app.UsageError as error:  # absl would print the help of all flags
+            show_error(str(error))
+            raise SystemExit(error.exitcode or 1) from None
+
+    def check(argv: Sequence[str]) -> None:
         if len(argv) > 1:
             raise app.UsageError(f'Unexpected arguments: {argv[1:]}.')
         for name in ('output', 'figure'):
             path = flags.FLAGS[name].value if name in flags.FLAGS else None
             if path and not Path(path).absolute().parent.is_dir():
                 raise app.UsageError(f'--{name}={path} is in a folder that does not exist.')
-        command_line.quiet_libraries()
-        main(flags.FLAGS)
 
     app.run(start)
 

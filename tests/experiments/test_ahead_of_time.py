@@ -49,7 +49,11 @@ ROWS = 4 * 8 * 4  # bytes
 
 
 def test_bytes_of_a_type():
-    assert compiled.size('f32[4,8]{1,0:T(8,128)}') == 128
+    assert compiled.size('f32[4,8]{1,0}') == 128
+    # A TPU pads the two axes that change fastest.
+    assert compiled.size('f32[2,4,8]{2,1,0:T(8,128)}') == 2 * 8 * 128 * 4
+    assert compiled.size('bf16[300,4]{0,1:T(8,128)(2,1)}') == 384 * 8 * 2
+    assert compiled.size('s32[100]{0:T(256)}') == 256 * 4
     assert compiled.size('(bf16[3]{0}, s32[2,2]{1,0}, pred[5])') == 6 + 16 + 5
     assert compiled.size('f32[]') == 4 and compiled.size('token[]') == 0
 
@@ -108,6 +112,24 @@ def test_cases_are_all_combinations():
             ahead_of_time.parse_cases(text)
 
 
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['--cases=lanes=1,abc'], 'lanes'),
+        (['--cases=conv=foo,bar'], '--conv=foo'),
+        (['--cases=model=foo'], '--model=foo'),
+        (['--cases=colour=red'], '--cases='),
+        (['--devices=9'], '--devices=9 must be all (one device) or in 1..4.'),
+        (['--devices=abc'], '--devices=abc must be'),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_is_compiled(words, message):
+    command = [sys.executable, '-m', 'experiments.benchmarks.ahead_of_time', '--target=h100']
+    done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
+    assert done.stderr.startswith('error: ') and message in done.stderr
+    assert done.returncode and len(done.stderr.splitlines()) == 1
+
+
 def test_finished_cases_are_read_again(tmp_path):
     report = {'cases': [{'settings': {'lanes': '1'}, 'memory': 5}, {'settings': {}, 'failed': 'x'}]}
     (tmp_path / 'a.json').write_text(json.dumps(report))
@@ -133,7 +155,10 @@ def test_a_failed_case_is_a_row_of_the_page(tmp_path):
         'bytes': 819,
     }
     measured |= {'memory': {'temporary': 2**20}, 'collectives': {'all-reduce': 2}}
+    step = {'name': 'fusion.1', 'operation': 'fusion', 'source': 'jit(step)/add', 'bytes': 5e6}
+    measured['largest'] = [step]
     case = {'settings': {'lanes': '4'}, 'precision': 'bfloat16', 'least_bytes_of_a_step': 273}
+    case |= {'memory': 3 * 2**20, 'prepare_seconds': 7.4}
     report = {
         'target': 'tpu-v5e',
         'devices': 1,
@@ -147,10 +172,14 @@ def test_a_failed_case_is_a_row_of_the_page(tmp_path):
     lines = (tmp_path / 'page.md').read_text().splitlines()
     assert lines[0] == '# Programs compiled for tpu-v5e, 1 device'
     assert (
-        '| lanes=4 | step | 1.2 | 2.0 | 1 | 197.0 | 0.00 | 3.0 | 1.00 | 0.00 | 2 all-reduce |'
+        '| lanes=4, bfloat16, 3 MiB on a device, ready after 7 s | step | 1.2 | 2.0 | 1 | 197.0 | 0.00 | 3.0 | 1.00 | 0.00 | 2 all-reduce |'
         in lines
     )
-    assert lines[-1].startswith('| lanes=9 | not compiled after 1 s |')
+    assert any(line.startswith('| lanes=9 | not compiled after 1 s |') for line in lines)
+    assert lines[-1] == '- lanes=4: 5 MB fusion.1 (add)'
+    assert ahead_of_time.notes_of(report['cases'][0]) == (
+        'collectives: 2 all-reduce in step\nlargest of a step: 5 MB fusion.1 (add)'
+    )
 
 
 def test_the_reason_of_a_failure_is_its_exception():
