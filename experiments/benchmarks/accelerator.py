@@ -68,7 +68,8 @@ PARTS = {
     ),
     'run': Part(
         'A run of FedLMD',
-        'Settings of `experiments/fedlmd/cifar10_lda0.05.flags`, with evaluation after each round, '
+        'Settings of `experiments/fedlmd/cifar10_lda0.05.flags`, but dealt with '
+        '`--partition=dirichlet --sampling=uniform`, with evaluation after each round, '
         'records and checkpoints. Goal: 200 rounds in 20 s after compilation on a GPU of the class '
         'of an H100.',
         {
@@ -237,8 +238,11 @@ def known_parts(folder: Path, report: Report) -> Report:
     file = folder / 'accelerator.json'
     if not file.exists():
         return {}
-    before = read_json(file)
-    if any(before[key] != report[key] for key in ('machine', 'settings')):
+    try:
+        before = read_json(file)
+    except ValueError as error:
+        raise app.UsageError(str(error)) from None
+    if any(before.get(key) != report[key] for key in ('machine', 'settings')):
         return {}
     return {
         name: {'cases': {case: done for case, done in part['cases'].items() if 'rows' in done}}
@@ -266,7 +270,10 @@ def main(args: flags.FlagValues) -> None:
         dataset = load_images(args.npz, sizes.images)
     except ValueError as error:
         raise app.UsageError(str(error)) from None
-    folder.mkdir(exist_ok=True)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise app.UsageError(f'--output={folder} must be a folder: {error}.') from None
     words = ['python', '-m', 'experiments.benchmarks.accelerator', *sys.argv[1:]]
     report: Report = {
         'command': shlex.join(words),

@@ -223,6 +223,7 @@ def local_settings(config: Config, *, longest: int, image_shape: tuple[int, ...]
 def most_lanes(cohort_size: int, devices: int) -> int:
     """The most lanes of a device that can save time, for all clients of a round."""
     if not on_cpu():
+        # The bytes of a client-step hardly depend on the lanes, and more of them fill a device.
         return cohort_size
     return CPU_LANES if devices == 1 else 1
 

@@ -8,6 +8,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+from absl import app
 
 from experiments.benchmarks import accelerator, accelerator_rounds, accelerator_steps, plain_loop
 from experiments.benchmarks.accelerator import PARTS, Part
@@ -156,6 +157,12 @@ def test_a_command_that_is_cut_off_continues(tmp_path):
     assert list(written['parts']['x']['cases']) == ['a', 'b']
     other = report | {'settings': {'npz': 'x.npz', 'toy': True}}
     assert accelerator.known_parts(tmp_path, other) == {}
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    (tmp_path / 'accelerator.json').write_text('{"machine"')
+    with pytest.raises(app.UsageError, match=r'accelerator.json.*use a copy of it, or move'):
+        accelerator.known_parts(tmp_path, {})
 
 
 def test_a_failed_case_is_measured_again(tmp_path):

@@ -172,8 +172,8 @@ def test_a_failed_case_is_a_row_of_the_page(tmp_path):
     lines = (tmp_path / 'page.md').read_text().splitlines()
     assert lines[0] == '# Programs compiled for tpu-v5e, 1 device'
     assert (
-        '| lanes=4, bfloat16, 3 MiB on a device, ready after 7 s | step | 1.2 | 2.0 | 1 | 197.0 | 0.00 | 3.0 | 1.00 | 0.00 | 2 all-reduce |'
-        in lines
+        '| lanes=4, bfloat16, 3 MiB on a device, ready after 7 s | step | 1.2 | 2.0 | 1 | 197.0 '
+        '| 0.00 | 3.0 | 1.00 | 0.00 | 2 all-reduce |' in lines
     )
     assert any(line.startswith('| lanes=9 | not compiled after 1 s |') for line in lines)
     assert lines[-1] == '- lanes=4: 5 MB fusion.1 (add)'
