@@ -44,7 +44,7 @@ def lower(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 
 
 def compile_all(programs: Any) -> Any:
-    """Compiles the lowered programs of a tree side by side, because a compiler may use one core.
+    """Compiles the lowered programs of a tree side by side: a compiler may use one core.
 
     A TPU's compiler uses level O1 unless `jax_optimization_level` of JAX is set.
     """

@@ -18,7 +18,6 @@ from jaxfed.runs.experiment import Experiment
 from jaxfed.types import Array, PyTree
 
 Weights = tuple[PyTree, PyTree]  # parameters and batch statistics
-GradientsOf = Callable[[Weights, np.ndarray], Gradients]  # (weights, [S] client ids)
 
 
 def largest_chunk(experiments: Sequence[Experiment]) -> int:
