@@ -5,7 +5,11 @@ import numpy as np
 import pytest
 
 from jaxfed.config import Config
+from jaxfed.engine.devices import make_mesh
 from jaxfed.engine.local import epoch_order
+from jaxfed.runs import prepare
+from jaxfed.runs.experiment import set_up
+from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.prepare import local_settings
 
 
@@ -23,3 +27,31 @@ def test_the_order_of_an_epoch_does_not_depend_on_the_largest_client(size):
     shorter, longer = epoch_order(key, size, 100), epoch_order(key, size, 128)
     np.testing.assert_array_equal(shorter[:size], longer[:size])
     assert sorted(longer[:size].tolist()) == list(range(size))
+
+
+@pytest.mark.parametrize(('lanes', 'tried'), [(0, [5, 2]), (5, [5])])
+def test_a_compiler_without_memory_halves_the_lanes(lanes, tried, monkeypatch, tmp_path):
+    compile_all, lower_round, asked = prepare.compile_all, prepare.lower_round, []
+
+    def lower(functions, mesh, server, states, cohort, plan, *others):
+        asked.append(plan.first.shape[-1])
+        return lower_round(functions, mesh, server, states, cohort, plan, *others)
+
+    def compile_if_small(programs):
+        if asked[-1] > 2:
+            raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Ran out of memory on HBM.')
+        return compile_all(programs)
+
+    monkeypatch.setattr(prepare, 'lower_round', lower)
+    monkeypatch.setattr(prepare, 'compile_all', compile_if_small)
+    monkeypatch.setattr(prepare, 'choose_lanes', lambda *_, **__: 5)
+    workdir = str(tmp_path / 'run')
+    experiment = set_up(
+        Config(model='mlp', clients_per_round=5, devices='1', lanes=lanes, workdir=workdir)
+    )
+    if lanes:
+        with pytest.raises(TooLarge, match='out of memory'):
+            prepare.prepare([experiment], make_mesh('1'))
+    else:
+        assert prepare.prepare([experiment], make_mesh('1')).lanes == 2
+    assert asked == tried
