@@ -97,18 +97,13 @@ def advice(experiment: Experiment, mesh: Mesh, lanes: int, *, streams: bool = Tr
     return ', or '.join(way for way, applies in ways.items() if applies)
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether XLA found too little memory, while compiling or later."""
-    return 'RESOURCE_EXHAUSTED' in str(error)
-
-
 @contextlib.contextmanager
 def memory_errors(experiment: Experiment, mesh: Mesh, lanes: int) -> Iterator[None]:
     """Replaces XLA's error of exhausted memory by TooLarge with advice."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if not is_out_of_memory(error):
+        if 'RESOURCE_EXHAUSTED' not in str(error):
             raise
         first = str(error).splitlines()[0]
         raise TooLarge(

@@ -39,13 +39,7 @@ from jaxfed.runs.evaluate import (
 )
 from jaxfed.runs.experiment import Experiment, client_steps
 from jaxfed.runs.feed import Feed, PlannedRound, TooLarge, make_feed
-from jaxfed.runs.memory import (
-    advice,
-    is_out_of_memory,
-    memory_errors,
-    needed_memory,
-    size_in_words,
-)
+from jaxfed.runs.memory import advice, memory_errors, needed_memory, size_in_words
 from jaxfed.runs.seeds import seed_of
 from jaxfed.runs.shared_program import method_builder
 from jaxfed.types import Array, Model, PyTree
@@ -146,9 +140,10 @@ def prepare(experiments: Sequence[Experiment], mesh: Mesh | None = None) -> Prep
         while True:
             # Only compiled programs show how much memory lanes need; most of it is proportional.
             try:
-                programs, evaluation, needed = compile_with(lanes)
-            except jax.errors.JaxRuntimeError as error:  # from the compiler of a TPU
-                if config.lanes or lanes == 1 or not is_out_of_memory(error):
+                with memory_errors(first, mesh, lanes):
+                    programs, evaluation, needed = compile_with(lanes)
+            except TooLarge:  # by the compiler of a TPU
+                if config.lanes or lanes == 1:
                     raise
                 lanes //= 2
                 continue
