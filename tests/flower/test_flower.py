@@ -99,7 +99,8 @@ def test_lost_clients_are_those_of_a_round_without_them(simulate, tmp_path, monk
         return cohort._replace(epochs=np.where(lost, 0, cohort.epochs))
 
     monkeypatch.setattr(seeds, 'draw_cohort', losing)
-    here = simulate(jaxfed.Config(**SETTINGS | {'clients_per_round': 5, 'rounds': 3}))
+    others = {'clients_per_round': 5, 'rounds': 3, 'workdir': str(tmp_path / 'here')}
+    here = simulate(jaxfed.Config(**SETTINGS | others))
     check_same(here.params, parameters(config))
 
 
@@ -169,7 +170,7 @@ def test_dp_adds_its_noise_when_nobody_answers(tmp_path, monkeypatch):
     plain = jaxfed.Config(**SETTINGS | {'rounds': 1}, workdir=str(tmp_path / 'plain'))
     run(plain)
     kernels = [parameters(c)['hidden1']['kernel'] for c in (config, plain)]
-    start = server.set_up(jaxfed.Config(**SETTINGS)).model.init(
+    start = server.set_up(jaxfed.Config(**SETTINGS, workdir=str(tmp_path / 'new'))).model.init(
         jax.random.key(seeds.seed_of(config, 'initialisation'))
     )['hidden1']['kernel']
     assert np.abs(kernels[0] - start).max() > 0  # noise
@@ -202,7 +203,7 @@ def test_clients_with_their_own_data(simulate, tmp_path, monkeypatch):
         return dealt.dataset.x_train[rows, ..., 0], dealt.dataset.y_train[rows]
 
     run(config, data=lambda context, client: examples(client))
-    result = simulate(jaxfed.Config(**SETTINGS))
+    result = simulate(jaxfed.Config(**SETTINGS, workdir=str(tmp_path / 'here')))
     check_same(result.params, parameters(config))
 
     nodes = []
