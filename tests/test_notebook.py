@@ -2,6 +2,8 @@
 
 import importlib.util
 import shutil
+import sys
+import types
 from pathlib import Path
 
 import nbformat
@@ -50,29 +52,67 @@ def test_the_notebook_runs(notebook, tmp_path, monkeypatch):
     assert 'round    2/2' in shown and 'ipywidgets' not in shown
 
 
-@pytest.mark.parametrize('place', ['clone', 'folder', 'address', 'nowhere'])
-def test_the_install_cell_finds_the_source(notebook, place, tmp_path, monkeypatch):
-    clone = tmp_path / 'clone'
-    (clone / 'jaxfed').mkdir(parents=True)
-    (clone / 'jaxfed' / 'config.py').touch()
-    (clone / 'experiments').mkdir()
-    monkeypatch.chdir(clone / 'experiments' if place == 'clone' else tmp_path)
-    sources = {'folder': str(clone), 'address': 'https://host/jaxfed.git'}
-    monkeypatch.setenv('JAXFED_SOURCE', sources.get(place, ''))
-    for name in ('TPU_NAME', 'TPU_ACCELERATOR_TYPE'):
+@pytest.fixture
+def install(notebook, tmp_path, monkeypatch):
+    """Run the install cell in an empty folder without jaxfed, and return what pip would install."""
+    monkeypatch.chdir(tmp_path)
+    for name in ('JAXFED_SOURCE', 'TPU_NAME', 'TPU_ACCELERATOR_TYPE'):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
     monkeypatch.setattr(shutil, 'which', lambda name: None)
     source = cell_of(notebook, 'install').source
     assert '%pip install -q "{package}"' in source
-    names = {}
-    if place == 'nowhere':
-        with pytest.raises(SystemExit, match='JAXFED_SOURCE must name the repository'):
-            exec(source.replace('%pip', 'pass  #'), names)
-        return
-    exec(source.replace('%pip', 'pass  #'), names)
-    expected = 'jaxfed @ git+https://host/jaxfed.git' if place == 'address' else str(clone)
-    assert names['package'] == expected
+
+    def run():
+        names = {}
+        exec(source.replace('%pip', 'pass  #'), names)
+        return names['package']
+
+    return run
+
+
+def test_the_install_cell_takes_the_clone_around_it(install, tmp_path, monkeypatch):
+    (tmp_path / 'jaxfed').mkdir()
+    (tmp_path / 'jaxfed' / 'config.py').touch()
+    (tmp_path / 'experiments').mkdir()
+    monkeypatch.chdir(tmp_path / 'experiments')
+    assert install() == str(tmp_path)
+
+
+def test_the_install_cell_takes_the_named_source(install, tmp_path, monkeypatch):
+    (tmp_path / 'jaxfed.zip').touch()
+    monkeypatch.setenv('JAXFED_SOURCE', '/')
+    assert install() == '/'
+    monkeypatch.setenv('JAXFED_SOURCE', 'https://host/jaxfed.git')
+    assert install() == 'jaxfed @ git+https://host/jaxfed.git'
+
+
+def test_the_install_cell_takes_an_archive_of_its_folder(install, tmp_path):
+    (tmp_path / 'jaxfed-main.zip').touch()
+    assert install() == str(tmp_path / 'jaxfed-main.zip')
+    (tmp_path / 'jaxfed-0.1.0-py3-none-any.whl').touch()
+    assert install() == str(tmp_path / 'jaxfed-0.1.0-py3-none-any.whl')
+
+
+def test_the_install_cell_asks_for_an_archive_in_colab(install, tmp_path, monkeypatch):
+    def upload():
+        Path('any.zip').touch()
+        return {'any.zip': b''}
+
+    colab = types.ModuleType('google.colab')
+    colab.files = types.SimpleNamespace(upload=upload)
+    monkeypatch.setitem(sys.modules, 'google', types.ModuleType('google'))
+    monkeypatch.setitem(sys.modules, 'google.colab', colab)
+    monkeypatch.setattr(shutil, 'which', lambda name: f'/usr/bin/{name}')
+    assert install() == f'{tmp_path}/any.zip[cuda12,prepare]'
+    colab.files.upload = dict  # the dialog was cancelled
+    with pytest.raises(SystemExit, match='JAXFED_SOURCE must name the repository'):
+        install()
+
+
+def test_the_install_cell_names_the_missing_source(install):
+    with pytest.raises(SystemExit, match='JAXFED_SOURCE must name the repository'):
+        install()
 
 
 def test_the_committed_outputs_are_complete(notebook):
