@@ -3,14 +3,16 @@
 Core-milliseconds of a client-step, summed over the cores. An operation of a program belongs to
 `products` if it or its fusion computes matrix products or convolutions, to `copies` if it only
 moves numbers (as the shifted images of a convolution), and to `the rest` otherwise: normalisation,
-activations, sums, the optimiser. Waiting for other devices does not count. PyTorch's convolutions
-contain their copies. Both profilers slow down what they measure.
+activations, sums, the optimiser. `outside` is the time of the clock that the profiler gives to no
+operation: waiting, the start of operations, and what a product does after its event has ended.
+PyTorch's convolutions contain their copies. Both profilers slow down what they measure.
 
 python -m experiments.benchmarks.cpu_profile --models=resnet8,resnet18
 """
 
 import re
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -23,7 +25,9 @@ from experiments.benchmarks import compiled, programs, reporting
 from experiments.benchmarks.programs import Size
 from jaxfed.engine.devices import cores
 
-PRODUCTS, COPIES, REST = KINDS = ('products', 'copies', 'the rest')
+PRODUCTS, COPIES, REST = ('products', 'copies', 'the rest')
+OUTSIDE = 'outside'
+KINDS = (PRODUCTS, COPIES, REST, OUTSIDE)
 _PRODUCT = re.compile(r'^(dot|convolution|fft|custom-call)')
 _COPY = {
     'bitcast', 'broadcast', 'concatenate', 'constant', 'copy', 'dynamic-slice',
@@ -71,12 +75,14 @@ def kinds(text: str) -> dict[str, str]:
     }
 
 
-def trace(run: Callable[[], Any]) -> dict[str, float]:
-    """Nanoseconds of each instruction of the compiled programs that a function runs."""
+def trace(run: Callable[[], Any]) -> tuple[dict[str, float], float]:
+    """Nanoseconds of each instruction of the compiled programs that a function runs, and of all."""
     times: dict[str, float] = defaultdict(float)
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
+            start = time.perf_counter_ns()
             run()
+            elapsed = time.perf_counter_ns() - start
         (file,) = Path(folder).rglob('*.xplane.pb')
         for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
             for line in plane.lines:
@@ -87,7 +93,12 @@ def trace(run: Callable[[], Any]) -> dict[str, float]:
                 ]
                 for name, nanoseconds in self_times(events).items():
                     times[name] += nanoseconds
-    return times
+    return times, elapsed
+
+
+def complete(spent: dict[str, float], nanoseconds: float) -> dict[str, float]:
+    """Adds what is missing up to the core-nanoseconds of the clock, which becomes the sum."""
+    return spent | {OUTSIDE: nanoseconds - sum(spent.values())}
 
 
 def profile_round(size: Size, devices: str) -> dict[str, float]:
@@ -96,12 +107,13 @@ def profile_round(size: Size, devices: str) -> dict[str, float]:
     compiled_round = programs.round_program(size, programs.network(size.model), mesh=mesh, lanes=1)
     of_instruction = kinds(compiled_round.train.as_text())
     compiled_round.run()
-    spent = dict.fromkeys(KINDS, 0.0)
-    for name, nanoseconds in trace(compiled_round.run).items():
+    spent = dict.fromkeys((PRODUCTS, COPIES, REST), 0.0)
+    times, elapsed = trace(compiled_round.run)
+    for name, nanoseconds in times.items():
         kind = of_instruction.get(name, REST)  # of the program that merges the updates
         if kind:
-            spent[kind] += nanoseconds / 1e6 / size.client_steps
-    return spent
+            spent[kind] += nanoseconds
+    return per_step(complete(spent, elapsed * mesh.size), size)
 
 
 def profile_torch(size: Size) -> dict[str, float]:
@@ -111,14 +123,21 @@ def profile_torch(size: Size) -> dict[str, float]:
     run = programs.torch_program(size)
     run()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        start = time.perf_counter_ns()
         run()
-    spent = dict.fromkeys(KINDS, 0.0)
+        elapsed = time.perf_counter_ns() - start
+    spent = dict.fromkeys((PRODUCTS, COPIES, REST), 0.0)
     for operation in profiler.key_averages():
         product, copy = (r.search(operation.key) for r in (_TORCH_PRODUCT, _TORCH_COPY))
         kind = PRODUCTS if product else COPIES if copy else REST
-        milliseconds = operation.self_cpu_time_total / 1e3 / size.client_steps
-        spent[kind] += milliseconds * cores()  # its operations occupy all cores
-    return spent
+        # Its operations occupy all cores.
+        spent[kind] += operation.self_cpu_time_total * 1e3 * cores()
+    return per_step(complete(spent, elapsed * cores()), size)
+
+
+def per_step(spent: Mapping[str, float], size: Size) -> dict[str, float]:
+    """Milliseconds of a client-step, of nanoseconds of all."""
+    return {kind: nanoseconds / 1e6 / size.client_steps for kind, nanoseconds in spent.items()}
 
 
 def rows(model: str, profiles: Mapping[str, Mapping[str, float]]) -> list[list[str]]:

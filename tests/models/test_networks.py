@@ -95,9 +95,12 @@ def test_network_is_its_layers_written_out(name, plain):
     chex.assert_trees_all_close(evaluated.features, want, rtol=1e-4, atol=1e-4)
     assert evaluated.stats == ()
     trained = jax.jit(model.train)(params, x, stats, MASK)
-    want = jax.jit(plain, static_argnums=3)(params, stats, x, Norms(np.flatnonzero(MASK)))
+    # In float32 the layers written out are less exact than the network.
+    with jax.enable_x64(True):
+        exact = jax.tree.map(np.float64, (params, stats, x))
+        want = jax.jit(plain, static_argnums=3)(*exact, Norms(np.flatnonzero(MASK)))
     # The results of padding are not used.
-    chex.assert_trees_all_close(trained.features[MASK], want[MASK], rtol=1e-3, atol=1e-3)
+    chex.assert_trees_all_close(trained.features[MASK], np.float32(want)[MASK], atol=1e-3)
 
 
 class SmallBottlenecks(ResNet):

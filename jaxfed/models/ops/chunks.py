@@ -1,4 +1,4 @@
-"""Work on a few examples at a time on the CPU, so that intermediate values stay in the cache."""
+"""Sum over a few examples at a time on the CPU, so that intermediate values stay in the cache."""
 
 from collections.abc import Callable
 
@@ -32,15 +32,3 @@ def sum_over_chunks(function: Callable[..., Array], *arrays: Array, pixels: int)
     else:
         first = jnp.zeros(result.shape, exact)
     return lax.fori_loop(0, chunks, add, first).astype(result.dtype)
-
-
-def map_over_chunks(function: Callable[..., Array], *arrays: Array, pixels: int) -> Array:
-    """Computes jax.vmap(function)(*arrays) over examples [B, ...] with this number of pixels.
-
-    The loop writes the result to memory. Otherwise the compiler recomputes it in the order in
-    which a matrix product reads it, column by column, which takes ten times as long.
-    """
-    size = -(-PIXELS // max(pixels, 1))
-    if arrays[0].shape[0] < 2 * size or not on_cpu():
-        return jax.vmap(function)(*arrays)
-    return lax.map(lambda rows: function(*rows), arrays, batch_size=size)
