@@ -38,8 +38,8 @@ class BatchNorm(nnx.BatchNorm):
         return y
 
 
-# flax's with its automatic derivatives takes longer on the CPU and keeps more in memory. Here each
-# pass over x is a form of its own: where two passes share a value, XLA writes it to memory instead.
+# flax's with its automatic derivatives takes longer on the CPU and more memory. The passes over x
+# here have no value of its size in common, which XLA would write to memory and keep.
 @jax.custom_vjp
 def _normalise(x: Array, scale: Array, bias: Array, mask: Array) -> tuple[Array, Array, Array]:
     """Batch normalisation, and the mean and variance [channels] of the real examples."""
@@ -54,6 +54,7 @@ def _normalise_forward(
     pixels = jnp.sum(mask) * x.shape[1] * x.shape[2]
 
     def mean_of(z: Array) -> Array:
+        # A mask inside of the sum over pixels would be such a value.
         return jnp.sum(jnp.sum(z, (1, 2)), 0, where=mask[:, None]) / pixels
 
     mean = mean_of(exact)
