@@ -5,7 +5,7 @@ Core-milliseconds of a client-step, summed over the cores. An operation of a pro
 moves numbers (as the shifted images of a convolution), and to `the rest` otherwise: normalisation,
 activations, sums, the optimiser. `outside` is the time of the clock that the profiler gives to no
 operation: waiting, the start of operations, and what a product does after its event has ended.
-PyTorch's convolutions contain their copies. Both profilers slow down what they measure.
+PyTorch's convolutions contain their copies. Profilers may slow down what they measure.
 
 python -m experiments.benchmarks.cpu_profile --models=resnet8,resnet18
 """
@@ -76,7 +76,7 @@ def kinds(text: str) -> dict[str, str]:
 
 
 def trace(run: Callable[[], Any]) -> tuple[dict[str, float], float]:
-    """Nanoseconds of each instruction of the compiled programs that a function runs, and of all."""
+    """Nanoseconds of each instruction that a function runs, and of the whole run by the clock."""
     times: dict[str, float] = defaultdict(float)
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
@@ -97,7 +97,7 @@ def trace(run: Callable[[], Any]) -> tuple[dict[str, float], float]:
 
 
 def complete(spent: dict[str, float], nanoseconds: float) -> dict[str, float]:
-    """Adds what is missing up to the core-nanoseconds of the clock, which becomes the sum."""
+    """Adds `outside`, so that the kinds sum to the core-nanoseconds of the clock."""
     return spent | {OUTSIDE: nanoseconds - sum(spent.values())}
 
 
@@ -136,7 +136,7 @@ def profile_torch(size: Size) -> dict[str, float]:
 
 
 def per_step(spent: Mapping[str, float], size: Size) -> dict[str, float]:
-    """Milliseconds of a client-step, of nanoseconds of all."""
+    """Converts nanoseconds of all client-steps to milliseconds of one."""
     return {kind: nanoseconds / 1e6 / size.client_steps for kind, nanoseconds in spent.items()}
 
 

@@ -38,8 +38,8 @@ class BatchNorm(nnx.BatchNorm):
         return y
 
 
-# flax's with its automatic derivatives takes longer on the CPU and more memory. The passes over x
-# here have no value of its size in common, which XLA would write to memory and keep.
+# XLA writes a value that several passes over x share to memory and keeps it for the gradient. So
+# each pass has an expression of its own; flax's derivatives take more time and memory on the CPU.
 @jax.custom_vjp
 def _normalise(x: Array, scale: Array, bias: Array, mask: Array) -> tuple[Array, Array, Array]:
     """Batch normalisation, and the mean and variance [channels] of the real examples."""
@@ -54,7 +54,7 @@ def _normalise_forward(
     pixels = jnp.sum(mask) * x.shape[1] * x.shape[2]
 
     def mean_of(z: Array) -> Array:
-        # A mask inside of the sum over pixels would be such a value.
+        # Masking each pixel would create such a shared value, so each example is summed first.
         return jnp.sum(jnp.sum(z, (1, 2)), 0, where=mask[:, None]) / pixels
 
     mean = mean_of(exact)
