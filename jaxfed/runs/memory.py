@@ -16,7 +16,7 @@ from jaxfed.runs.feed import WAVES, TooLarge
 from jaxfed.types import PyTree
 
 # What the kernels of a CPU allocate and XLA does not report, as a share of a program's memory: 5 to
-# 9 % for `cnn`, `resnet8` and `vgg11`.
+# 9 % for `cnn` and `vgg11`, more for `resnet8` (docs/guarantees.md).
 SCRATCH = 0.08
 
 
