@@ -96,11 +96,6 @@ def trace(run: Callable[[], Any]) -> tuple[dict[str, float], float]:
     return times, elapsed
 
 
-def complete(spent: dict[str, float], nanoseconds: float) -> dict[str, float]:
-    """Adds `outside`, so that the kinds sum to the core-nanoseconds of the clock."""
-    return spent | {OUTSIDE: nanoseconds - sum(spent.values())}
-
-
 def profile_round(size: Size, devices: str) -> dict[str, float]:
     """Core-milliseconds of a client-step of jaxfed's engine by kind."""
     mesh = programs.use_devices(devices, most=size.clients)
@@ -113,7 +108,7 @@ def profile_round(size: Size, devices: str) -> dict[str, float]:
         kind = of_instruction.get(name, REST)  # of the program that merges the updates
         if kind:
             spent[kind] += nanoseconds
-    return per_step(complete(spent, elapsed * mesh.size), size)
+    return per_step(spent, elapsed * mesh.size, size)
 
 
 def profile_torch(size: Size) -> dict[str, float]:
@@ -132,12 +127,13 @@ def profile_torch(size: Size) -> dict[str, float]:
         kind = PRODUCTS if product else COPIES if copy else REST
         # Its operations occupy all cores.
         spent[kind] += operation.self_cpu_time_total * 1e3 * cores()
-    return per_step(complete(spent, elapsed * cores()), size)
+    return per_step(spent, elapsed * cores(), size)
 
 
-def per_step(spent: Mapping[str, float], size: Size) -> dict[str, float]:
-    """Converts nanoseconds of all client-steps to milliseconds of one."""
-    return {kind: nanoseconds / 1e6 / size.client_steps for kind, nanoseconds in spent.items()}
+def per_step(spent: Mapping[str, float], elapsed: float, size: Size) -> dict[str, float]:
+    """Milliseconds of a client-step by kind; with `outside` they sum to those of the clock."""
+    complete = {**spent, OUTSIDE: elapsed - sum(spent.values())}
+    return {kind: nanoseconds / 1e6 / size.client_steps for kind, nanoseconds in complete.items()}
 
 
 def rows(model: str, profiles: Mapping[str, Mapping[str, float]]) -> list[list[str]]:

@@ -1,6 +1,16 @@
 """The shares of a local step's time."""
 
-from experiments.benchmarks.cpu_profile import COPIES, PRODUCTS, REST, Event, kinds, self_times
+from experiments.benchmarks.cpu_profile import (
+    COPIES,
+    OUTSIDE,
+    PRODUCTS,
+    REST,
+    Event,
+    kinds,
+    per_step,
+    self_times,
+)
+from experiments.benchmarks.programs import Size
 from tests.experiments.test_ahead_of_time import PROGRAM
 
 FUSED = """HloModule jit_g
@@ -40,3 +50,9 @@ def test_time_of_inner_operations_counts_once():
         Event('after', 60.0, 7.0),
     ]
     assert self_times(events) == {'loop': 35.0, 'inner': 13.0, 'within': 2.0, 'after': 7.0}
+
+
+def test_kinds_sum_to_the_clock():
+    size = Size('cnn', clients=2, batch_size=50, steps=5)
+    spent = per_step({PRODUCTS: 30e6, REST: 50e6}, 100e6, size)
+    assert spent == {PRODUCTS: 3.0, REST: 5.0, OUTSIDE: 2.0}
