@@ -88,11 +88,12 @@ def relay(address: str, process: int) -> str:
     """
     host, _, port = address.rpartition(':')
     server = socket.create_server(('127.0.0.1', 0))
+    own = server.getsockname()[1]
 
     def accept() -> None:
         while True:
             near, (_, peer) = gate.accept_one(server)
-            if not _is_own(peer):
+            if not _is_own(peer, own):
                 near.close()
                 continue
             try:
@@ -109,23 +110,27 @@ def relay(address: str, process: int) -> str:
                 threading.Thread(target=gate.pump, args=pump, daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
-    return f'127.0.0.1:{server.getsockname()[1]}'
+    return f'127.0.0.1:{own}'
 
 
-def _is_own(port: int) -> bool:
-    """Whether a socket of this process has a port on 127.0.0.1; True on Windows."""
+def _is_own(port: int, relay: int) -> bool:
+    """Whether a socket of this process connects a port to the relay's; True on Windows."""
     if not os.path.isdir('/dev/fd'):
         return True
-    return any(_has_port(int(name), port) for name in os.listdir('/dev/fd'))
+    return any(_connects(int(name), port, relay) for name in os.listdir('/dev/fd'))
 
 
-def _has_port(descriptor: int, port: int) -> bool:
-    """Whether a file descriptor is a socket with a port on 127.0.0.1."""
-    with contextlib.suppress(OSError):  # it is no socket, or was closed meanwhile
+def _connects(descriptor: int, port: int, other: int) -> bool:
+    """Whether a file descriptor is a connection on 127.0.0.1 from a port to another."""
+    with contextlib.suppress(OSError):  # it is no connection, or was closed meanwhile
         if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             with socket.socket(fileno=os.dup(descriptor)) as one:
-                name = one.getsockname()  # a text for a Unix socket
-                return isinstance(name, tuple) and name[0].endswith('127.0.0.1') and name[1] == port
+                ends = one.getsockname(), one.getpeername()  # texts for a Unix socket
+                # A stranger's connection may have the port of one of this process to elsewhere.
+                return all(
+                    isinstance(end, tuple) and end[0].endswith('127.0.0.1') and end[1] == wanted
+                    for end, wanted in zip(ends, (port, other), strict=True)
+                )
     return False
 
 
