@@ -15,9 +15,9 @@ from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.feed import WAVES, TooLarge
 from jaxfed.types import PyTree
 
-# What the kernels of a CPU allocate and XLA does not report, as a share of a program's memory: 5 to
-# 9 % for `cnn` and `vgg11`, more for `resnet8` (docs/guarantees.md).
-SCRATCH = 0.08
+# Bytes that a CPU's convolutions allocate and XLA does not report, whatever the size of the program
+# (docs/guarantees.md).
+SCRATCH = 100 * 2**20
 
 
 def needed_memory(
@@ -58,7 +58,7 @@ def needed_memory(
     stay = images * (WAVES if streams else 1) + sum(test_images.values())
     if mesh.devices.flat[0].platform != 'cpu':
         return inside + stay
-    inside += int(SCRATCH * inside)
+    inside += min(inside, SCRATCH)
     row = size_of(client_states) * distributed.process_count() // clients
     # The rows written so far, and two copies of a round's rows.
     rows = min(clients, config.rounds * cohort_size) // distributed.process_count()
