@@ -88,21 +88,21 @@ def relay(address: str, process: int) -> str:
     """
     host, _, port = address.rpartition(':')
     server = socket.create_server(('127.0.0.1', 0))
-    own = server.getsockname()[1]
+    own = server.getsockname()
 
     def accept() -> None:
         while True:
-            near, (_, peer) = gate.accept_one(server)
-            if not _is_own(peer, own):
-                near.close()
-                continue
+            near, peer = gate.accept_one(server)
             try:
+                if not _is_own(peer, own):
+                    near.close()
+                    continue
                 far = socket.create_connection((host.strip('[]'), int(port)), timeout=10)
                 gate.introduce(far, process)
             except gate.Taken:
                 stop(f'--process_id={process}: another process has this number.', 2)
             except OSError:
-                near.close()  # the first process has not started yet; JAX retries
+                near.close()  # no first process yet, or no descriptor is free; JAX retries
                 continue
             gate.set_no_delay(near, far)
             _keep_alive(far)
@@ -110,28 +110,30 @@ def relay(address: str, process: int) -> str:
                 threading.Thread(target=gate.pump, args=pump, daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
-    return f'127.0.0.1:{own}'
+    return f'127.0.0.1:{own[1]}'
 
 
-def _is_own(port: int, relay: int) -> bool:
-    """Whether a socket of this process connects a port to the relay's; True on Windows."""
+def _is_own(peer: tuple[str, int], own: tuple[str, int]) -> bool:
+    """Whether a socket of this process connects `peer` to `own`; True on Windows."""
     if not os.path.isdir('/dev/fd'):
         return True
-    return any(_connects(int(name), port, relay) for name in os.listdir('/dev/fd'))
+    return any(_connects(int(name), peer, own) for name in os.listdir('/dev/fd'))
 
 
-def _connects(descriptor: int, port: int, other: int) -> bool:
-    """Whether a file descriptor is a connection on 127.0.0.1 from a port to another."""
+def _connects(descriptor: int, near: tuple[str, int], far: tuple[str, int]) -> bool:
+    """Whether a file descriptor is a connection from an IPv4 address and port to another."""
     with contextlib.suppress(OSError):  # it is no connection, or was closed meanwhile
         if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             with socket.socket(fileno=os.dup(descriptor)) as one:
-                ends = one.getsockname(), one.getpeername()  # texts for a Unix socket
-                # A stranger's connection may have the port of one of this process to elsewhere.
-                return all(
-                    isinstance(end, tuple) and end[0].endswith('127.0.0.1') and end[1] == wanted
-                    for end, wanted in zip(ends, (port, other), strict=True)
-                )
+                if one.family in (socket.AF_INET, socket.AF_INET6):
+                    # Both ends: a connection to elsewhere may have the same port as a stranger's.
+                    return (_ipv4(one.getsockname()), _ipv4(one.getpeername())) == (near, far)
     return False
+
+
+def _ipv4(name: Any) -> tuple[str, int]:
+    """The address and port of a socket's end; an IPv4 address may be mapped to IPv6."""
+    return name[0].removeprefix('::ffff:'), name[1]
 
 
 def _closed(near: socket.socket) -> None:
