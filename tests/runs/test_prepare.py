@@ -7,7 +7,7 @@ import pytest
 from jaxfed.config import Config
 from jaxfed.engine.devices import make_mesh
 from jaxfed.engine.local import epoch_order
-from jaxfed.runs import prepare
+from jaxfed.runs import memory, prepare, simulate
 from jaxfed.runs.experiment import set_up
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.prepare import local_settings
@@ -55,3 +55,14 @@ def test_a_compiler_without_memory_halves_the_lanes(lanes, tried, monkeypatch, t
     else:
         assert prepare.prepare([experiment], make_mesh('1')).lanes == 2
     assert asked == tried
+
+
+def test_the_memory_of_a_cpu_includes_its_kernels(cheap_runs, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    needed = {}
+    for scratch in (0, 1000, 2**60):
+        monkeypatch.setattr(memory, 'SCRATCH', scratch)
+        settings = {'rounds': 1, 'devices': '1', 'workdir': f'run{scratch}'}
+        needed[scratch] = simulate.simulate(Config(**settings), quiet=True).summary['memory_bytes']
+    assert needed[1000] == needed[0] + 1000
+    assert needed[1000] < needed[2**60] < 2 * needed[0]  # at most the program's own size

@@ -125,9 +125,10 @@ def _connects(descriptor: int, near: tuple[str, int], far: tuple[str, int]) -> b
     with contextlib.suppress(OSError):  # it is no connection, or was closed meanwhile
         if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             with socket.socket(fileno=os.dup(descriptor)) as one:
-                if one.family in (socket.AF_INET, socket.AF_INET6):
-                    # Both ends: a connection to elsewhere may have the same port as a stranger's.
-                    return (_ipv4(one.getsockname()), _ipv4(one.getpeername())) == (near, far)
+                # Both ends: a connection to elsewhere may have the same port as a stranger's.
+                return one.family in (socket.AF_INET, socket.AF_INET6) and (near, far) == (
+                    _ipv4(one.getsockname()), _ipv4(one.getpeername())
+                )  # fmt: skip
     return False
 
 
