@@ -1,11 +1,15 @@
 """Predictions: the confusion matrix, and the share of each class."""
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxfed.types import Array
 
 
+@partial(jax.jit, static_argnums=2)
 def confusion_matrix(y: ArrayLike, predicted: ArrayLike, num_classes: int) -> Array:
     """Counts examples by their class and the predicted one.
 
@@ -22,6 +26,7 @@ def confusion_matrix(y: ArrayLike, predicted: ArrayLike, num_classes: int) -> Ar
     return counts.reshape(num_classes, num_classes).astype(jnp.int32)
 
 
+@partial(jax.jit, static_argnums=1)
 def prediction_share(predicted: ArrayLike, num_classes: int) -> Array:
     """Share of each class among the predictions.
 
