@@ -39,13 +39,11 @@ def draw(shapes: Sequence[Shape], *, across: int = 1, note: str = '') -> Figure:
     across = min(across, len(shapes))
     down = -(-len(shapes) // across)
     labels = list(dict.fromkeys(c.label for s in shapes if isinstance(s, Lines) for c in s.curves))
-    lines = -(-len(labels) // (2 * across + 2)) if len(labels) > 1 else 0
     width = across * max(_width(shape, across) for shape in shapes)
     notes = textwrap.wrap(note, int(width * 14))
     height = sum(max(map(_height, shapes[i : i + across])) for i in range(0, len(shapes), across))
     with style():
-        size = width, height + 0.25 * lines + 0.16 * len(notes)
-        figure = Figure(figsize=size, layout='constrained')
+        figure = Figure(figsize=(width, height), layout='constrained')
         every = figure.subplots(down, across, squeeze=False).ravel()
         for axes in every[len(shapes) :]:
             axes.remove()
@@ -58,20 +56,33 @@ def draw(shapes: Sequence[Shape], *, across: int = 1, note: str = '') -> Figure:
                 _draw_missing(axes, shape)
         matrices = [(axes, shape) for axes, shape in drawn if isinstance(shape, Matrix)]
         _draw_matrices(figure, matrices, 0.75 * width / across)
-        if lines:
+        lines = 0
+        if len(labels) > 1:
             handles: dict[str, Artist] = {}
             for axes, _ in drawn:
                 handles |= {str(h.get_label()): h for h in axes.get_legend_handles_labels()[0]}
-            figure.legend(
-                handles=[handles[label] for label in labels],
-                loc='outside upper center',
-                ncols=-(-len(labels) // lines),
-                handlelength=2.2,
-                columnspacing=1.4,
-            )
+            lines = _draw_legend(figure, [handles[label] for label in labels])
+        figure.set_size_inches(width, height + 0.25 * lines + 0.16 * len(notes))
         if notes:
             figure.supxlabel('\n'.join(notes), fontsize=_SMALL, color=_GREY)
     return figure
+
+
+def _draw_legend(figure: Figure, handles: Sequence[Artist]) -> int:
+    """Draws the legend in as few lines as the width allows, and returns their number."""
+    for lines in range(1, len(handles) + 1):
+        legend = figure.legend(
+            handles=handles,
+            loc='outside upper center',
+            ncols=-(-len(handles) // lines),
+            handlelength=2.2,
+            columnspacing=1.4,
+        )
+        if legend.get_window_extent().width <= figure.bbox.width:
+            break
+        if lines < len(handles):
+            legend.remove()
+    return lines
 
 
 def _line_style(i: int) -> dict[str, Any]:

@@ -395,6 +395,23 @@ def test_lines_bands_labels_and_legend():
     assert figure.get_supxlabel() == 'a note'
 
 
+@pytest.mark.parametrize(
+    ('names', 'columns'),
+    [(('one', 'two'), 2), (('FedAvg', 'FedAvg+KD', 'FedNTD', 'FedLMD'), 2), (('n' * 90, 'b'), 1)],
+)
+def test_a_legend_takes_the_lines_that_it_needs(names, columns):
+    lines = Lines('', 'round', 'accuracy (%)', tuple(curve(n, [1], [2.0], [1.0]) for n in names))
+    figure = draw([lines], across=1, note='')
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    texts = legend.get_texts()
+    assert [text.get_text() for text in texts] == list(names)
+    assert len({round(text.get_window_extent().x0) for text in texts}) == columns
+    if columns > 1:  # else a name is wider than the picture
+        assert figure.bbox.x0 <= legend.get_window_extent().x0
+        assert legend.get_window_extent().x1 <= figure.bbox.x1
+
+
 def test_swept_values_are_in_even_steps_with_bars():
     shape = Lines('', 'epochs', 'accuracy (%)', (curve('one', [0, 2], [1.0, 4], [0.5, np.nan]),),
                   ticks=('1', '10', '50'), reference='zero')  # fmt: skip
