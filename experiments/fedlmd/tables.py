@@ -18,9 +18,9 @@ NOTES = (
     'The paper searches the hyper-parameters of every method and does not report the result. These '
     "runs use those of its released code, which builds on FedNTD's: tau 1 and beta 1 of FedLMD "
     'and FedNTD, mu 1 of FedProx, lambda 1 of FedCurv, mu 0.1 and tau 0.5 of MOON without '
-    'projection head, momentum 0.7 of FedAvgM, and tau 1 and beta 1 of FedLMD-Tf. KD is in neither '
-    "repository; tau 3 and beta 1 are the defaults of FedNTD's loss. FedRS (alpha 0.5), FedNTD-Tf "
-    '(beta 1, tau 1) and label smoothing (0.1) have the defaults of the methods.',
+    'projection head, momentum 0.7 of FedAvgM, and tau 1 and beta 1 of FedLMD-Tf. KD has '
+    "tau 3 and beta 1 as in the history of FedNTD's repository (config/fedkd.json). FedRS (alpha "
+    '0.5), FedNTD-Tf (beta 1, tau 1) and label smoothing (0.1) have the defaults of the methods.',
     "FedCurv is the paper's: Fisher information of all of a client's examples, one by one, summed "
     'over the other clients of the last round. The released code squares the mean gradients of '
     'batches, about 500 examples in all, and sums over all clients that ever took part.',

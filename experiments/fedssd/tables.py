@@ -41,6 +41,8 @@ NOTES = (
     'The paper does not report the hyper-parameters of FedNTD and FedCAD: beta 1 and tau 1 as in '
     "FedNTD's released code, beta 0.25, gamma 0.5 and T 2 as in FedCAD's student abstract and "
     'paper.',
+    'FedCurv is that of its own paper: Fisher information of the examples of a client, one by one, '
+    'summed over the other clients of the last round.',
 )
 FORM = (
     "FedSSD's M_max is outside of the square. Equation 3 as written squares it (--form=squared), "
