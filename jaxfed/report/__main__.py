@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from jaxfed.internal import console, files
 from jaxfed.internal.csv_text import csv_text
 from jaxfed.recording import run_files
+from jaxfed.report.comparison import SCORES
 from jaxfed.report.grouping import RunGroup, group
 from jaxfed.report.reading import RecordedRun, read_run
 from jaxfed.report.render import render
@@ -42,6 +43,17 @@ def make_parser() -> argparse.ArgumentParser:
         type=float,
         metavar='A',
         help="test accuracy in 0..1 for the rounds to target [each run's --target_accuracy]",
+    )
+    parser.add_argument(
+        '--baseline',
+        metavar='METHOD',
+        help='method, or label on the page, that the others are compared with [fedavg if any]',
+    )
+    parser.add_argument(
+        '--score',
+        choices=SCORES,
+        default='final',
+        help='accuracy of a run that is compared [final]',
     )
     return parser
 
@@ -117,7 +129,8 @@ def main(arguments: Sequence[str]) -> int:
         groups = group(runs)
         for warning in (run.warning for run in runs if run.warning):
             console.show_warning(warning)
-        outputs = [('output', page, render(groups, target=target))]
+        text = render(groups, target=target, baseline=flags.baseline, score=flags.score)
+        outputs = [('output', page, text)]
         if table is not None:
             outputs.append(('csv', table, table_of_runs(groups, target)))
         for flag, path, text in outputs:

@@ -1,11 +1,19 @@
 """Groups of runs compared with a baseline, paired by seed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jaxfed.metrics.intervals import holm, mean_interval, paired
 from jaxfed.report.grouping import MISSING, RunGroup, data_of
+from jaxfed.report.reading import RecordedRun
 from jaxfed.report.tables import Cell, GroupTable
+
+# --score -> (accuracy of a run in 0..1, title)
+SCORES: dict[str, tuple[Callable[[RecordedRun], float | None], str]] = {
+    'final': (RecordedRun.final_accuracy, 'last accuracy (%)'),
+    'best': (RecordedRun.best_accuracy, 'best accuracy (%)'),
+    'moving': (RecordedRun.moving_accuracy, 'moving average (%)'),
+}
 
 
 class Comparison(NamedTuple):
@@ -15,34 +23,47 @@ class Comparison(NamedTuple):
     table: GroupTable
 
 
-def compare(groups: Sequence[RunGroup]) -> Comparison | None:
-    """Compare the last accuracies of groups with those of FedAvg, or else of the first group.
+def compare(
+    groups: Sequence[RunGroup], *, baseline: str | None = None, score: str = 'final'
+) -> Comparison | None:
+    """Compare the accuracies of groups with those of a baseline.
 
     Only completed runs on equal data are compared, by the seeds that both have.
 
     Args:
       groups: the groups of runs.
+      baseline: method or label of the first group to compare with; None for FedAvg, or else the
+        first group.
+      score: one of `SCORES`.
 
     Returns:
-      The table, with a row for each group; None if no two groups have two common seeds.
+      The table, with a row for each group; None if no group has two seeds.
+
+    Raises:
+      ValueError: if no completed run is of the baseline.
     """
     done = [g for g in groups if g.counted[0].complete]
-    averaging = [g for g in done if g.runs[0].config['method'] == 'fedavg']
-    baseline = next(iter(averaging or done), None)
-    if baseline is None:
+    wanted = [g for g in done if (baseline or 'fedavg') in (g.label, g.runs[0].config['method'])]
+    if baseline and not wanted:
+        names = ', '.join(dict.fromkeys(g.label for g in done)) or 'none'
+        raise ValueError(
+            f'--baseline={baseline} is no method or label of a finished run: choose from {names}.'
+        )
+    accuracy, title = SCORES[score]
+    values = {id(group): _by_seed(group, accuracy) for group in done}
+    if all(len(of_seeds) < 2 for of_seeds in values.values()):
         return None
+    base = (wanted or done)[0]
     results = [
-        paired(_by_seed(group), _by_seed(baseline))
-        if group in done and group is not baseline and data_of(group) == data_of(baseline)
+        paired(values[id(group)], values[id(base)])
+        if id(group) in values and group is not base and data_of(group) == data_of(base)
         else None
         for group in groups
     ]
-    if all(result is None or result.difference.half is None for result in results):
-        return None
     adjusted = holm([result.p_value if result else None for result in results])
     rows = []
     for group, result, p in zip(groups, results, adjusted, strict=True):
-        interval = mean_interval(list(_by_seed(group).values())) if group in done else None
+        interval = mean_interval(list(values.get(id(group), {}).values()))
         rows.append(
             [
                 _interval_cell(interval and (interval.mean, interval.half)),
@@ -53,14 +74,16 @@ def compare(groups: Sequence[RunGroup]) -> Comparison | None:
                 else Cell(MISSING),
             ]
         )
-    columns = ['last accuracy (%)', 'difference (points)', 'p, adjusted', 'common seeds']
-    return Comparison(baseline.label, GroupTable(columns, rows))
+    columns = [title, 'difference (points)', 'p, adjusted', 'common seeds']
+    return Comparison(base.label, GroupTable(columns, rows))
 
 
-def _by_seed(group: RunGroup) -> dict[object, float]:
-    """Seeds -> last accuracy in percent of the counted runs."""
-    pairs = [(run.seeds, run.final_accuracy()) for run in group.counted]
-    return {seeds: 100 * accuracy for seeds, accuracy in pairs if accuracy is not None}
+def _by_seed(
+    group: RunGroup, accuracy: Callable[[RecordedRun], float | None]
+) -> dict[object, float]:
+    """Seeds -> accuracy in percent of the counted runs."""
+    pairs = [(run.seeds, accuracy(run)) for run in group.counted]
+    return {seeds: 100 * value for seeds, value in pairs if value is not None}
 
 
 def _interval_cell(interval: tuple[float, float | None] | None, sign: str = '') -> Cell:

@@ -13,12 +13,23 @@ from jaxfed.report.comparison import compare
 from jaxfed.report.grouping import RunGroup
 
 
-def render(groups: Sequence[RunGroup], *, target: float | None = None) -> str:
+def render(
+    groups: Sequence[RunGroup],
+    *,
+    target: float | None = None,
+    baseline: str | None = None,
+    score: str = 'final',
+) -> str:
     """Render the page of at least one group as HTML.
 
     Args:
       groups: the groups of runs.
       target: the accuracy in 0..1 for 'rounds to target'; None for the target of each run.
+      baseline: see `compare`.
+      score: see `compare`.
+
+    Raises:
+      ValueError: if no completed run is of the baseline.
     """
     loader = PackageLoader('jaxfed.report', 'page')
     pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
@@ -49,7 +60,7 @@ def render(groups: Sequence[RunGroup], *, target: float | None = None) -> str:
         target=target,
         validation=any(run.config.get('validation') for run in runs),
         results=results,
-        compared=compare(groups),
+        compared=compare(groups, baseline=baseline, score=score),
         best=any(cell.best for row in results.rows for cell in row),
         differing=tables.differing_settings(groups),
         header=header,

@@ -1,5 +1,7 @@
 """The comparison of a page with FedAvg, by seed."""
 
+import pytest
+
 from jaxfed.report import grouping
 from jaxfed.report.comparison import compare
 from jaxfed.report.reading import read_run
@@ -37,6 +39,27 @@ def test_differences_are_by_seed(tmp_path):
     page = render(groups)
     assert 'Compared with fedavg, by seed' in page
     assert '+20.00 ± 24.84' in page
+
+
+def test_baseline_and_score_are_chosen(tmp_path):
+    groups = groups_of(tmp_path, fedlmd=(0.5, 0.6), fedavg=(0.05, 0.4), kd=(0.1, 0.1))
+    comparison = compare(groups, baseline='kd', score='best')
+    assert comparison.baseline == 'kd'
+    assert comparison.table.columns[0] == 'best accuracy (%)'
+    row = [cell.text for cell in comparison.table.rows[[g.label for g in groups].index('fedavg')]]
+    # best 10 and 40; 0 and 30 above kd: half 12.706 s / sqrt(2) with s = 21.21
+    assert row == ['25.00 ± 190.59', '+15.00 ± 190.59', '0.5', '2']
+    moving = compare(groups, score='moving').table.rows[[g.label for g in groups].index('kd')]
+    assert moving[0].text == '10.00 ± 0.00'
+    with pytest.raises(ValueError, match=r'--baseline=moon is no method .* choose from'):
+        compare(groups, baseline='moon')
+
+
+def test_intervals_need_no_second_method(tmp_path):
+    groups = groups_of(tmp_path, fedlmd=(0.5, 0.6, 0.7))
+    ((mean, *others),) = compare(groups).table.rows
+    assert mean.text == '60.00 ± 24.84'
+    assert [cell.text for cell in others] == ['–', '–', '–']
 
 
 def test_one_seed_has_no_comparison(tmp_path):
