@@ -11,6 +11,7 @@ from jax import lax
 from jaxfed.internal.backend import compiling_for
 from jaxfed.models.ops import LOWERINGS, conv_general_dilated, conv_max_pool, lowering, max_pool
 from jaxfed.models.ops.chunks import sum_over_chunks
+from jaxfed.models.ops.conv_pool import FEW
 
 LAYOUT = ('NHWC', 'HWIO', 'NHWC')
 
@@ -307,8 +308,9 @@ def test_lowering_by_platform_and_shape():
     ]
     assert lowering((32, 32), (3, 3, 64, 64)) == 'unrolled'
     assert lowering((32, 32), (3, 3, 64, 128), (2, 2)) == 'unrolled'
-    assert lowering((32, 32), (1, 1, 64, 256)) == 'unrolled'
-    assert lowering((32, 32), (3, 3, 3, 16)) == 'unrolled'
+    assert lowering((32, 32), (1, 1, 64, 256)) == 'patches'
+    assert lowering((32, 32), (1, 1, 64, 128), (2, 2)) == 'patches'
+    assert lowering((32, 32), (3, 3, 3, 16)) == 'patches'
     assert lowering((16, 16), (3, 3, 32, 32)) == 'fourier'
     assert lowering((8, 8), (3, 3, 128, 256)) == 'fourier'
     assert lowering((8, 8), (3, 3, 256, 256)) == 'unrolled'
@@ -333,6 +335,8 @@ POOLED = [
     ((2, 4, 4, 2), (5, 5, 2, 3), 'SAME'),
     ((1, 6, 9, 2), (2, 4, 2, 3), ((0, 2), (3, 1))),
     ((2, 8, 6, 5), (1, 1, 5, 2), 'VALID'),
+    ((2, 9, 8, 1), (5, 5, 1, 3), 'SAME'),  # blocks of 2x2 pixels, like the next
+    ((2, 7, 8, 2), (3, 3, 2, FEW + 1), 'VALID'),
 ]
 
 

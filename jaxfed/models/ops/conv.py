@@ -107,6 +107,11 @@ def _patches_conv(
         for i in range(kernel[0])
         for j in range(kernel[1])
     ]
-    return jnp.matmul(
-        jnp.concatenate(fields, axis=3), w.reshape(-1, w.shape[3]), precision=precision
-    )
+    stacked = jnp.concatenate(fields, axis=3)
+    if len(fields) > 1:
+        # Otherwise the compiler copies element by element, and again for the gradient.
+        stacked = lax.optimization_barrier(stacked)
+    # A product of two axes; its gradient would be slow with four.
+    pixels = stacked.reshape(-1, stacked.shape[3])
+    y = jnp.matmul(pixels, w.reshape(-1, w.shape[3]), precision=precision)
+    return y.reshape(*stacked.shape[:3], -1)

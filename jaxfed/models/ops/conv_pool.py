@@ -16,6 +16,9 @@ from jaxfed.models.ops.lowering import LAYOUT, Pads, check_lowering, lowering
 from jaxfed.models.ops.pool import first_maximum, max_pool
 from jaxfed.types import Array
 
+# Channels of the result with which products of 2x2 blocks are narrow.
+FEW = 16
+
 
 def conv_max_pool(x: Array, w: Array, padding: Padding, *, use: str | None = None) -> Array:
     """Convolves x [B, H, W, in] with w [kh, kw, in, out], stride 1, and max-pools 2x2 windows.
@@ -46,32 +49,37 @@ def pooled_lowering(x: Array, w: Array, *, use: str | None = None) -> str:
 
 
 def _blocks(x: Array, w: Array, pads: Pads) -> Array:
-    """Convolves 2x2 blocks of pixels; the channels of the result are the pixels of a window.
+    """Convolves blocks of 2x2 or 2x4 pixels; the channels of the result are the pixels of a block.
 
-    Few channels become four times as many, which is faster in matrix products, for at most
-    (k + 1)^2 / k^2 of the arithmetic.
+    Few channels become four or eight times as many, which is faster in matrix products. A block of
+    b pixels along an axis takes (k + b - 1) / k of the arithmetic.
     """
     batch, *image, channels = x.shape
     *kernel, _, out = w.shape
     windows = [(image[i] + sum(pads[i]) - kernel[i] + 1) // 2 for i in range(2)]
-    reach = [kernel[i] // 2 + 1 for i in range(2)]  # blocks that a window sees
-    blocks = [windows[i] + reach[i] - 1 for i in range(2)]
+    block = (2, 4 if channels > 1 and out <= FEW else 2)
+    results = [-(-2 * windows[i] // block[i]) for i in range(2)]  # blocks of the result
+    reach = [-(-(kernel[i] - 1) // block[i]) + 1 for i in range(2)]  # blocks that one sees
+    blocks = [results[i] + reach[i] - 1 for i in range(2)]
     # Negative last pads remove rows or columns that the result does not need.
-    edges = [(pads[i][0], 2 * blocks[i] - image[i] - pads[i][0], 0) for i in range(2)]
+    edges = [(pads[i][0], block[i] * blocks[i] - image[i] - pads[i][0], 0) for i in range(2)]
     x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *edges, (0, 0, 0)))
-    x = x.reshape(batch, blocks[0], 2, blocks[1], 2, channels)
-    x = x.transpose(0, 1, 3, 2, 4, 5).reshape(batch, *blocks, 4 * channels)
+    x = x.reshape(batch, blocks[0], block[0], blocks[1], block[1], channels)
+    x = x.transpose(0, 1, 3, 2, 4, 5).reshape(batch, *blocks, -1)
 
-    def shift(low: tuple[int, int]) -> Array:
-        """Pads the kernel such that it computes the pixel `low` of a window."""
-        edges = [(low[i], 2 * reach[i] - kernel[i] - low[i]) for i in range(2)]
+    def shift(*low: int) -> Array:
+        """Pads the kernel such that it computes the pixel `low` of a block."""
+        edges = [(low[i], block[i] * reach[i] - kernel[i] - low[i]) for i in range(2)]
         return jnp.pad(w, (*edges, (0, 0), (0, 0)))
 
-    w = jnp.stack([shift((row, column)) for row in range(2) for column in range(2)], axis=3)
-    w = w.reshape(reach[0], 2, reach[1], 2, channels, 4 * out)
-    w = w.transpose(0, 2, 1, 3, 4, 5).reshape(*reach, 4 * channels, 4 * out)
-    y = conv_general_dilated(x, w, (1, 1), 'VALID', dimension_numbers=LAYOUT, use='unrolled')
-    return _largest(False, y)
+    # By place in the window, then by window.
+    columns = [range(column, block[1], 2) for column in range(2)]
+    shifted = [shift(row, c) for row in range(2) for place in columns for c in place]
+    w = jnp.stack(shifted, axis=3)
+    w = w.reshape(reach[0], 2, reach[1], block[1], channels, -1)
+    w = w.transpose(0, 2, 1, 3, 4, 5).reshape(*reach, x.shape[3], -1)
+    y = conv_general_dilated(x, w, (1, 1), 'VALID', dimension_numbers=LAYOUT, use='patches')
+    return _largest(False, y).reshape(batch, results[0], -1, out)[:, :, : windows[1]]
 
 
 def _fourier(x: Array, w: Array, pads: Pads) -> Array:

@@ -5,8 +5,8 @@
 - `unrolled`: one convolution for each kernel, with explicit gradients (`ops.unrolled`).
 - `patches`: one matrix product with the receptive field of each pixel of the result.
 - `fourier`: matrix products at each frequency (`ops.fourier`).
-- `blocks`: a convolution of 2x2 blocks of pixels (`ops.conv_pool`) if a 2x2 max-pool follows,
-  otherwise the same as `unrolled`.
+- `blocks`: `patches` of blocks of pixels (`ops.conv_pool`) if a 2x2 max-pool follows, otherwise
+  the same as `unrolled`.
 """
 
 from collections.abc import Sequence
@@ -33,15 +33,15 @@ def lowering(
         # Compiled for an H100 and a TPU, it moves the fewest bytes (BUILD_NOTES.md, accelerators).
         return 'grouped'
     height, width, channels, _ = kernel
-    if pooled and channels < 4:
-        return 'blocks'
-    if channels < 4 or max(strides) > 1 or height * width == 1:
-        return 'unrolled'
+    if channels < 4:
+        return 'blocks' if pooled else 'patches'
+    if height * width == 1:
+        return 'patches'
     # The frequencies of a large image cost more than a small kernel saves, and with many channels
     # the products at the frequencies take longer than the arithmetic they save.
     large = height * width >= 16 and max(image) <= 32
     small = height * width >= 9 and 4 <= max(image) <= 16 and channels * max(image) <= 1024
-    if large or small:
+    if max(strides) == 1 and (large or small):
         return 'fourier'
     # On tiny images one product is faster: 5 % on 4x4, 40 % on 2x2, of 512 to 512 channels.
     return 'patches' if max(image) <= 4 else 'unrolled'

@@ -96,22 +96,6 @@ def _convolve(
     precision: Any,
 ) -> Array:
     """Convolves x, dilated and padded, with w in the fast layout."""
-    if w.shape[:2] == (1, 1):  # a matrix product; padding and dilation remain zero
-        edges = ((0, 0, 0), *((*pads[i], dilation[i] - 1) for i in range(2)), (0, 0, 0))
-        if strides == (1, 1):
-            y = jnp.matmul(x, w[0, 0], precision=precision)
-            return lax.pad(y, jnp.zeros((), y.dtype), edges)
-        x = lax.pad(x, jnp.zeros((), x.dtype), edges)
-        return jnp.matmul(x[:, :: strides[0], :: strides[1]], w[0, 0], precision=precision)
-    if x.shape[3] < 4:  # three input channels take two to four times as long as four
-        extra = 4 - x.shape[3]
-        x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, extra)))
-        w = jnp.pad(w, ((0, 0), (0, 0), (0, extra), (0, 0)))
-    if any(w.shape[i] > x.shape[1 + i] for i in range(2)) and dilation == (1, 1):
-        # Without a barrier after the padding, the compiler swaps a small image and its kernel,
-        # which is slow.
-        x = lax.optimization_barrier(jnp.pad(x, ((0, 0), *pads, (0, 0))))
-        pads = ((0, 0), (0, 0))
     return lax.conv_general_dilated(
         x, w, strides, pads, lhs_dilation=dilation, dimension_numbers=LAYOUT, precision=precision
     )
