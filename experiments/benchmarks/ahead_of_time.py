@@ -3,8 +3,10 @@
 Prints for every program the seconds of the compiler, by the clock and of all cores; temporary
 memory; operations; bytes read and written, and their ratio to the least that a step can move; the
 time that both take at the device's peaks; and collectives. `step` is one local step of all lanes;
-the other programs contain loops, of which one turn is counted. Nothing is run. Images have the
-shape of CIFAR-10; the flags of a run choose the rest.
+the other programs contain loops, of which one turn is counted. XLA counts the operations of these
+programs for a TPU. It counts none for a GPU, so those of the matrix products and convolutions are
+counted here, as for `step` on every target. Nothing is run. Images have the shape of CIFAR-10; the
+flags of a run choose the rest.
 
 python -m experiments.benchmarks.ahead_of_time --target=tpu-v5e --method=fedlmd --model=cnn
 python -m experiments.benchmarks.ahead_of_time --target=h100 --output=ahead_of_time_h100 \\
@@ -13,6 +15,7 @@ python -m experiments.benchmarks.ahead_of_time --target=h100 --output=ahead_of_t
 A target needs its compiler, but no driver: pip install 'jaxfed[tpu]' or 'jaxfed[cuda12]'.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib.util
@@ -25,10 +28,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -100,9 +104,9 @@ def compile_case(
 
     jax.monitoring.register_event_duration_secs_listener(note)
     try:
-        with compiling_for(target.platform, at_once):
+        with compiling_for(target.platform, at_once), counted() as operations:
             prepared = prepare([experiment], mesh)
-            step, operations = compile_step(experiment, prepared, mesh)
+            step = compile_step(experiment, prepared, mesh)
     finally:
         jax.monitoring.unregister_event_duration_listener(note)
     evaluation = prepared.evaluation
@@ -120,7 +124,9 @@ def compile_case(
         for name, (function, program) in programs.items()
         if program is not None
     }
-    measures['step']['flop'] = operations
+    for name, (function, _) in programs.items():
+        if name in measures and (name == 'step' or measures[name]['flop'] is None):
+            measures[name]['flop'] = operations[function]
     return {
         'precision': config.precision,
         'lanes': prepared.lanes,
@@ -131,8 +137,8 @@ def compile_case(
     }
 
 
-def compile_step(experiment: Experiment, prepared: Prepared, mesh: Mesh) -> tuple[Any, int]:
-    """One local step of all lanes of a device, as `train` runs it in a loop, and its operations."""
+def compile_step(experiment: Experiment, prepared: Prepared, mesh: Mesh) -> Any:
+    """One local step of all lanes of a device, as `train` runs it in a loop."""
     context = Context(
         experiment.model,
         experiment.method,
@@ -155,19 +161,31 @@ def compile_step(experiment: Experiment, prepared: Prepared, mesh: Mesh) -> tupl
 
     start = functools.partial(start_lanes, context)
     operands = shapes(jax.eval_shape(start, *shapes(arguments, one)), one)
-    program = compile_program(step, *operands, donate_argnums=1)
-    return program, products(jax.make_jaxpr(step)(*operands).jaxpr)
+    return compile_program(step, *operands, donate_argnums=1)
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[dict[str, int]]:
+    """The `products` of each program that is lowered meanwhile, by the name of its function."""
+    operations, lower = dict[str, int](), jax.stages.Traced.lower
+
+    def count(traced: Any, **options: Any) -> Any:
+        operations[traced.fun_name] = products(traced.jaxpr.jaxpr)
+        return lower(traced, **options)
+
+    # A compiled program has no jaxpr.
+    with mock.patch.object(jax.stages.Traced, 'lower', count):
+        yield operations
 
 
 def products(jaxpr: Any) -> int:
-    """Operations of the matrix products and convolutions of a program, as they are written.
+    """Operations of the matrix products and convolutions of a program, a loop counted as one turn.
 
-    A loop counts as one turn, unless the number of its turns is constant.
+    XLA, too, counts one turn of a loop.
     """
     total = 0
     for equation in jaxpr.eqns:
-        inside = sum(map(products, jaxprs_in_params(equation.params)))
-        total += inside * equation.params.get('length', 1)
+        total += sum(map(products, jaxprs_in_params(equation.params)))
         if equation.primitive.name == 'dot_general':
             (contracted, _), _ = equation.params['dimension_numbers']
             sides = equation.invars[0].aval.shape
@@ -344,10 +362,10 @@ def rows(target: Target, case: Mapping[str, Any]) -> list[list[str]]:
                 f'{measured["compile_seconds"]:.1f}',
                 f'{measured["compile_cpu_seconds"]:.1f}',
                 f'{measured["memory"]["temporary"] / 2**20:.0f}',
-                f'{flop / 1e9:.1f}' if flop else '-',
+                f'{flop / 1e9:.1f}' if flop is not None else '-',
                 f'{moved / 1e9:.2f}',
                 f'{moved / least:.1f}' if least else '',
-                f'{1e3 * flop / peak:.2f}' if flop else '-',
+                f'{1e3 * flop / peak:.2f}' if flop is not None else '-',
                 f'{1e3 * moved / target.bandwidth:.2f}',
                 ', '.join(collectives) or 'none',
             ]
@@ -359,6 +377,11 @@ COLUMNS = (
     'program', 's', 'CPU s', 'MiB', 'GFLOP', 'GB', 'to least', 'ms, FLOP', 'ms, GB',
     'collectives',
 )  # fmt: skip
+LEGEND = (
+    '`step` is one local step of all lanes. A loop in the other programs counts as one turn. GFLOP '
+    'are those of matrix products and convolutions; for a TPU, except in `step`, those of all '
+    'operations, as XLA counts them. `-`: not counted.'
+)
 
 
 def show(report: Mapping[str, Any]) -> None:
@@ -388,7 +411,7 @@ def write_page(report: Mapping[str, Any], path: Path) -> None:
         table += f'\n\nThe instructions of a step that move most bytes:\n\n{steps}'
     where = f'{report["target"]}, {reporting.plural(report["devices"], "device")}'
     caption = reporting.caption(report['machine'])
-    path.write_text(f'# Programs compiled for {where}\n\n{caption}\n\n{table}\n')
+    path.write_text(f'# Programs compiled for {where}\n\n{caption}\n\n{LEGEND}\n\n{table}\n')
 
 
 def main(args: flags.FlagValues) -> None:

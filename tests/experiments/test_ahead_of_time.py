@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +89,18 @@ def test_operations_are_those_of_products_and_convolutions():
     shapes = [(5, 7), (7, 6), (2, 8, 8, 3), (3, 3, 3, 4)]
     jaxpr = jax.make_jaxpr(function)(*(np.zeros(shape) for shape in shapes))
     product, convolution = 2 * 5 * 7 * 6, 2 * (2 * 6 * 6 * 4) * (3 * 3 * 3)
-    assert ahead_of_time.products(jaxpr.jaxpr) == 3 * product + convolution
+    assert ahead_of_time.products(jaxpr.jaxpr) == product + convolution  # one turn of the loop
+
+
+def test_the_operations_of_lowered_programs_are_counted_by_name():
+    def product(a):
+        return a @ a
+
+    with ahead_of_time.counted() as operations:
+        backend.lower(product, np.zeros((4, 4)))
+        backend.lower(partial(product), np.zeros((5, 5)))
+    backend.lower(product, np.zeros((6, 6)))
+    assert operations == {'product': 2 * 5**3}
 
 
 def test_least_traffic_of_a_step():
@@ -168,6 +180,7 @@ def test_a_failed_case_is_a_row_of_the_page(tmp_path):
     ahead_of_time.write_page(report, tmp_path / 'page.md')
     lines = (tmp_path / 'page.md').read_text().splitlines()
     assert lines[0] == '# Programs compiled for tpu-v5e, 1 device'
+    assert 'A loop in the other programs counts as one turn.' in (tmp_path / 'page.md').read_text()
     assert (
         '| lanes=4, bfloat16, 3 MiB on a device, ready after 7 s | step | 1.2 | 2.0 | 1 | 197.0 '
         '| 0.00 | 3.0 | 1.00 | 0.00 | 2 all-reduce |' in lines
@@ -270,6 +283,7 @@ def test_the_default_run_compiles(target, devices, tmp_path):
     assert set(case['programs']) == {'step', 'train', 'merge', 'evaluation'}
     for program in case['programs'].values():
         assert program['bytes'] > 0 and program['memory']['arguments'] > 0
+        assert program['flop'] is not None
     # The sum of the updates is the only communication of a round.
     assert not case['programs']['train']['collectives']
     assert set(case['programs']['merge']['collectives']) <= {'all-reduce'}
