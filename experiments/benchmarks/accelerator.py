@@ -100,8 +100,11 @@ PARTS = {
     ),
     'determinism': Part(
         'Determinism',
-        'The same program twice from the same state.',
-        {'equal': 'equal in every bit', 'difference': 'largest difference'},
+        'The same program twice from the same state, and the parameters after two runs of FedLMD '
+        'of a few rounds, each of which compiles all its programs. A compiler that times '
+        'algorithms may remember its choices within a process, so compare the digest of the '
+        'parameters with that of another command, too.',
+        {'equal': 'equal in every bit', 'difference': 'largest difference', 'digest': 'digest'},
         host.determinism,
     ),
     'memory': Part(

@@ -1,6 +1,7 @@
 """Parts of `accelerator` with the programs of a round alone: the host's share, determinism."""
 
 import functools
+import hashlib
 import itertools
 import time
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 
 from experiments.benchmarks.accelerator_rounds import run_recorded
 from experiments.benchmarks.accelerator_steps import Cases, repeat_round, same
@@ -142,7 +144,7 @@ def time_host_steps(trainer: Trainer, first: int, count: int, test_set: Any) -> 
 
 
 def determinism(work: Work) -> Cases:
-    """The same programs twice from the same state."""
+    """The same programs twice from the same state, and runs that are compiled anew."""
 
     def repeat() -> list[Row]:
         trainer = work.fedlmd
@@ -153,6 +155,35 @@ def determinism(work: Work) -> Cases:
         return [same(*results)]
 
     rounds = {
-        f'equal clients, {name}': functools.partial(repeat_round, work, name) for name in LOWERINGS
+        f'same program: equal clients, {name}': functools.partial(repeat_round, work, name)
+        for name in LOWERINGS
     }
-    return {'fedlmd with evaluation': repeat, **rounds}
+    return {
+        'same program: fedlmd with evaluation': repeat,
+        'compiled twice: runs of fedlmd': functools.partial(compare_runs, work),
+        **rounds,
+    }
+
+
+def compare_runs(work: Work) -> list[Row]:
+    """Compares the final parameters of two runs, each of which compiles all its programs."""
+    first, second = (run_anew(work, name) for name in ('first', 'second'))
+    arrays = b''.join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(first))
+    return [same(first, second) | {'digest': hashlib.sha256(arrays).hexdigest()[:12]}]
+
+
+def run_anew(work: Work, name: str) -> PyTree:
+    """The parameters after a run that finds no compiled program in memory or on disk."""
+    settings: Any = jax.config
+    cache = settings.jax_compilation_cache_dir
+    jax.clear_caches()
+    jax.config.update('jax_compilation_cache_dir', None)
+    compilation_cache.reset_cache()  # JAX reads the setting only once
+    try:
+        result, ticks = run_recorded(work, name, work.sizes.twice)
+    finally:
+        jax.config.update('jax_compilation_cache_dir', cache)
+        compilation_cache.reset_cache()
+    if len(ticks) < work.sizes.twice:
+        raise RuntimeError('the time was over before the last round')
+    return result.params

@@ -53,6 +53,7 @@ class Sizes(NamedTuple):
     repeats: int = 5  # most measurements of a program
     rounds: int = 3  # measured rounds; ten times as many for the host
     run: int = ROUNDS  # rounds of a run
+    twice: int = 3  # rounds of each of two runs that are compared
     grid: str = GRID
     seeds: tuple[int, ...] = (2, 4)  # of each point of the grid
     alpha: float = 0.1  # of the round beside a loop

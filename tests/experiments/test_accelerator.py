@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 from absl import app
 
-from experiments.benchmarks import accelerator, accelerator_rounds, accelerator_steps, plain_loop
+from experiments.benchmarks import (
+    accelerator,
+    accelerator_host,
+    accelerator_rounds,
+    accelerator_steps,
+    plain_loop,
+)
 from experiments.benchmarks.accelerator import PARTS, Part
 from experiments.benchmarks.accelerator_work import TOY, Clock, Tiny, Work, load_images
 from experiments.benchmarks.ahead_of_time import products
@@ -76,6 +82,33 @@ def test_a_wrong_round_does_not_agree(work, monkeypatch):
     monkeypatch.setattr(accelerator_steps, 'loop_round', lambda work: (params, wrong))
     (row,) = cases['auto']()
     assert not row['agrees']
+
+
+@pytest.mark.slow
+def test_two_runs_are_compiled_anew(work, tmp_path):
+    events, trained = [], []
+
+    def note(event, *_, fun_name='', **__):
+        events.append(event)
+        if event.endswith('backend_compile_duration') and fun_name == 'jit(train)':
+            trained.append(event)
+
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update('jax_compilation_cache_dir', str(tmp_path / 'compiled'))
+    jax.monitoring.register_event_listener(note)
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        (row,) = accelerator_host.compare_runs(work)
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path / 'compiled')
+    finally:
+        jax.monitoring.unregister_event_listener(note)
+        jax.monitoring.unregister_event_duration_listener(note)
+        jax.config.update('jax_compilation_cache_dir', before)
+    assert row['equal'] and row['difference'] == 0 and len(row['digest']) == 12
+    assert len(trained) == 2 and '/jax/compilation_cache/cache_hits' not in events
+    work.clock = clock_at([])
+    with pytest.raises(RuntimeError, match='the time was over before the last round'):
+        accelerator_host.run_anew(work, 'late')
 
 
 def test_the_time_ends_after_its_minutes():
