@@ -3,8 +3,9 @@
 import functools
 import hashlib
 import itertools
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from experiments.benchmarks.accelerator_rounds import run_recorded
 from experiments.benchmarks.accelerator_steps import Cases, repeat_round, same
 from experiments.benchmarks.accelerator_work import Row, Work
 from experiments.benchmarks.rounds import Trainer
+from experiments.benchmarks.timing import interleave, seconds
 from jaxfed.engine import client_states
 from jaxfed.engine.devices import replicate, split
 from jaxfed.engine.execution import state_rows
@@ -73,21 +75,32 @@ def planned_rounds(trainer: Trainer, first: int, count: int) -> list[PlannedRoun
 
 def host(work: Work) -> Cases:
     """The rounds that users run, beside their compiled programs and the steps of the host."""
-    return {'rounds': functools.partial(time_host, work, 10 * work.sizes.rounds)}
+    return {'rounds': functools.partial(time_host, work, 10)}
 
 
 def time_host(work: Work, count: int) -> list[Row]:
-    """Times rounds 2 to `count` + 1: as users run them, their programs alone, and by steps."""
-    _, ticks = run_recorded(work, 'host', count + 1)
-    count = len(ticks) - 1
-    if count < 1:
-        raise RuntimeError('the time was over after one round')
-    round_s = float(np.diff(ticks).mean())
-    trainer, test_set = work.fedlmd, test_set_of(work.fedlmd)
+    """Times rounds 2 to `count` + 1 in turns: as users run them, their programs, and by steps."""
+    trainer, test_set, numbers = work.fedlmd, test_set_of(work.fedlmd), itertools.count()
     state, rounds = trainer.state, planned_rounds(trainer, 2, count)
     placed = [place(trainer, state, planned) for planned in rounds]
-    programs_s = work.median(lambda: run_programs(trainer, placed, test_set)) / count
-    steps = time_host_steps(trainer, 2, count, test_set)
+
+    def time_run() -> float:
+        _, ticks = run_recorded(work, f'host{next(numbers)}', count + 1)
+        if len(ticks) < 2:
+            raise RuntimeError('the time was over after one round')
+        return float(np.diff(ticks).mean())
+
+    runs: dict[str, Callable[[], Any]] = {
+        'run': time_run,
+        'programs': lambda: seconds(lambda: run_programs(trainer, placed, test_set)) / count,
+        'steps': lambda: time_host_steps(trainer, 2, count, test_set),
+    }
+    measured = interleave(runs, work.sizes.repeats)
+    round_s, programs_s = (statistics.median(measured[name]) for name in ('run', 'programs'))
+    steps = {
+        name: statistics.median(turn[name] for turn in measured['steps'])
+        for name in measured['steps'][0]
+    }
     lines = {
         'round as users run it': round_s,
         'compiled programs alone': programs_s,
