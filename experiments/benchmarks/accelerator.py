@@ -1,9 +1,10 @@
 """Everything worth knowing about jaxfed on one device, in ten minutes.
 
-The parts are ordered by worth: agreement with a plain loop over clients, local steps, whole rounds,
-a run of FedLMD, sweeps, the host's share, determinism, memory and evaluation. Both files are
-written after every case, so a command that is cut off loses one case. The same command continues in
-the same folder; use another folder after a change of the code.
+The memory of FedLMD comes first, because the device reports the largest of the process. The other
+parts are ordered by worth: agreement with a plain loop over clients, local steps, whole rounds, a
+run of FedLMD, sweeps, the host's share, determinism, the memory of large batches and evaluation.
+Both files are written after every case, so a command that is cut off loses one case. The same
+command continues in the same folder; use another folder after a change of the code.
 
 python -m experiments.benchmarks.accelerator --output=DIR --npz=FILE
 
@@ -44,7 +45,20 @@ class Part(NamedTuple):
     cases: Any  # Work -> cases
 
 
+MEMORY = {
+    'lanes': 'lanes', 'estimated_mib': 'estimated MiB', 'used_mib': 'used MiB', 'ratio': 'ratio',
+    'compiling_mib': 'until compiled, MiB',
+}  # fmt: skip
 PARTS = {
+    # The device reports the peak of the process, which all other programs raise.
+    'memory': Part(
+        'Memory',
+        "jaxfed's estimate and the peak of the device's memory after a round, and before it: a "
+        'compiler that times algorithms uses memory, too. A program that needs less than an '
+        'earlier one of this process has no measurement.',
+        MEMORY,
+        whole.memory,
+    ),
     'agreement': Part(
         'Agreement with a plain loop over clients',
         'Parameters after a round of equal clients with one batch each, by lowering of '
@@ -108,15 +122,11 @@ PARTS = {
         {'equal': 'equal in every bit', 'difference': 'largest difference', 'digest': 'digest'},
         host.determinism,
     ),
-    'memory': Part(
-        'Memory',
-        "jaxfed's estimate and the memory that the device used. A program that needs less than an "
-        'earlier one of this process has no measurement.',
-        {
-            'lanes': 'lanes', 'estimated_mib': 'estimated MiB', 'used_mib': 'used MiB',
-            'ratio': 'ratio',
-        },
-        whole.memory,
+    'large memory': Part(
+        'Memory with large batches',
+        'The same with large batches of many clients.',
+        MEMORY,
+        whole.large_memory,
     ),
     'evaluation': Part(
         'Evaluation',

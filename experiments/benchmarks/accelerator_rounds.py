@@ -198,15 +198,22 @@ def memory_of(before: dict[str, int], needed: int) -> Row:
 
 
 def memory(work: Work) -> Cases:
-    """The memory of FedLMD with its settings, and with large batches of many clients."""
+    """The memory of FedLMD with its settings."""
+    return {'fedlmd': functools.partial(measure_memory, work)}
 
-    def measure(**changes: Any) -> list[Row]:
-        before = device_memory()
-        trainer = Trainer([work.experiment(**changes)])
-        trainer.run_round()
-        return [memory_of(before, trainer.prepared.needed) | {'lanes': trainer.prepared.lanes}]
 
-    return {
-        'fedlmd': measure,
-        'fedlmd, large': functools.partial(measure, **work.sizes.large),
-    }
+def large_memory(work: Work) -> Cases:
+    """The memory of FedLMD with large batches of many clients."""
+    return {'fedlmd, large': functools.partial(measure_memory, work, **work.sizes.large)}
+
+
+def measure_memory(work: Work, **changes: Any) -> list[Row]:
+    """Compiles and runs a round of FedLMD with other settings."""
+    name, before = 'peak_bytes_in_use', device_memory()
+    trainer = Trainer([work.experiment(**changes)])
+    compiled = device_memory()
+    trainer.run_round()
+    row = memory_of(before, trainer.prepared.needed) | {'lanes': trainer.prepared.lanes}
+    if name in compiled:
+        row['compiling_mib'] = (compiled[name] - before['bytes_in_use']) / 2**20
+    return [row]

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import types
 from functools import partial
 
 import jax
@@ -233,6 +234,27 @@ def test_an_estimate_has_a_measurement_only_if_it_raised_the_peak(monkeypatch):
     assert accelerator_rounds.memory_of(statistics, 2 << 20) == {'estimated_mib': 2}
     monkeypatch.setattr(accelerator_rounds, 'device_memory', dict)
     assert accelerator_rounds.memory_of({}, 2 << 20) == {'estimated_mib': 2}
+
+
+def test_the_memory_of_a_usual_job_is_measured_first(monkeypatch):
+    assert next(iter(PARTS)) == 'memory' and list(PARTS['memory'].cases(None)) == ['fedlmd']
+
+    class FirstRound:
+        prepared = types.SimpleNamespace(needed=4 << 20, lanes=10)
+
+        def __init__(self, experiments):
+            memory.update(peak_bytes_in_use=3 << 20, bytes_in_use=2 << 20)
+
+        def run_round(self):
+            memory.update(peak_bytes_in_use=5 << 20)
+
+    memory = {'peak_bytes_in_use': 1 << 20, 'bytes_in_use': 1 << 20}
+    work = types.SimpleNamespace(experiment=lambda **changes: None)
+    monkeypatch.setattr(accelerator_rounds, 'device_memory', memory.copy)
+    monkeypatch.setattr(accelerator_rounds, 'Trainer', FirstRound)
+    (row,) = PARTS['memory'].cases(work)['fedlmd']()
+    sizes = {'estimated_mib': 4, 'used_mib': 4, 'compiling_mib': 2}
+    assert row == sizes | {'ratio': 1, 'lanes': 10}
 
 
 def test_batches_cover_the_examples_of_every_epoch():
