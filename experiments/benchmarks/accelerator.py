@@ -33,6 +33,10 @@ from jaxfed.internal.files import read_json, versions, write_atomic, write_json
 from jaxfed.models import MODELS
 
 Report = dict[str, Any]
+DEFAULTS = (
+    "jaxfed's defaults for accelerators rest on programs compiled ahead of time (BUILD_NOTES.md, "
+    '"Accelerators, compiled ahead of time") until they are measured on a device.'
+)
 RANDOM = 'The images are random, so accuracies mean nothing.'
 
 
@@ -223,6 +227,7 @@ def page(report: Report, parts: Mapping[str, Part]) -> str:
     """The report as Markdown."""
     machine = report['machine']
     lines = [f'# {machine["device"]}', '', reporting.caption(machine), '', f'`{report["command"]}`']
+    lines += ['', DEFAULTS]
     lines += ['', RANDOM] if report['settings']['npz'] is None else []
     for number, (name, part) in enumerate(parts.items(), 1):
         lines += ['', f'## {number}. {part.title}', '', part.text]

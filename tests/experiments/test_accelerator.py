@@ -70,7 +70,9 @@ def test_every_part_is_measured(work, tmp_path, cheap_runs):
     assert sum(host.values()) == pytest.approx(total)  # the steps of a round
     page = (tmp_path / 'accelerator.md').read_text()
     assert page.splitlines()[0] == '# cpu' and '`python`' in page
-    assert 'accuracies mean nothing' in page and 'Failed' not in page
+    assert (
+        accelerator.DEFAULTS in page and 'accuracies mean nothing' in page and 'Failed' not in page
+    )
 
 
 @pytest.mark.slow
