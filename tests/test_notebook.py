@@ -10,6 +10,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from jaxfed.config import DEFAULTS
+
 pytestmark = pytest.mark.slow
 
 NOTEBOOK = Path(__file__).parent.parent / 'experiments' / 'colab.ipynb'
@@ -45,7 +47,7 @@ def test_the_notebook_runs(notebook, tmp_path, monkeypatch):
     assert not [output for output in outputs if output.get('name') == 'stderr']
     pictures = [output for output in outputs if 'image/png' in output.get('data', {})]
     assert len(pictures) == 5
-    assert len(list((tmp_path / 'runs').glob('*/summary.json'))) == 3
+    assert len(list((tmp_path / 'runs').glob('*/summary.json'))) == 4
     text = ''.join(output.get('text', '') for output in outputs)
     assert 'precision: float32' in text and 'fedavg: compiling, then 2 rounds' in text
     shown = ''.join(output.get('data', {}).get('text/plain', '') for output in outputs)
@@ -113,6 +115,13 @@ def test_the_install_cell_asks_for_an_archive_in_colab(install, tmp_path, monkey
 def test_the_install_cell_names_the_missing_source(install):
     with pytest.raises(SystemExit, match='JAXFED_SOURCE must name the repository'):
         install()
+
+
+def test_the_first_run_needs_no_download(notebook):
+    install, first, *_ = [cell for cell in notebook.cells if cell.cell_type == 'code']
+    assert install is cell_of(notebook, 'install')
+    assert 'jaxfed.simulate' in first.source and 'dataset' not in first.source
+    assert DEFAULTS['dataset'] == 'digits'
 
 
 def test_the_committed_outputs_are_complete(notebook):
