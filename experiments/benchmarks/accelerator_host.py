@@ -84,11 +84,11 @@ def time_host(work: Work, count: int) -> list[Row]:
     state, rounds = trainer.state, planned_rounds(trainer, 2, count)
     placed = [place(trainer, state, planned) for planned in rounds]
 
-    def time_run() -> float:
+    def time_run() -> list[float]:
         _, ticks = run_recorded(work, f'host{next(numbers)}', count + 1)
         if len(ticks) < 2:
             raise RuntimeError('the time was over after one round')
-        return float(np.diff(ticks).mean())
+        return np.diff(ticks, axis=0).mean(axis=0).tolist()
 
     runs: dict[str, Callable[[], Any]] = {
         'run': time_run,
@@ -96,7 +96,8 @@ def time_host(work: Work, count: int) -> list[Row]:
         'steps': lambda: time_host_steps(trainer, 2, count, test_set),
     }
     measured = interleave(runs, work.sizes.repeats)
-    round_s, programs_s = (statistics.median(measured[name]) for name in ('run', 'programs'))
+    round_s, thread_s = map(statistics.median, zip(*measured['run'], strict=True))
+    programs_s = statistics.median(measured['programs'])
     steps = {
         name: statistics.median(turn[name] for turn in measured['steps'])
         for name in measured['steps'][0]
@@ -105,6 +106,7 @@ def time_host(work: Work, count: int) -> list[Row]:
         'round as users run it': round_s,
         'compiled programs alone': programs_s,
         'host': round_s - programs_s,
+        'processor time of the calling thread': thread_s,
         **steps,
         'records, checkpoints and the rest': round_s - sum(steps.values()),
     }

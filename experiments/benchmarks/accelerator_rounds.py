@@ -125,13 +125,17 @@ def run_of_fedlmd(work: Work) -> Cases:
     return {'fedlmd': measure}
 
 
-def run_recorded(work: Work, name: str, rounds: int) -> tuple[Result, list[float]]:
-    """Runs FedLMD until the time is over; returns the result and the ends of its rounds."""
+def run_recorded(work: Work, name: str, rounds: int) -> tuple[Result, list[tuple[float, float]]]:
+    """Runs FedLMD until the time is over.
+
+    Returns:
+      (result, seconds of the clock and CPU seconds of this thread at the end of each round).
+    """
     config = work.config(rounds=rounds, workdir=str(work.folder / name))
-    experiment, ticks = set_up(config, None, work.dataset), list[float]()
+    experiment, ticks = set_up(config, None, work.dataset), list[tuple[float, float]]()
     (result,) = train_experiments(
         [experiment], experiment.workdir, quiet=True,
-        watch=lambda x, entry: ticks.append(time.perf_counter()),
+        watch=lambda x, entry: ticks.append((time.perf_counter(), time.thread_time())),
         stop=lambda number, metrics, running: running if work.clock.over() else (),
     )  # fmt: skip
     if isinstance(result, Exception):

@@ -67,6 +67,7 @@ def test_every_part_is_measured(work, tmp_path, cheap_runs):
     total = host.pop('round as users run it')
     programs = host.pop('compiled programs alone')
     assert host.pop('host') == pytest.approx(total - programs)
+    assert host.pop('processor time of the calling thread') > 0
     assert sum(host.values()) == pytest.approx(total)  # the steps of a round
     page = (tmp_path / 'accelerator.md').read_text()
     assert page.splitlines()[0] == '# cpu' and '`python`' in page
