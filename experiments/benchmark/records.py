@@ -17,12 +17,13 @@ MIB = 2**20
 # Name -> what is measured, of a run.
 COLUMNS = {
     'final': 'accuracy after the last round',
-    'moving': 'exponential moving average after the last round, weight 0.6 on the past',
+    'moving': 'exponential moving average over the evaluated rounds, weight 0.6 on the past',
     'best': 'best accuracy over the evaluated rounds',
-    'quarter': 'accuracy after a quarter of the rounds',
-    'half': 'accuracy after half of the rounds',
+    'quarter': 'accuracy in the last evaluated round of the first quarter',
+    'half': 'accuracy in the last evaluated round of the first half',
     'worst class': 'accuracy of the worst class after the last round',
-    'forgetting': 'mean over classes of the best earlier accuracy minus the last one',
+    'forgetting': 'mean over classes of the best accuracy in an earlier evaluated round minus the '
+    'last one',
 }
 COSTS = {
     'MiB a client': 'sent and received by a client in a round',

@@ -25,6 +25,7 @@ class Row(NamedTuple):
     runs: dict[int, Record]  # seed -> finished run
     asked: int  # seeds
     rounds: int
+    eval_every: int
     command: str
 
     @property
@@ -94,6 +95,7 @@ def make_rows(
                 runs,
                 len(cells),
                 cells[0].config.rounds,
+                cells[0].config.eval_every,
                 command_of(cells),
             )
         )

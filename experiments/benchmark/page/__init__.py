@@ -54,7 +54,9 @@ def render(suite: Suite, rows: Sequence[Row], *, asked: int) -> str:
         missing=f'{done} of {asked} runs are finished.' if done < asked else '',
         tables=tables(rows),
         verdicts=verdicts(rows),
-        columns=COLUMNS,
+        columns=shown_columns(rows),
+        score=COLUMNS[suite.score],
+        skipped=sorted({row.eval_every for row in rows} - {1}),
         costs=COSTS,
         level=LEVEL,
         anchor=anchor,
@@ -88,6 +90,13 @@ def machines(rows: Sequence[Row]) -> list[str]:
     """The devices and versions that the runs were made with."""
     made = [run for row in rows for run in row.runs.values()]
     return sorted({f'{run.machine}; {run.versions}' for run in made})
+
+
+def shown_columns(rows: Sequence[Row]) -> dict[str, str]:
+    """`COLUMNS` of the tables."""
+    # The papers' moving average is over every round; over a few rounds the first one dominates it.
+    every_round = all(row.eval_every == 1 for row in rows)
+    return {name: text for name, text in COLUMNS.items() if name != 'moving' or every_round}
 
 
 def anchor(place: Place) -> str:

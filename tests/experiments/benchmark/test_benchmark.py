@@ -179,7 +179,7 @@ def made_row(method, accuracies, skew='iid'):
     cell = suite.test_cells(read, next(iter(suite.places(read))), (), Path('output'), [])[0]
     runs = {seed: records.record_of(cell, made_run(a)) for seed, a in enumerate(accuracies)}
     place = suite.Place('digits', skew, method)
-    return results.Row(place, ('--mu=1',), {('--mu=1',): 50.0}, runs, 3, 4, 'python -m jaxfed')
+    return results.Row(place, ('--mu=1',), {('--mu=1',): 50.0}, runs, 3, 4, 5, 'python -m jaxfed')
 
 
 def test_numbers_of_a_run():
@@ -192,6 +192,15 @@ def test_numbers_of_a_run():
     assert row.runs[0].numbers['MiB a client'] == 2
     assert row.runs[0].numbers['MiB of memory'] == 1
     assert row.runs[0].machine == 'CPU, 2 cores'
+
+
+def test_the_page_has_a_moving_average_over_every_round_only():
+    row = made_row('fedavg', [0.5, 0.6, 0.7])
+    read = suite.read_suite('small')
+    text = page.render(read, [row], asked=18)
+    assert 'Evaluated every 5 rounds' in text and '<dt>moving' not in text
+    text = page.render(read, [row._replace(eval_every=1)], asked=18)
+    assert 'Evaluated every' not in text and '<dt>moving' in text
 
 
 def test_the_csv_holds_all_numbers(tmp_path):
