@@ -65,6 +65,7 @@ def render(suite: Suite, rows: Sequence[Row], *, asked: int) -> str:
         ranks=Markup(ranks(rows)),
         bytes=Markup(picture(lambda: draw_bytes(rows))),
         sensitivity=Markup(picture(lambda: draw_sensitivity(rows))),
+        diverged=diverged_trials(rows),
         budget=len(next(iter(suite.trials.values()))),
         machines=machines(rows),
     )
@@ -195,6 +196,16 @@ def draw_sensitivity(rows: Sequence[Row]) -> Figure:
     ax.tick_params(labelsize=9)
     ax.invert_yaxis()
     return figure
+
+
+def diverged_trials(rows: Sequence[Row]) -> list[tuple[Row, str]]:
+    """(row, flags) of the trials without a number."""
+    return [
+        (row, ' '.join(flags))
+        for row in rows
+        for flags, value in row.trials.items()
+        if value is None
+    ]
 
 
 def picture(draw: Callable[[], Figure]) -> str:

@@ -203,6 +203,15 @@ def test_the_page_has_a_moving_average_over_every_round_only():
     assert 'Evaluated every' not in text and '<dt>moving' in text
 
 
+def test_the_page_lists_trials_that_diverged():
+    row = made_row('fedavg', [0.5, 0.6, 0.7])
+    read = suite.read_suite('small')
+    assert 'No trial of the methods' in page.render(read, [row], asked=18)
+    row = row._replace(trials={('--mu=1',): 50.0, ('--mu=9',): None})
+    text = page.render(read, [row], asked=18)
+    assert 'Trials that diverged' in text and '<td>--mu=9</td>' in text
+
+
 def test_the_csv_holds_all_numbers(tmp_path):
     row = made_row('fedlmd', [0.5, None])
     keys = [records.Key('runs', 'digits', 'iid', 'fedlmd', '--mu=1 --lam=2', s) for s in (0, 1)]
