@@ -7,9 +7,11 @@ directories are gone, and several processes may work on one suite. Flags after -
 run.
 """
 
+import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -76,11 +78,21 @@ def main(arguments: Sequence[str]) -> int:
             command.say(in_words(plan(work)))
             return 0
         work, failed = train(work, together=values['together'])
-    write(work, updated)
+    write(work, updated, suite_command(values, parsed.extra))
     return 1 if failed else 0
 
 
-def write(work: Work, updated: Iterable[Path]) -> None:
+def suite_command(values: Mapping[str, Any], extra: Sequence[str]) -> str:
+    """The command that makes a benchmark; the folders of data and results are left out."""
+    words = ['python', '-m', 'experiments.benchmark']
+    for name in ('suite', 'datasets', 'skews', 'methods', 'rounds', 'seeds'):
+        value = values[name]
+        if value is not None:
+            words.append(f'--{name}={",".join(value) if isinstance(value, list) else value}')
+    return shlex.join([*words, *(['--', *extra] if extra else [])])
+
+
+def write(work: Work, updated: Iterable[Path], made_by: str) -> None:
     """Write the page and the CSV of what is finished, and update Markdown files."""
     tests = work.tests
     trials = {place: work.trials[place] for place in tests}
@@ -90,8 +102,8 @@ def write(work: Work, updated: Iterable[Path]) -> None:
     command.say(f'{done} of {asked} tests are done.')
     texts = {work.output / CSV: as_csv(work.finished)} if work.finished else {}
     if rows:
-        texts[work.output / PAGE] = render(work.suite, rows, asked=asked)
-        text = advice(work.suite, rows, asked=asked)
+        texts[work.output / PAGE] = render(work.suite, rows, command=made_by)
+        text = advice(work.suite, rows)
         texts |= {path: put(text, work.suite.name, path) for path in updated}
     command.write_all(texts)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.benchmark.page import shown
-from experiments.benchmark.results import BASELINE, LEVEL, Row, tables, verdicts
+from experiments.benchmark.results import BASELINE, LEVEL, Row, missing, tables, verdicts
 from experiments.benchmark.suite import Suite
 from jaxfed.metrics.intervals import Paired
 
@@ -12,13 +12,12 @@ MOST = 4  # methods in a cell of the table
 BEGIN, END = '<!-- {name} benchmark: begin -->', '<!-- {name} benchmark: end -->'
 
 
-def advice(suite: Suite, rows: Sequence[Row], *, asked: int) -> str:
+def advice(suite: Suite, rows: Sequence[Row]) -> str:
     """The answer in Markdown.
 
     Args:
       suite: the suite.
       rows: its finished methods, at least one.
-      asked: all runs of the chosen trials.
     """
     judged, lines, without = verdicts(rows), [], []
     for (dataset, skew), table in tables(rows).items():
@@ -38,18 +37,16 @@ def advice(suite: Suite, rows: Sequence[Row], *, asked: int) -> str:
             f'{len(better)} / {compared - len(better) - worse} / {worse}',
         ]
         lines.append(f'| {" | ".join(cells)} |')
-    done = sum(len(row.runs) for row in rows)
-    missing = f' {done} of {asked} runs are finished.' if done < asked else ''
     lost = 'any line' if len(without) == len(lines) else f'these lines: {"; ".join(without)}'
-    nothing = f'\n\nNothing beats FedAvg beyond chance in {lost}.' if without else ''
+    nothing = f'Nothing beats FedAvg beyond chance in {lost}.' if without else ''
     head = ['data', 'FedAvg', 'better, by how much', 'better / undecided / worse']
     table_text = '\n'.join([f'| {" | ".join(head)} |', '|---' * len(head) + '|', *lines])
-    return (
+    about = (
         f'{suite.title}: test accuracy after the last round in percent, mean of {suite.seeds} '
         f'seeds ± half of the 95 % interval. A method is better or worse than FedAvg if a paired '
-        f"t-test, adjusted by Holm's rule for the methods of a line, has p below {LEVEL}.{missing}"
-        f'\n\n{table_text}{nothing}\n'
+        f"t-test, adjusted by Holm's rule for the methods of a line, has p below {LEVEL}."
     )
+    return '\n\n'.join(filter(None, [about, table_text, nothing, missing(suite, rows)])) + '\n'
 
 
 def _gain(row: Row, paired: Paired | None) -> str:

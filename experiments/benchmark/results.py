@@ -1,5 +1,6 @@
 """The numbers of a benchmark: every method on every data set and skew, over the seeds."""
 
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -7,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.benchmark.records import Key, Record, key_of
-from experiments.benchmark.suite import Place
+from experiments.benchmark.suite import Place, Suite
 from experiments.grid.runner import Cell
 from jaxfed.config import DEFAULTS, FIELDS, MAPPINGS
 from jaxfed.metrics.intervals import Interval, Paired, holm, mean_interval, paired
@@ -16,12 +17,19 @@ BASELINE = 'fedavg'
 LEVEL = 0.05  # of the adjusted tests
 
 
+class Trial(NamedTuple):
+    """A finished run of tuning."""
+
+    percent: float | None  # on held-out data; None if it diverged
+    command: str
+
+
 class Row(NamedTuple):
     """A method on a data set with a skew."""
 
     place: Place
     trial: tuple[str, ...]  # the chosen flags
-    trials: dict[tuple[str, ...], float | None]  # flags -> percent on held-out data
+    trials: dict[tuple[str, ...], Trial]  # by flags
     runs: dict[int, Record]  # seed -> finished run
     asked: int  # seeds
     rounds: int
@@ -84,7 +92,8 @@ def make_rows(
     rows = []
     for place, cells in tests.items():
         trials = {
-            cell.variant: finished[key_of(cell)].numbers.get('final') for cell in tuning[place]
+            cell.variant: Trial(finished[key_of(cell)].numbers.get('final'), command_of([cell]))
+            for cell in tuning[place]
         }
         runs = {cell.seed: finished[key_of(cell)] for cell in cells if key_of(cell) in finished}
         rows.append(
@@ -146,6 +155,19 @@ def tables(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
     for row in rows:
         found.setdefault((row.place.dataset, row.place.skew), []).append(row)
     return {key: sorted(table, key=_mean, reverse=True) for key, table in found.items()}
+
+
+def missing(suite: Suite, rows: Sequence[Row]) -> str:
+    """A sentence about the runs and tables that are not finished; empty if all are."""
+    found, asked, left, done = tables(rows), len(suite.trials) * suite.seeds, [], 0
+    for dataset, skew in itertools.product(suite.datasets, suite.skews):
+        count = sum(len(row.runs) for row in found.get((dataset, skew), []))
+        done += count
+        if count < asked:
+            part = f' ({count} of {asked})' if count else ''
+            left.append(f'{dataset}, {skew.replace("_", " ")}{part}')
+    every = asked * len(suite.datasets) * len(suite.skews)
+    return f'{done} of {every} runs are finished. Not finished: {"; ".join(left)}.' if left else ''
 
 
 def matrix(rows: Sequence[Row]) -> tuple[list[str], np.ndarray]:

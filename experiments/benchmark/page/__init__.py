@@ -16,6 +16,7 @@ from experiments.benchmark.results import (
     LEVEL,
     Row,
     matrix,
+    missing,
     tables,
     verdicts,
 )
@@ -30,13 +31,13 @@ WIDTH = 10.0  # of a picture, inches
 PARTS = {'quarter': 0.25, 'half': 0.5, 'final': 1.0}  # column -> part of the rounds
 
 
-def render(suite: Suite, rows: Sequence[Row], *, asked: int) -> str:
+def render(suite: Suite, rows: Sequence[Row], *, command: str) -> str:
     """Render the page of a benchmark.
 
     Args:
       suite: the suite.
       rows: its finished methods, at least one.
-      asked: all runs of the chosen trials.
+      command: makes all runs of the suite.
     """
     pages = Environment(
         loader=PackageLoader('experiments.benchmark', 'page'), autoescape=True,
@@ -44,14 +45,14 @@ def render(suite: Suite, rows: Sequence[Row], *, asked: int) -> str:
     )  # fmt: skip
     report = PackageLoader('jaxfed.report', 'page')
     css, script = (report.get_source(pages, name)[0] for name in ('page.css', 'page.js'))
-    done = sum(len(row.runs) for row in rows)
     return pages.get_template('page.html').render(
         suite=suite,
         css=Markup(css),
         script=Markup(script),
         policy=policy(script),
         answers=answers(rows),
-        missing=f'{done} of {asked} runs are finished.' if done < asked else '',
+        missing=missing(suite, rows),
+        command=command,
         tables=tables(rows),
         verdicts=verdicts(rows),
         columns=shown_columns(rows),
@@ -188,7 +189,7 @@ def draw_sensitivity(rows: Sequence[Row]) -> Figure:
     ax.set_xlabel('points below the chosen trial', fontsize=9)
     for y, method in enumerate(methods):
         for row in rows:
-            known = [value for value in row.trials.values() if value is not None]
+            known = [t.percent for t in row.trials.values() if t.percent is not None]
             if row.place.method == method and known:
                 below = np.array(known) - max(known)
                 ax.plot(below, np.full(len(below), y), '.', color='C0', alpha=0.5)
@@ -203,8 +204,8 @@ def diverged_trials(rows: Sequence[Row]) -> list[tuple[Row, str]]:
     return [
         (row, ' '.join(flags))
         for row in rows
-        for flags, value in row.trials.items()
-        if value is None
+        for flags, trial in row.trials.items()
+        if trial.percent is None
     ]
 
 

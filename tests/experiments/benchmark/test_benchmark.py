@@ -66,7 +66,7 @@ def test_the_better_trial_is_chosen_and_tested_with_all_seeds(output):
 
 
 @pytest.mark.slow
-def test_the_page_loads_nothing_and_has_all_parts(output):
+def test_the_page_loads_nothing_and_has_all_parts(output, toy):
     text = (output / 'toy' / 'benchmark.html').read_text()
     assert "default-src 'none'" in html.unescape(text)
     assert not re.search(r'(src|href)="(?!#)', text)
@@ -76,6 +76,11 @@ def test_the_page_loads_nothing_and_has_all_parts(output):
     assert len(commands) == 12
     assert all(f'href="#{name}"' in text for name in commands)
     assert '--method=fedlmd' in text and '--seeds=2' in text
+    body = re.search(r'<tbody>(.*?)</tbody>', text, re.DOTALL)[1]
+    assert body.count('<td') == body.count('</a></td>') > 0
+    assert f'<pre>python -m experiments.benchmark --suite={toy}</pre>' in text
+    assert len(re.findall(r'<pre>python -m jaxfed .*--validation=0.2 .*--seeds=1', text)) == 24
+    assert text.count(' % of the held-out data</p>') == 24
 
 
 @pytest.mark.slow
@@ -179,7 +184,8 @@ def made_row(method, accuracies, skew='iid'):
     cell = suite.test_cells(read, next(iter(suite.places(read))), (), Path('output'), [])[0]
     runs = {seed: records.record_of(cell, made_run(a)) for seed, a in enumerate(accuracies)}
     place = suite.Place('digits', skew, method)
-    return results.Row(place, ('--mu=1',), {('--mu=1',): 50.0}, runs, 3, 4, 5, 'python -m jaxfed')
+    trials = {('--mu=1',): results.Trial(50.0, 'python -m jaxfed')}
+    return results.Row(place, ('--mu=1',), trials, runs, 3, 4, 5, 'python -m jaxfed')
 
 
 def test_numbers_of_a_run():
@@ -197,18 +203,18 @@ def test_numbers_of_a_run():
 def test_the_page_has_a_moving_average_over_every_round_only():
     row = made_row('fedavg', [0.5, 0.6, 0.7])
     read = suite.read_suite('small')
-    text = page.render(read, [row], asked=18)
+    text = page.render(read, [row], command='')
     assert 'Evaluated every 5 rounds' in text and '<dt>moving' not in text
-    text = page.render(read, [row._replace(eval_every=1)], asked=18)
+    text = page.render(read, [row._replace(eval_every=1)], command='')
     assert 'Evaluated every' not in text and '<dt>moving' in text
 
 
 def test_the_page_lists_trials_that_diverged():
     row = made_row('fedavg', [0.5, 0.6, 0.7])
     read = suite.read_suite('small')
-    assert 'No trial of the methods' in page.render(read, [row], asked=18)
-    row = row._replace(trials={('--mu=1',): 50.0, ('--mu=9',): None})
-    text = page.render(read, [row], asked=18)
+    assert 'No trial of the methods' in page.render(read, [row], command='')
+    row = row._replace(trials={('--mu=9',): results.Trial(None, 'python')})
+    text = page.render(read, [row], command='')
     assert 'Trials that diverged' in text and '<td>--mu=9</td>' in text
 
 
@@ -246,14 +252,15 @@ def test_verdicts_are_against_fedavg_of_the_same_table():
     assert [verdict.sign for verdict in judged] == [0, 1, 0, 0, 0]
     assert [verdict.rank for verdict in judged] == [2, 1, 2, None, 1]
     assert rows[3].failed == 1 and not rows[3].complete
-    text = advice.advice(suite.read_suite('small'), rows, asked=18)
+    text = advice.advice(suite.read_suite('small'), rows)
     assert (
         '| digits, iid | 60.00 ± 24.84 | `fedlmd` +10.67 ± 1.43 | 1 / 1 / 0 |\n'
         '| digits, other | – | none | 0 / 0 / 0 |\n'
     ) in text
     assert 'Nothing beats' not in text  # nothing was compared in the other line
-    assert '15 of 18 runs are finished.' in text
-    text = advice.advice(suite.read_suite('small'), [rows[0], rows[2]], asked=6)
+    assert '12 of 126 runs are finished. Not finished: digits, dirichlet 0.1; ' in text
+    assert 'digits, iid (12 of 21); mnist, ' in text
+    text = advice.advice(suite.read_suite('small'), [rows[0], rows[2]])
     assert 'Nothing beats FedAvg beyond chance in any line.' in text
     texts = page.answers(rows)
     assert texts[0] == 'digits, iid: better than FedAvg beyond chance: fedlmd.'
