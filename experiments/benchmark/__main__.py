@@ -1,8 +1,9 @@
 """Compare methods over skews and seeds: python -m experiments.benchmark --suite=small.
 
 Every method has the same number of trials, judged on held-out training data. The chosen trial is
-trained on all training data and tested once, for every seed. One data set and skew is finished
-after another. Finished runs are skipped, also those of an earlier benchmark.csv whose work
+trained on all training data and tested once, for every seed. The time and memory of what is left
+are printed first, from one round of every method on every data set. One data set and skew is
+finished after another. Finished runs are skipped, also those of an earlier benchmark.csv whose work
 directories are gone, and several processes may work on one suite. Flags after -- apply to every
 run.
 """
@@ -21,7 +22,7 @@ from experiments.benchmark.plan import in_words, plan
 from experiments.benchmark.records import as_csv
 from experiments.benchmark.results import make_rows
 from experiments.benchmark.suite import names, read_suite, select
-from experiments.benchmark.work import CSV, Work, begin, train
+from experiments.benchmark.work import CSV, Work, begin, check, train
 from experiments.grid import command
 
 
@@ -74,8 +75,9 @@ def main(arguments: Sequence[str]) -> int:
     failed = 0
     if not values['report_only']:
         command.use_machine()
+        check(work)
+        command.say(in_words(plan(work)))
         if values['dry_run']:
-            command.say(in_words(plan(work)))
             return 0
         work, failed = train(work, together=values['together'])
     write(work, updated, suite_command(values, parsed.extra))

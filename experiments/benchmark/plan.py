@@ -9,7 +9,7 @@ from experiments.grid.runner import Cell
 from jaxfed.internal import console
 from jaxfed.runs.dry_run import estimate, time_round
 from jaxfed.runs.experiment import make_experiment, total_steps
-from jaxfed.runs.memory import size_in_words
+from jaxfed.runs.memory import memory_errors, size_in_words
 from jaxfed.runs.prepare import prepare
 
 
@@ -50,6 +50,8 @@ def plan(work: Work) -> list[Planned]:
 
 def in_words(planned: Sequence[Planned]) -> str:
     """A table and a summary of a plan, as text."""
+    if not planned:
+        return 'nothing is left to train.'
     lines = [f'{"data set":12} {"method":16} {"runs":>5} {"s a run":>8} {"hours":>6} {"memory":>9}']
     for one in planned:
         lines.append(
@@ -68,8 +70,12 @@ def in_words(planned: Sequence[Planned]) -> str:
 
 
 def _time(dataset: str, method: str, cell: Cell, runs: int) -> Planned:
-    experiment = make_experiment(dataclasses.replace(cell.config, workdir=None))
-    prepared = prepare([experiment])
-    steps = total_steps(experiment, cell.config.rounds)
-    seconds = estimate(cell.config, time_round(experiment, prepared), steps)
+    try:
+        experiment = make_experiment(dataclasses.replace(cell.config, workdir=None))
+        prepared = prepare([experiment])
+        with memory_errors(experiment, prepared.mesh, prepared.lanes):
+            timed = time_round(experiment, prepared)
+    except ValueError as error:
+        raise ValueError(f'{dataset}, {method}: {error}') from error
+    seconds = estimate(cell.config, timed, total_steps(experiment, cell.config.rounds))
     return Planned(dataset, method, runs, seconds, prepared.compile_seconds, prepared.needed)

@@ -63,22 +63,31 @@ def unfinished(cells: Iterable[Cell], work: Work) -> list[Cell]:
     return [cell for cell in cells if key_of(cell) not in work.finished]
 
 
+def tables(work: Work) -> dict[tuple[str, str], Work]:
+    """The parts of a benchmark: (data set, skew) -> its table."""
+    return {place[:2]: work.at(*place[:2]) for place in work.trials}
+
+
+def check(work: Work) -> None:
+    """Check a run of every unfinished table.
+
+    Raises:
+      ValueError: for settings that the data does not allow.
+      OSError: if data cannot be read.
+    """
+    # Whether a partition fits the data depends on the table: an error comes before all training.
+    left = [unfinished([*flat(p.trials), *flat(p.tests)], p) for p in tables(work).values()]
+    runner.check(cells[0] for cells in left if cells)
+
+
 def train(work: Work, *, together: int) -> tuple[Work, int]:
     """Tune and test the methods of one table after another.
 
     Returns:
       What is finished, and the number of failed runs.
-
-    Raises:
-      ValueError: for settings that the data does not allow.
     """
     failed = 0
-    tables = dict.fromkeys((place.dataset, place.skew) for place in work.trials)
-    parts = {table: work.at(*table) for table in tables}
-    left = [unfinished([*flat(p.trials), *flat(p.tests)], p) for p in parts.values()]
-    # Whether a partition fits the data depends on the table: an error comes before all training.
-    runner.check(cells[0] for cells in left if cells)
-    for (dataset, skew), part in parts.items():
+    for (dataset, skew), part in tables(work).items():
         for stage in ('tuning', 'tests'):
             cells = unfinished(flat(part.trials if stage == 'tuning' else part.tests), part)
             if cells:

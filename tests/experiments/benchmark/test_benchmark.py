@@ -286,6 +286,8 @@ def test_a_replayed_benchmark_is_not_tuned(tmp_path, capsys):
     path.write_text(text.replace(", 'learning_rate=1e-6 mu=.1'", ''))
     assert main([f'--suite={path}', f'--output={tmp_path}', '--seeds=1']) == 0
     assert not (tmp_path / 'replay' / 'tuning').exists()
+    printed = capsys.readouterr().out
+    assert 0 < printed.index('2 runs to train, about') < printed.index('digits, iid, tests:')
     page_text = (tmp_path / 'replay' / 'benchmark.html').read_text()
     for part in ('A paper &lt;1&gt;.', '12.3 ± 4.5', 'Nothing is tuned', 'jaxfed, best'):
         assert part in page_text
