@@ -27,7 +27,8 @@ COLUMNS = {
 }
 COSTS = {
     'MiB a client': 'sent and received by a client in a round',
-    'passes': 'forward passes in a local step beside that of the local model',
+    'passes': 'forward passes in a local step beside that of the local model; penalties, '
+    "other passes over the data and the server's work are not counted",
     'MiB of memory': 'of the program on a device, divided by its experiments',
     's a run': 'share of the time of the program',
 }

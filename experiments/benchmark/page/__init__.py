@@ -66,6 +66,7 @@ def render(suite: Suite, rows: Sequence[Row], *, command: str) -> str:
         ranks=Markup(ranks(rows)),
         bytes=Markup(picture(lambda: draw_bytes(rows))),
         sensitivity=Markup(picture(lambda: draw_sensitivity(rows))),
+        rates=learning_rates(suite),
         diverged=diverged_trials(rows),
         budget=len(next(iter(suite.trials.values()))),
         machines=machines(rows),
@@ -197,6 +198,16 @@ def draw_sensitivity(rows: Sequence[Row]) -> Figure:
     ax.tick_params(labelsize=9)
     ax.invert_yaxis()
     return figure
+
+
+def learning_rates(suite: Suite) -> dict[str, list[str]]:
+    """Learning rates of the trials, as text -> the methods that have them."""
+    flag, found = '--learning_rate=', dict[str, list[str]]()
+    for method, trials in suite.trials.items():
+        rates = dict.fromkeys(text for trial in trials for text in trial if text.startswith(flag))
+        text = ', '.join(rate.removeprefix(flag) for rate in rates)
+        found.setdefault(text or "the suite's", []).append(method)
+    return found
 
 
 def diverged_trials(rows: Sequence[Row]) -> list[tuple[Row, str]]:
