@@ -16,7 +16,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments.benchmark.advice import advice, put
+from experiments.benchmark.advice import KINDS, put, sections
 from experiments.benchmark.page import PAGE, render
 from experiments.benchmark.plan import in_words, plan
 from experiments.benchmark.records import as_csv
@@ -40,7 +40,7 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_list(
         'update',
         [],
-        'Markdown files whose section of this suite, between marks, is replaced by the answer',
+        'Markdown files whose sections of this suite, between marks, are replaced by the answer',
         flag_values=values,
     )
     flags.DEFINE_bool(
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     work = begin(suite, command.check_output(values['output']) / suite.name, parsed.run_flags)
     updated = [Path(path) for path in values['update']]
     for path in updated:
-        put('', suite.name, path)  # an error before training
+        put(dict.fromkeys(KINDS, ''), suite.name, path)  # an error before training
     failed = 0
     if not values['report_only']:
         command.use_machine()
@@ -105,8 +105,8 @@ def write(work: Work, updated: Iterable[Path], made_by: str) -> None:
     texts = {work.output / CSV: as_csv(work.finished)} if work.finished else {}
     if rows:
         texts[work.output / PAGE] = render(work.suite, rows, command=made_by)
-        text = advice(work.suite, rows)
-        texts |= {path: put(text, work.suite.name, path) for path in updated}
+        answer = sections(work.suite, rows)
+        texts |= {path: put(answer, work.suite.name, path) for path in updated}
     command.write_all(texts)
 
 

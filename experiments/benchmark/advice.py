@@ -1,15 +1,23 @@
-"""The section "Which method should I use" of README and documentation, from a benchmark."""
+"""The sections "Which method should I use" of README and documentation, from a benchmark."""
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments.benchmark.page import shown
-from experiments.benchmark.results import BASELINE, LEVEL, Row, missing, tables, verdicts
+from experiments.benchmark.results import BASELINE, LEVEL, Row, in_words, missing, tables, verdicts
 from experiments.benchmark.suite import Suite
 from jaxfed.metrics.intervals import Paired
 
-MOST = 4  # methods in a cell of the table
-BEGIN, END = '<!-- {name} benchmark: begin -->', '<!-- {name} benchmark: end -->'
+MOST = 4  # methods that are named for a data set and skew
+WIDTH = 100  # of a summary, characters
+KINDS = ('benchmark', 'benchmark summary')
+BEGIN, END = '<!-- {name} {kind}: begin -->', '<!-- {name} {kind}: end -->'
+
+
+def sections(suite: Suite, rows: Sequence[Row]) -> dict[str, str]:
+    """The text of each of `KINDS`; arguments as of `advice`."""
+    return dict(zip(KINDS, (advice(suite, rows), summary(suite, rows)), strict=True))
 
 
 def advice(suite: Suite, rows: Sequence[Row]) -> str:
@@ -28,12 +36,11 @@ def advice(suite: Suite, rows: Sequence[Row]) -> str:
         compared = sum(judged[row.place].paired is not None for row in table)
         if compared and not better:
             without.append(where)
-        names = [_gain(row, judged[row.place].paired) for row in better[:MOST]]
-        names += [f'{len(better) - MOST} more'] * (len(better) > MOST)
+        names = _first([_gain(row, judged[row.place].paired) for row in better])
         cells = [
             where,
             shown(baseline.interval('final')) if baseline else '–',
-            ', '.join(names) or 'none',
+            names or 'none',
             f'{len(better)} / {compared - len(better) - worse} / {worse}',
         ]
         lines.append(f'| {" | ".join(cells)} |')
@@ -49,20 +56,48 @@ def advice(suite: Suite, rows: Sequence[Row]) -> str:
     return '\n\n'.join(filter(None, [about, table_text, nothing, missing(suite, rows)])) + '\n'
 
 
+def summary(suite: Suite, rows: Sequence[Row]) -> str:
+    """The answer in a few lines; arguments as of `advice`."""
+    judged, won, lost = verdicts(rows), [], []
+    for key, table in tables(rows).items():
+        better = [f'`{row.place.method}`' for row in table if judged[row.place].sign > 0]
+        if better:
+            won.append(f'{_first(better)} on {in_words([key])}')
+        elif any(judged[row.place].paired for row in table):
+            lost.append(key)
+    sentences = [
+        f'{suite.title}, {len(suite.trials)} methods, {suite.seeds} seeds.',
+        f'Better than FedAvg beyond chance: {"; ".join(won)}.' if won else '',
+        f'No method beats FedAvg beyond chance on {in_words(lost)}.' if lost else '',
+        missing(suite, rows),
+    ]
+    text = ' '.join(filter(None, sentences))
+    return textwrap.fill(text, WIDTH, break_on_hyphens=False, break_long_words=False) + '\n'
+
+
+def _first(names: Sequence[str]) -> str:
+    more = [f'{len(names) - MOST} more'] * (len(names) > MOST)
+    return ', '.join([*names[:MOST], *more])
+
+
 def _gain(row: Row, paired: Paired | None) -> str:
     return f'`{row.place.method}` {shown(paired.difference, "+") if paired else ""}'
 
 
-def put(text: str, name: str, path: Path) -> str:
-    """The text of a file with the section of a suite replaced.
+def put(texts: Mapping[str, str], name: str, path: Path) -> str:
+    """The text of a file with the sections of a suite replaced, those of `KINDS` that it has.
 
     Raises:
-      ValueError: if the file lacks the marks of the section.
+      ValueError: if the file lacks the marks of a section.
     """
     held = path.read_text()
-    begin, end = BEGIN.format(name=name), END.format(name=name)
-    if held.count(begin) != 1 or held.count(end) != 1:
-        raise ValueError(f'--update: {path} must have the lines {begin} and {end} once.')
-    before, _, rest = held.partition(begin)
-    _, _, after = rest.partition(end)
-    return f'{before}{begin}\n{text}{end}{after}'
+    marks = {k: (BEGIN.format(name=name, kind=k), END.format(name=name, kind=k)) for k in KINDS}
+    present = [kind for kind in KINDS if any(mark in held for mark in marks[kind])]
+    for kind in present or KINDS[:1]:
+        begin, end = marks[kind]
+        if held.count(begin) != 1 or held.count(end) != 1:
+            raise ValueError(f'--update: {path} must have the lines {begin} and {end} once.')
+        before, _, rest = held.partition(begin)
+        _, _, after = rest.partition(end)
+        held = f'{before}{begin}\n{texts[kind]}{end}{after}'
+    return held

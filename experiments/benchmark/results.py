@@ -159,15 +159,22 @@ def tables(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
 
 def missing(suite: Suite, rows: Sequence[Row]) -> str:
     """A sentence about the runs and tables that are not finished; empty if all are."""
-    found, asked, left, done = tables(rows), len(suite.trials) * suite.seeds, [], 0
-    for dataset, skew in itertools.product(suite.datasets, suite.skews):
-        count = sum(len(row.runs) for row in found.get((dataset, skew), []))
-        done += count
-        if count < asked:
-            part = f' ({count} of {asked})' if count else ''
-            left.append(f'{dataset}, {skew.replace("_", " ")}{part}')
-    every = asked * len(suite.datasets) * len(suite.skews)
-    return f'{done} of {every} runs are finished. Not finished: {"; ".join(left)}.' if left else ''
+    found, keys = tables(rows), list(itertools.product(suite.datasets, suite.skews))
+    counts = {key: sum(len(row.runs) for row in found.get(key, [])) for key in keys}
+    asked = len(suite.trials) * suite.seeds
+    left = [key for key, count in counts.items() if count < asked]
+    if not left:
+        return ''
+    done = f'{sum(counts.values())} of {asked * len(keys)} runs are finished.'
+    return f'{done} Not finished: {in_words(left)}.'
+
+
+def in_words(keys: Sequence[tuple[str, str]]) -> str:
+    """(data set, skew) as text, such as 'digits (iid); mnist (iid, sharding 2)'."""
+    skews: dict[str, list[str]] = {}
+    for dataset, skew in keys:
+        skews.setdefault(dataset, []).append(skew.replace('_', ' '))
+    return '; '.join(f'{dataset} ({", ".join(names)})' for dataset, names in skews.items())
 
 
 def matrix(rows: Sequence[Row]) -> tuple[list[str], np.ndarray]:

@@ -13,6 +13,8 @@ from experiments.benchmark.__main__ import main
 from experiments.grid import runner
 from jaxfed.runs import config_flags
 
+ROOT = Path(__file__).parents[3]
+
 # Clients of equal size, so that all skews share programs.
 TOY = """
 title = 'Toy'
@@ -97,6 +99,23 @@ def test_a_section_of_a_file_is_updated(output, toy, tmp_path, capsys):
     assert text.startswith('before\n<!-- toy benchmark: begin -->\nToy: test accuracy')
     assert text.endswith('<!-- toy benchmark: end -->\nafter\n')
     assert '| digits, sharding 6 |' in text and 'old' not in text
+    path.write_text('<!-- toy benchmark summary: begin -->\n<!-- toy benchmark summary: end -->\n')
+    assert main(command) == 0
+    assert 'begin -->\nToy, 3 methods, 2 seeds. No method beats FedAvg beyond' in path.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['small', 'cpu'])
+def test_the_committed_answers_follow_from_the_committed_numbers(name, tmp_path):
+    held = ROOT / 'experiments' / 'results' / 'benchmark' / name
+    shutil.copytree(held, tmp_path / name)
+    files = [ROOT / 'README.md', ROOT / 'docs' / 'which_method.md']
+    copies = [Path(shutil.copy(file, tmp_path)) for file in files]
+    update = ','.join(map(str, copies))
+    command = [f'--suite={name}', f'--output={tmp_path}', '--report_only', f'--update={update}']
+    assert main(command) == 0
+    for file, copy in zip(files, copies, strict=True):
+        assert copy.read_text() == file.read_text()
 
 
 @pytest.mark.slow
@@ -267,10 +286,12 @@ def test_verdicts_are_against_fedavg_of_the_same_table():
         '| digits, other | – | none | 0 / 0 / 0 |\n'
     ) in text
     assert 'Nothing beats' not in text  # nothing was compared in the other line
-    assert '12 of 126 runs are finished. Not finished: digits, dirichlet 0.1; ' in text
-    assert 'digits, iid (12 of 21); mnist, ' in text
+    assert '12 of 126 runs are finished. Not finished: digits (dirichlet 0.1, label ' in text
     text = advice.advice(suite.read_suite('small'), [rows[0], rows[2]])
     assert 'Nothing beats FedAvg beyond chance in any line.' in text
+    text = ' '.join(advice.summary(suite.read_suite('small'), rows).split())
+    assert '7 methods, 3 seeds. Better than FedAvg beyond chance: `fedlmd` on digits (iid).' in text
+    assert 'No method' not in text
     texts = page.answers(rows)
     assert texts[0] == 'digits, iid: better than FedAvg beyond chance: fedlmd.'
     assert texts[1] == 'digits, other: not enough seeds to compare with FedAvg.'
