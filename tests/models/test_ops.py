@@ -88,6 +88,22 @@ def test_value_and_gradients(shape, kernel, strides, padding, use):
     assert_equal(*both(strides, padding, use), *operands(shape, kernel))
 
 
+# No example, no result, negative padding.
+EDGES = [
+    ((0, 8, 8, 3), (3, 3, 3, 4), 'SAME'),
+    ((0, 8, 8, 8), (1, 1, 8, 4), 'SAME'),
+    ((2, 2, 2, 3), (3, 3, 3, 4), 'VALID'),
+    ((2, 8, 8, 3), (3, 3, 3, 4), ((-1, 0), (0, 0))),
+    ((2, 8, 8, 8), (1, 1, 8, 4), ((-1, -1), (0, 0))),
+]
+
+
+@pytest.mark.parametrize('use', [None, 'patches'])
+@pytest.mark.parametrize(('shape', 'kernel', 'padding'), EDGES)
+def test_edges(shape, kernel, padding, use):
+    assert_equal(*both((1, 1), padding, use), *operands(shape, kernel))
+
+
 # The mapped axes of inputs and kernel; None is shared.
 MAPPED = {'inputs': (0, None), 'kernels': (None, 0), 'both': (0, 0), 'moved': (1, 3)}
 
@@ -310,7 +326,7 @@ def test_lowering_by_platform_and_shape():
     assert lowering((32, 32), (3, 3, 64, 128), (2, 2)) == 'unrolled'
     assert lowering((32, 32), (1, 1, 64, 256)) == 'patches'
     assert lowering((32, 32), (1, 1, 64, 128), (2, 2)) == 'patches'
-    assert lowering((32, 32), (3, 3, 3, 16)) == 'patches'
+    assert lowering((32, 32), (3, 3, 3, 16)) == 'unrolled'
     assert lowering((16, 16), (3, 3, 32, 32)) == 'fourier'
     assert lowering((8, 8), (3, 3, 128, 256)) == 'fourier'
     assert lowering((8, 8), (3, 3, 256, 256)) == 'unrolled'
@@ -336,7 +352,7 @@ POOLED = [
     ((1, 6, 9, 2), (2, 4, 2, 3), ((0, 2), (3, 1))),
     ((2, 8, 6, 5), (1, 1, 5, 2), 'VALID'),
     ((2, 9, 8, 1), (5, 5, 1, 3), 'SAME'),  # blocks of 2x2 pixels, like the next
-    ((2, 7, 8, 2), (3, 3, 2, FEW + 1), 'VALID'),
+    ((2, 7, 8, 2), (5, 5, 2, FEW + 1), 'VALID'),
 ]
 
 
@@ -348,6 +364,10 @@ def pooled(padding, use):
         return max_pool(lax.conv_general_dilated(x, w, (1, 1), padding, dimension_numbers=LAYOUT))
 
     return fast, plain
+
+
+def test_blocks_of_no_example():
+    assert_equal(*pooled('SAME', 'blocks'), *operands((0, 8, 8, 3), (5, 5, 3, 4)))
 
 
 @pytest.mark.parametrize('use', LOWERINGS)

@@ -1,6 +1,7 @@
 """Two-dimensional convolution that remains fast when `jax.vmap` maps over its kernels."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import jax.numpy as jnp
@@ -99,7 +100,7 @@ def _patches_conv(
     x: Array, w: Array, strides: tuple[int, ...], pads: Pads, precision: Any
 ) -> Array:
     """Convolves by one matrix product with the receptive field of each pixel of the result."""
-    x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
+    x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *((*p, 0) for p in pads), (0, 0, 0)))
     kernel = w.shape[:2]
     last = [x.shape[1 + i] - kernel[i] + 1 for i in range(2)]
     fields = [
@@ -112,6 +113,6 @@ def _patches_conv(
         # Otherwise the compiler copies element by element, and again for the gradient.
         stacked = lax.optimization_barrier(stacked)
     # A product of two axes; its gradient would be slow with four.
-    pixels = stacked.reshape(-1, stacked.shape[3])
-    y = jnp.matmul(pixels, w.reshape(-1, w.shape[3]), precision=precision)
-    return y.reshape(*stacked.shape[:3], -1)
+    *places, length = stacked.shape
+    pixels, kernels = stacked.reshape(prod(places), length), w.reshape(length, w.shape[3])
+    return jnp.matmul(pixels, kernels, precision=precision).reshape(*places, w.shape[3])

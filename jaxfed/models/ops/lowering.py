@@ -33,15 +33,15 @@ def lowering(
         # Compiled for an H100 and a TPU, it moves the fewest bytes (BUILD_NOTES.md, accelerators).
         return 'grouped'
     height, width, channels, _ = kernel
-    if channels < 4:
-        return 'blocks' if pooled else 'patches'
+    if pooled and channels < 4:
+        return 'blocks'
     if height * width == 1:
         return 'patches'
     # The frequencies of a large image cost more than a small kernel saves, and with many channels
     # the products at the frequencies take longer than the arithmetic they save.
     large = height * width >= 16 and max(image) <= 32
     small = height * width >= 9 and 4 <= max(image) <= 16 and channels * max(image) <= 1024
-    if max(strides) == 1 and (large or small):
+    if channels >= 4 and max(strides) == 1 and (large or small):
         return 'fourier'
     # On tiny images one product is faster: 5 % on 4x4, 40 % on 2x2, of 512 to 512 channels.
     return 'patches' if max(image) <= 4 else 'unrolled'
