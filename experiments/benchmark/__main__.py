@@ -91,7 +91,8 @@ def suite_command(values: Mapping[str, Any], extra: Sequence[str]) -> str:
         value = values[name]
         if value is not None:
             words.append(f'--{name}={",".join(value) if isinstance(value, list) else value}')
-    return shlex.join([*words, *(['--', *extra] if extra else [])])
+    kept = [flag for flag in extra if not flag.startswith('--data_dir=')]
+    return shlex.join([*words, *(['--', *kept] if kept else [])])
 
 
 def write(work: Work, updated: Iterable[Path], made_by: str) -> None:

@@ -378,7 +378,7 @@ COLUMNS = (
     'collectives',
 )  # fmt: skip
 LEGEND = (
-    '`step` is one local step of all lanes. A loop in the other programs counts as one turn. GFLOP '
+    '`step` is one local step of all lanes. A loop counts as one turn. GFLOP '
     'are those of matrix products and convolutions; for a TPU, except in `step`, those of all '
     'operations, as XLA counts them. `-`: not counted.'
 )

@@ -40,18 +40,25 @@ def compare(
       The table, with a row for each group; None if no group has two seeds.
 
     Raises:
-      ValueError: if no completed run is of the baseline.
+      ValueError: if no completed run is of the chosen baseline, or no group has two seeds.
     """
     done = [g for g in groups if g.counted[0].complete]
-    wanted = [g for g in done if (baseline or 'fedavg') in (g.label, g.runs[0].config['method'])]
-    if baseline and not wanted:
-        names = ', '.join(dict.fromkeys(g.label for g in done)) or 'none'
+    names = {id(g): (g.runs[0].config['method'], g.label) for g in done}
+    wanted = [g for g in done if ('fedavg' if baseline is None else baseline) in names[id(g)]]
+    if baseline is not None and not wanted:
+        known = '; '.join(dict.fromkeys(name for pair in names.values() for name in pair))
         raise ValueError(
-            f'--baseline={baseline} is no method or label of a finished run: choose from {names}.'
+            f'--baseline={baseline} is no method or label of a finished run: choose from '
+            f'{known or "none"}.'
         )
     accuracy, title = SCORES[score]
     values = {id(group): _by_seed(group, accuracy) for group in done}
     if all(len(of_seeds) < 2 for of_seeds in values.values()):
+        if baseline is not None:
+            raise ValueError(
+                f'--baseline={baseline} needs runs that differ only in their seeds, at least two '
+                'finished ones; run more seeds, or leave it out.'
+            )
         return None
     base = (wanted or done)[0]
     results = [

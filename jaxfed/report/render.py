@@ -29,7 +29,7 @@ def render(
       score: see `compare`.
 
     Raises:
-      ValueError: if no completed run is of the baseline.
+      ValueError: if nothing can be compared with the chosen baseline.
     """
     loader = PackageLoader('jaxfed.report', 'page')
     pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)

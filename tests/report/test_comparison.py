@@ -3,6 +3,7 @@
 import pytest
 
 from jaxfed.report import grouping
+from jaxfed.report.__main__ import main
 from jaxfed.report.comparison import compare
 from jaxfed.report.reading import read_run
 from jaxfed.report.render import render
@@ -51,8 +52,9 @@ def test_baseline_and_score_are_chosen(tmp_path):
     assert row == ['25.00 ± 190.59', '+15.00 ± 190.59', '0.5', '2']
     moving = compare(groups, score='moving').table.rows[[g.label for g in groups].index('kd')]
     assert moving[0].text == '10.00 ± 0.00'
-    with pytest.raises(ValueError, match=r'--baseline=moon is no method .* choose from'):
-        compare(groups, baseline='moon')
+    for name in ('moon', ''):
+        with pytest.raises(ValueError, match=rf'--baseline={name} is no .* from (\w+; )+\w+\.'):
+            compare(groups, baseline=name)
 
 
 def test_intervals_need_no_second_method(tmp_path):
@@ -60,9 +62,23 @@ def test_intervals_need_no_second_method(tmp_path):
     ((mean, *others),) = compare(groups).table.rows
     assert mean.text == '60.00 ± 24.84'
     assert [cell.text for cell in others] == ['–', '–', '–']
+    assert 'Over seeds' in render(groups)
+
+
+def test_the_command_passes_baseline_and_score_on(tmp_path, capsys):
+    (tmp_path / 'runs').mkdir()
+    groups_of(tmp_path / 'runs', fedlmd=(0.5, 0.6), kd=(0.1, 0.2))
+    command = [str(tmp_path / 'runs'), f'--output={tmp_path}/page.html', '--score=best']
+    assert main([*command, '--baseline=kd']) == 0
+    text = (tmp_path / 'page.html').read_text()
+    assert 'Compared with kd, by seed' in text and 'best accuracy (%)' in text
+    assert main([*command, '--baseline=moon']) == 2
+    assert '--baseline=moon is no method' in capsys.readouterr().err
 
 
 def test_one_seed_has_no_comparison(tmp_path):
     groups = groups_of(tmp_path, fedlmd=(0.5,), fedavg=(0.4,))
     assert compare(groups) is None
+    with pytest.raises(ValueError, match='--baseline=fedavg needs runs that differ only in'):
+        compare(groups, baseline='fedavg')
     assert 'id="comparison"' not in render(groups)

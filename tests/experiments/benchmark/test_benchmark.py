@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from experiments.benchmark import advice, page, plan, records, results, suite, work
-from experiments.benchmark.__main__ import main
-from experiments.grid import runner
+from experiments.benchmark.__main__ import define, main, suite_command
+from experiments.grid import command, runner
 from jaxfed.runs import config_flags
 
 ROOT = Path(__file__).parents[3]
@@ -235,6 +235,13 @@ def test_the_page_names_the_learning_rates_of_the_trials():
     assert page.learning_rates(suite.read_suite('niid_bench')).keys() == {"the suite's"}
     text = page.render(suite.read_suite('small'), [made_row('fedavg', [0.5])], command='')
     assert '<li>.01, .03: fedavg, scaffold, fedavgm</li>' in text
+
+
+def test_the_command_of_a_suite_has_what_was_asked_for():
+    arguments = ['--suite=small', '--datasets=digits,mnist', '--seeds=2', '--', '--data_dir=d']
+    parsed = command.parse([*arguments, '--alpha=.3'], define, '')
+    made = 'python -m experiments.benchmark --suite=small --datasets=digits,mnist --seeds=2'
+    assert suite_command(parsed.values, parsed.extra) == f'{made} -- --alpha=.3'
 
 
 def test_the_page_lists_trials_that_diverged():
