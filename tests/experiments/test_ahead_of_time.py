@@ -180,7 +180,7 @@ def test_a_failed_case_is_a_row_of_the_page(tmp_path):
     ahead_of_time.write_page(report, tmp_path / 'page.md')
     lines = (tmp_path / 'page.md').read_text().splitlines()
     assert lines[0] == '# Programs compiled for tpu-v5e, 1 device'
-    assert 'A loop in the other programs counts as one turn.' in (tmp_path / 'page.md').read_text()
+    assert 'A loop counts as one turn.' in (tmp_path / 'page.md').read_text()
     assert (
         '| lanes=4, bfloat16, 3 MiB on a device, ready after 7 s | step | 1.2 | 2.0 | 1 | 197.0 '
         '| 0.00 | 3.0 | 1.00 | 0.00 | 2 all-reduce |' in lines
