@@ -42,35 +42,25 @@ def compare(
     Raises:
       ValueError: if no completed run is of the chosen baseline, or no group has two seeds.
     """
-    done = [g for g in groups if g.counted[0].complete]
-    names = {id(g): (g.runs[0].config['method'], g.label) for g in done}
-    wanted = [g for g in done if ('fedavg' if baseline is None else baseline) in names[id(g)]]
-    if baseline is not None and not wanted:
-        known = '; '.join(dict.fromkeys(name for pair in names.values() for name in pair))
-        raise ValueError(
-            f'--baseline={baseline} is no method or label of a finished run: choose from '
-            f'{known or "none"}.'
-        )
+    base = _find(groups, baseline)
     accuracy, title = SCORES[score]
-    values = {id(group): _by_seed(group, accuracy) for group in done}
-    if all(len(of_seeds) < 2 for of_seeds in values.values()):
+    values = [_by_seed(group, accuracy) for group in groups]
+    if base is None or all(len(of_seeds) < 2 for of_seeds in values):
         if baseline is not None:
             raise ValueError(
                 f'--baseline={baseline} needs runs that differ only in their seeds, at least two '
                 'finished ones; run more seeds, or leave it out.'
             )
         return None
-    base = (wanted or done)[0]
+    data = [data_of(group) for group in groups]
     results = [
-        paired(values[id(group)], values[id(base)])
-        if id(group) in values and group is not base and data_of(group) == data_of(base)
-        else None
-        for group in groups
+        paired(values[i], values[base]) if i != base and data[i] == data[base] else None
+        for i in range(len(groups))
     ]
     adjusted = holm([result.p_value if result else None for result in results])
     rows = []
-    for group, result, p in zip(groups, results, adjusted, strict=True):
-        interval = mean_interval(list(values.get(id(group), {}).values()))
+    for of_seeds, result, p in zip(values, results, adjusted, strict=True):
+        interval = mean_interval(list(of_seeds.values()))
         rows.append(
             [
                 _interval_cell(interval and (interval.mean, interval.half)),
@@ -82,14 +72,28 @@ def compare(
             ]
         )
     columns = [title, 'difference (points)', 'p, adjusted', 'common seeds']
-    return Comparison(base.label, GroupTable(columns, rows))
+    return Comparison(groups[base].label, GroupTable(columns, rows))
+
+
+def _find(groups: Sequence[RunGroup], baseline: str | None) -> int | None:
+    """The place of the baseline among the groups, see `compare`; None if no run is completed."""
+    done = [i for i, group in enumerate(groups) if group.counted[0].complete]
+    names = {i: (groups[i].runs[0].config['method'], groups[i].label) for i in done}
+    wanted = [i for i in done if ('fedavg' if baseline is None else baseline) in names[i]]
+    if baseline is not None and not wanted:
+        known = '; '.join(dict.fromkeys(name for pair in names.values() for name in pair))
+        raise ValueError(
+            f'--baseline={baseline} is no method or label of a finished run: choose from '
+            f'{known or "none"}.'
+        )
+    return next(iter(wanted or done), None)
 
 
 def _by_seed(
     group: RunGroup, accuracy: Callable[[RecordedRun], float | None]
 ) -> dict[object, float]:
-    """Seeds -> accuracy in percent of the counted runs."""
-    pairs = [(run.seeds, accuracy(run)) for run in group.counted]
+    """Seeds -> accuracy in percent of the completed runs that count."""
+    pairs = [(run.seeds, accuracy(run)) for run in group.counted if run.complete]
     return {seeds: 100 * value for seeds, value in pairs if value is not None}
 
 
