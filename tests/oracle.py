@@ -276,8 +276,12 @@ def local_view(model, params, stats, batch, epoch, context):
     def apply(w, inputs, stats=of_origin):
         return model.evaluate(w, inputs, stats)
 
+    def evaluate(*arguments):
+        return jax.lax.stop_gradient(apply(*arguments))
+
     outputs = model.train(params, batch.x, stats, batch.mask)
-    return LocalView(params, outputs, batch, origin, apply, *rest, jnp.int32(epoch), round_info)
+    views = params, outputs, batch, origin, apply, evaluate
+    return LocalView(*views, *rest, jnp.int32(epoch), round_info)
 
 
 def differentiate(model, method, params, stats, batch, epoch, context):

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from jaxfed.engine.fixed import evaluate_fixed
 from jaxfed.engine.lanes import Schedule
 from jaxfed.engine.optimizers import local_optimizer
 from jaxfed.engine.stacking import Stacking, row
@@ -218,6 +219,9 @@ def local_step(
     method, batch = context.method_of(tuned), _draw_batch(context, device, lane)
     key = _network_key(lane) if context.model.random else None
 
+    def evaluate(params: PyTree, x: Array, stats: PyTree = stats) -> Outputs:
+        return evaluate_fixed(context.model, params, stats, x)
+
     def view_of(params: PyTree) -> LocalView:
         outputs = context.model.train(params, batch.x, lane.stats, batch.mask, key)
         return LocalView(
@@ -226,6 +230,7 @@ def local_step(
             batch=batch,
             global_params=global_params,
             apply=bind_stats(context.model, stats),
+            evaluate=evaluate,
             info=lane.info,
             static=lane.static,
             state=lane.state,

@@ -107,7 +107,13 @@ def method_cost(
         client = client._replace(begun=method.begin(client))
         outputs = model.train(params, batch.x, stats, batch.mask, jax.random.key(0))
         view = LocalView(
-            **common, outputs=outputs, batch=batch, apply=apply, begun=client.begun, epoch=number
+            **common,
+            outputs=outputs,
+            batch=batch,
+            apply=apply,
+            evaluate=apply,
+            begun=client.begun,
+            epoch=number,
         )
         method.supervised(view)
         method.penalty(view)

@@ -49,7 +49,7 @@ def fedgkd(*, beta: float = 0.1, tau: float = 1.0, models: int = 5) -> Method:
 
     def penalty(view: LocalView) -> Array:
         params, stats = view.shared
-        teacher = jax.lax.stop_gradient(view.apply(params, view.batch.x, stats).logits)
+        teacher = view.evaluate(params, view.batch.x, stats).logits
         distillation = losses.kl_distillation(view.outputs.logits, teacher, temperature=tau)
         return jnp.where(view.round.number > 1, beta * view.mean(distillation), 0.0)
 

@@ -99,6 +99,7 @@ class LocalView(NamedTuple):
     global_params: PyTree  # at the start of the round; with `receive` those that it returned
     # (params, x, stats=the global ones) -> Outputs, in evaluation mode
     apply: Callable[..., Outputs]
+    evaluate: Callable[..., Outputs]  # the same without gradient, see `evaluate_fixed`
     info: ClientInfo
     static: PyTree  # from `prepare`
     state: PyTree  # this method's state of this client, from its previous round
@@ -114,7 +115,7 @@ class LocalView(NamedTuple):
         An unused teacher costs nothing: the compiler removes it. Parts that use it share one
         evaluation.
         """
-        return jax.lax.stop_gradient(self.apply(self.global_params, self.batch.x))
+        return self.evaluate(self.global_params, self.batch.x)
 
     def mean(self, values: Array) -> Array:
         """Computes the mean over the real examples of the batch.

@@ -1,7 +1,5 @@
 """MOON: contrasts representations with those of the global and the last local model."""
 
-import jax
-
 from jaxfed import losses
 from jaxfed.methods._check import check, check_temperature
 from jaxfed.methods.method import ClientView, LocalView, Method
@@ -41,7 +39,7 @@ def moon(*, mu: float = 1.0, tau: float = 0.5, projection: bool = False) -> Meth
 
     def penalty(view: LocalView) -> Array:
         params, stats = view.state
-        previous = jax.lax.stop_gradient(view.apply(params, view.batch.x, stats))
+        previous = view.evaluate(params, view.batch.x, stats)
         contrast = losses.model_contrastive(
             view.outputs.features, view.teacher.features, previous.features, temperature=tau
         )

@@ -185,7 +185,7 @@ def test_fedssd_squares_the_weights_of_classes_and_max_weight_by_its_form(form, 
     teacher = jnp.array([[0.0, jnp.log(3.0)]])
     view = LocalView(*[None] * len(LocalView._fields))._replace(
         outputs=Outputs(teacher + jnp.array([1.0, 2.0]), jnp.zeros((1, 1))),
-        apply=lambda params, x, *stats: Outputs(teacher, jnp.zeros((1, 1))),
+        evaluate=lambda params, x, *stats: Outputs(teacher, jnp.zeros((1, 1))),
         batch=Batch(jnp.zeros((1, 1)), jnp.array([1]), jnp.array([True])),
         shared=jnp.eye(2),
     )

@@ -1,0 +1,84 @@
+"""Tests of the outputs of fixed parameters."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxfed.engine.fixed import evaluate_fixed
+from jaxfed.engine.stacking import row
+from jaxfed.models import make_model
+from jaxfed.types import Model, Outputs
+
+CLIENTS, BATCH, SHAPE = 3, 2, (8, 8, 1)
+# The mapped ones of parameters, statistics and images.
+AXES = {
+    'one teacher': (None, None, 0),
+    'a teacher each': (0, 0, 0),
+    'own parameters': (0, None, 0),
+    'own statistics': (None, 0, 0),
+    'one batch': (0, 0, None),
+}
+
+
+@pytest.fixture(scope='module')
+def network():
+    return make_model('resnet8', num_classes=3, input_shape=SHAPE)
+
+
+def arguments(network, axes):
+    params, stats = network.init(jax.random.key(0)), network.stats
+    x = jax.random.normal(jax.random.key(1), (BATCH, *SHAPE))
+    factors = 1 + jnp.arange(CLIENTS) / 10
+
+    def stack(tree, axis):
+        if axis is None:
+            return tree
+        return jax.tree.map(lambda leaf: jax.vmap(jnp.multiply, (0, None))(factors, leaf), tree)
+
+    return [stack(tree, axis) for tree, axis in zip((params, stats, x), axes, strict=True)]
+
+
+@pytest.mark.parametrize('axes', AXES.values(), ids=AXES)
+def test_mapped_outputs_are_those_of_each_client(network, axes):
+    given = arguments(network, axes)
+    mapped = jax.jit(jax.vmap(functools.partial(evaluate_fixed, network), axes))(*given)
+    for client in range(CLIENTS):
+        params, stats, x = (
+            tree if axis is None else row(tree, client)
+            for tree, axis in zip(given, axes, strict=True)
+        )
+        outputs = network.evaluate(params, x, stats)
+        chex.assert_trees_all_close(
+            row(mapped, client), outputs._replace(stats=()), rtol=1e-4, atol=1e-5
+        )
+
+
+def test_clients_that_share_parameters_are_one_batch():
+    seen = []
+
+    def apply(params, x):
+        seen.append(x.shape)
+        return Outputs(x.reshape(len(x), -1) * params, x)
+
+    model = Model(lambda key: jnp.ones(()), apply)
+    x = jnp.ones((5, CLIENTS, BATCH, *SHAPE))
+    of_clients = jax.vmap(functools.partial(evaluate_fixed, model), (None, None, 0))
+    outputs = jax.vmap(of_clients, (None, None, 0))(jnp.ones(()), (), x)
+    assert seen[-1] == (5 * CLIENTS * BATCH, *SHAPE)
+    chex.assert_shape(outputs.features, x.shape)
+
+
+def test_fixed_parameters_get_no_gradient(network):
+    params, stats, x = arguments(network, AXES['one teacher'])
+
+    def loss(params, x):
+        outputs = evaluate_fixed(network, params, stats, x)
+        return outputs.logits.sum() + outputs.features.sum()
+
+    gradients = jax.grad(loss, (0, 1))(params, x[0])
+    chex.assert_trees_all_equal(gradients, jax.tree.map(jnp.zeros_like, gradients))
+    mapped = jax.vmap(jax.grad(loss), (None, 0))(params, x)
+    chex.assert_trees_all_equal(mapped, jax.tree.map(jnp.zeros_like, mapped))
