@@ -20,7 +20,8 @@ NOTES = (
     'and FedNTD, mu 1 of FedProx, lambda 1 of FedCurv, mu 0.1 and tau 0.5 of MOON without '
     'projection head, momentum 0.7 of FedAvgM, and tau 1 and beta 1 of FedLMD-Tf. KD has '
     "tau 3 and beta 1 as in the history of FedNTD's repository (config/fedkd.json). FedRS (alpha "
-    '0.5), FedNTD-Tf (beta 1, tau 1) and label smoothing (0.1) have the defaults of the methods.',
+    '0.5) and FedNTD-Tf (beta 1, tau 1) have the defaults of the methods; label smoothing has the '
+    "paper's 0.1.",
     "FedCurv is the paper's: Fisher information of all of a client's examples, one by one, summed "
     'over the other clients of the last round. The released code squares the mean gradients of '
     'batches, about 500 examples in all, and sums over all clients that ever took part.',
