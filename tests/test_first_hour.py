@@ -279,7 +279,9 @@ def test_a_heat_map_without_unicode(tmp_path):
     with (tmp_path / 'out').open('w', encoding='ascii') as file:
         print_heatmap(np.eye(3, dtype=int) * 5, Console(file=file, width=80))
         print_heatmap(np.eye(3, 30, dtype=int) * 5, Console(file=file, width=80), most=2)
-    assert '... and 1 more clients.' in (tmp_path / 'out').read_text()
+    shown = (tmp_path / 'out').read_text()
+    assert '... and 1 more clients.' in shown
+    assert 'Clients of one class (95 % or more) hold 100% of the' in shown
 
 
 def test_names_with_brackets_are_shown_unchanged(command, tmp_path, capsys):  # noqa: F811

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxfed.partition.checks import Seed, checked_parts
 from jaxfed.partition.client_dirichlet import client_dirichlet
-from jaxfed.partition.counts import label_counts
+from jaxfed.partition.counts import label_counts, one_class_share
 from jaxfed.partition.dirichlet import dirichlet
 from jaxfed.partition.extended_dirichlet import extended_dirichlet
 from jaxfed.partition.fedntd import fedntd_dirichlet, fedntd_sharding
@@ -122,6 +122,7 @@ __all__ = [
     'label_quantity',
     'make_partition',
     'natural',
+    'one_class_share',
     'partition_settings',
     'quantity',
     'read_indices',

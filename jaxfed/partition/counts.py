@@ -30,3 +30,21 @@ def label_counts(labels: np.ndarray, parts: Sequence[np.ndarray], num_classes: i
     cell = client * num_classes + labels[np.concatenate([*parts, np.array([], int)])]
     counts = np.bincount(cell, minlength=len(parts) * num_classes)
     return counts.reshape(len(parts), num_classes).astype(np.int32)
+
+
+def one_class_share(counts: np.ndarray, *, least: float = 0.95) -> float:
+    """Computes the share of all examples that clients of one class hold.
+
+    `sum_i n_i [max_c n_{i,c} >= least n_i] / sum_i n_i`: with weights by size, the share of their
+    updates in the average.
+
+    Args:
+      counts: [N, C] integers, from `label_counts`.
+      least: in (0, 1], the share of its examples that makes a class the only one of a client.
+
+    Returns:
+      In 0..1; 0 without examples.
+    """
+    sizes = counts.sum(axis=1)
+    of_one = counts.max(axis=1) >= least * sizes
+    return float(sizes[of_one].sum() / max(sizes.sum(), 1))

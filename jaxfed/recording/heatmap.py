@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxfed.internal.files import atomic_path
+from jaxfed.partition.counts import one_class_share
 
 _MAX_NUMBERED = 20  # clients and classes up to which the cells of the figure have numbers
 _MAX_LINED = 150  # clients or classes up to which lines separate them
@@ -97,7 +98,8 @@ def print_heatmap(counts: np.ndarray, console: Console, *, most: int = _PRINTED_
     console.print(
         f'{more}{num_clients} clients, sizes {sizes.min()} to {sizes.max()} '
         f'(median {np.median(sizes):g}), classes held {(counts > 0).sum(axis=1).mean():.1f} on '
-        'average.'
+        f'average. Clients of one class (95 % or more) hold {one_class_share(counts):.0%} of the '
+        'examples.'
     )
 
 

@@ -23,6 +23,7 @@ from jaxfed.partition import (
     label_quantity,
     make_partition,
     natural,
+    one_class_share,
     partition_settings,
     proportions,
     quantity,
@@ -673,6 +674,14 @@ def test_a_map_that_cannot_be_written_names_the_flag(tmp_path, monkeypatch, caps
     shown = ' '.join(capsys.readouterr().err.split())
     assert f'--output={path}' in shown.replace(' ', '')
     assert 'cannot be written' in shown
+
+
+def test_one_class_share_by_hand():
+    counts = np.array([[19, 1, 0], [18, 2, 0], [0, 0, 5], [0, 0, 0]])
+    assert one_class_share(counts) == (20 + 5) / 45
+    assert one_class_share(counts, least=0.9) == 1
+    assert one_class_share(counts, least=1) == 5 / 45
+    assert one_class_share(np.zeros((2, 3), int)) == 0
 
 
 def test_label_counts_by_hand():
