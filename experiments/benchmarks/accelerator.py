@@ -4,7 +4,8 @@ The memory of FedLMD comes first, because the device reports the largest of the 
 parts are ordered by worth: agreement with a plain loop over clients, local steps, whole rounds, a
 run of FedLMD, sweeps, the host's share, determinism, the memory of large batches and evaluation.
 Both files are written after every case, so a command that is cut off loses one case. The same
-command continues in the same folder; use another folder after a change of the code.
+command continues in the same folder; a case that ended the process twice is left out. Use another
+folder after a change of the code.
 
 python -m experiments.benchmarks.accelerator --output=DIR --npz=FILE
 
@@ -38,6 +39,7 @@ DEFAULTS = (
     '"Accelerators, compiled ahead of time") until they are measured on a device.'
 )
 RANDOM = 'The images are random, so accuracies mean nothing.'
+TRIES = 2  # of a case that ends the process, as a failed check of XLA does
 
 
 class Part(NamedTuple):
@@ -182,6 +184,7 @@ def run_parts(work: Work, parts: Mapping[str, Part], report: Report, folder: Pat
     for name, part in parts.items():
         entry = report['parts'].setdefault(name, {'cases': {}})
         entry['skipped'], known = [], entry['cases']
+        begun = entry.setdefault('begun', {})
         try:
             cases = part.cases(work)
         except Exception as error:
@@ -192,8 +195,19 @@ def run_parts(work: Work, parts: Mapping[str, Part], report: Report, folder: Pat
             if work.clock.over():
                 entry['skipped'].append(case)
                 continue
-            with reporting.console.status(f'{part.title}: {case}'):
-                known[case] = measure_case(measure)
+            if begun.get(case) == TRIES:
+                known[case] = {'failed': f'ended the process {TRIES} times', 'seconds': 0.0}
+                continue
+            begun[case] = begun.get(case, 0) + 1
+            write(report, parts, folder)
+            try:
+                with reporting.console.status(f'{part.title}: {case}'):
+                    known[case] = measure_case(measure)
+            except KeyboardInterrupt:
+                del begun[case]
+                write(report, parts, folder)
+                raise
+            del begun[case]
             text = f'{name}: {case}: {known[case]["seconds"]:.1f} s'
             reporting.console.print(text, known[case].get('failed', ''), markup=False)
             write(report, parts, folder)
@@ -254,7 +268,11 @@ def write(report: Report, parts: Mapping[str, Part], folder: Path) -> None:
 
 
 def known_parts(folder: Path, report: Report) -> Report:
-    """The cases that an earlier command measured on the same machine with the same settings."""
+    """The cases that an earlier, interrupted command measured.
+
+    Raises:
+      UsageError: if the file is damaged, or of another machine or other settings and would be lost.
+    """
     file = folder / 'accelerator.json'
     if not file.exists():
         return {}
@@ -262,10 +280,18 @@ def known_parts(folder: Path, report: Report) -> Report:
         before = read_json(file)
     except ValueError as error:
         raise app.UsageError(str(error)) from None
-    if any(before.get(key) != report[key] for key in ('machine', 'settings')):
-        return {}
+    now, then = (one.get('machine', {}) | one.get('settings', {}) for one in (report, before))
+    changed = [key for key in now if now[key] != then.get(key)]
+    if changed:
+        raise app.UsageError(
+            f'--output={folder}: {file} was measured with other values of {", ".join(changed)}; '
+            'choose another --output.'
+        )
     return {
-        name: {'cases': {case: done for case, done in part['cases'].items() if 'rows' in done}}
+        name: {
+            'cases': {case: done for case, done in part['cases'].items() if 'rows' in done},
+            'begun': part.get('begun', {}),
+        }
         for name, part in before['parts'].items()
     }
 
@@ -293,7 +319,7 @@ def main(args: flags.FlagValues) -> None:
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise app.UsageError(f'--output={folder} must be a folder: {error}.') from None
+        raise app.UsageError(f'--output={folder} must be a folder: {error.strerror}.') from None
     words = ['python', '-m', 'experiments.benchmarks.accelerator', *sys.argv[1:]]
     report: Report = {
         'command': shlex.join(words),
@@ -311,7 +337,10 @@ def main(args: flags.FlagValues) -> None:
         jax.config.update('jax_compilation_cache_dir', f'{name}/compiled')
         jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
         work = Work(sizes, dataset, Path(name), clock)
-        run_parts(work, PARTS, report, folder)
+        try:
+            run_parts(work, PARTS, report, folder)
+        except KeyboardInterrupt:
+            raise app.UsageError('interrupted; the same command continues.', 130) from None
     reporting.console.print(f'Written to {folder}/accelerator.md.', soft_wrap=True)
 
 

@@ -8,8 +8,9 @@ from jaxfed.types import Array, Model, Outputs, PyTree
 def evaluate_fixed(model: Model, params: PyTree, stats: PyTree, x: Array) -> Outputs:
     """Logits and features of x [B, H, W, channels], without gradient.
 
-    Clients that share the parameters are one batch. Mapped layer by layer, the results would be
-    split and merged between the layers, for which a TPU copies them.
+    Clients that share the parameters are one batch, so an example's output must not depend on the
+    others. Mapped layer by layer, the results would be split and merged between the layers, for
+    which a TPU copies them.
     """
 
     def evaluate(params: PyTree, stats: PyTree, x: Array) -> Outputs:

@@ -185,6 +185,7 @@ def test_a_command_that_is_cut_off_continues(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         accelerator.run_parts(work, parts, report, tmp_path)
     assert '| a | 1 |' in (tmp_path / 'accelerator.md').read_text()
+    assert report['parts']['x']['begun'] == {}
 
     report = new_report()
     report['parts'] = accelerator.known_parts(tmp_path, report)
@@ -192,8 +193,42 @@ def test_a_command_that_is_cut_off_continues(tmp_path):
     assert calls == ['a', 'b', 'b']
     written = json.loads((tmp_path / 'accelerator.json').read_text())
     assert list(written['parts']['x']['cases']) == ['a', 'b']
+
+
+def test_measurements_with_other_settings_are_kept(tmp_path):
+    report = new_report()
+    accelerator.write(report, {}, tmp_path)
+    before = (tmp_path / 'accelerator.json').read_bytes()
     other = report | {'settings': {'npz': 'x.npz', 'toy': True}}
-    assert accelerator.known_parts(tmp_path, other) == {}
+    with pytest.raises(app.UsageError, match='with other values of npz; choose another --output'):
+        accelerator.known_parts(tmp_path, other)
+    assert (tmp_path / 'accelerator.json').read_bytes() == before
+
+
+def test_a_case_that_ends_the_process_does_not_keep_the_others_from_their_turn(tmp_path):
+    calls = []
+
+    def end():
+        calls.append('end')
+        raise SystemExit
+
+    def cases(work):
+        return {'end': end, 'after': lambda: [{'ms': 1.0}]}
+
+    parts = {'x': Part('Cases', '', {'ms': 'ms'}, cases)}
+    work = Work(TOY, None, tmp_path, Clock(1))
+    for _ in range(accelerator.TRIES):
+        report = new_report()
+        report['parts'] = accelerator.known_parts(tmp_path, report)
+        with pytest.raises(SystemExit):
+            accelerator.run_parts(work, parts, report, tmp_path)
+    for _ in range(2):
+        report = new_report()
+        report['parts'] = accelerator.known_parts(tmp_path, report)
+        accelerator.run_parts(work, parts, report, tmp_path)
+    assert calls == ['end', 'end']
+    assert report['parts']['x']['cases']['after']['rows'] == [{'ms': 1.0}]
+    assert '| end | ended the process 2 times |' in (tmp_path / 'accelerator.md').read_text()
 
 
 def test_a_damaged_file_is_named(tmp_path):
@@ -206,7 +241,8 @@ def test_a_failed_case_is_measured_again(tmp_path):
     report = new_report()
     report['parts'] = {'x': {'cases': {'a': {'rows': []}, 'b': {'failed': 'so'}}, 'skipped': []}}
     accelerator.write(report, {}, tmp_path)
-    assert accelerator.known_parts(tmp_path, report) == {'x': {'cases': {'a': {'rows': []}}}}
+    known = accelerator.known_parts(tmp_path, report)
+    assert known['x']['cases'] == {'a': {'rows': []}}
     assert accelerator.known_parts(tmp_path / 'nosuch', report) == {}
 
 
