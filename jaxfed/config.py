@@ -162,7 +162,7 @@ class Config:
         10, 'fewest examples of a client, for Dirichlet partitions and quantity', AT_LEAST_1
     )
     balanced: bool = _partition(
-        False, 'dirichlet: cap clients at n/N examples; no further class for a full client'
+        False, 'dirichlet: no further class after n/N examples; such a client is full'
     )
     shards_per_client: int = _partition(
         2, 'sharding, fedntd_sharding: shards per client; about one class each', AT_LEAST_1

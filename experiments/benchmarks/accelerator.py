@@ -12,6 +12,7 @@ python -m experiments.benchmarks.accelerator --output=DIR --npz=FILE
 FILE holds CIFAR-10 as arrays, as for --dataset=npz; without it the images are random.
 """
 
+import copy
 import gc
 import math
 import shlex
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +32,9 @@ from experiments.benchmarks import accelerator_rounds as whole
 from experiments.benchmarks import accelerator_steps as bare
 from experiments.benchmarks import reporting
 from experiments.benchmarks.accelerator_work import TOY, Clock, Row, Sizes, Tiny, Work, load_images
+from jaxfed.internal.console import show_error
 from jaxfed.internal.files import read_json, versions, write_atomic, write_json
+from jaxfed.internal.signals import ending
 from jaxfed.models import MODELS
 
 Report = dict[str, Any]
@@ -188,7 +192,9 @@ def run_parts(work: Work, parts: Mapping[str, Part], report: Report, folder: Pat
         try:
             cases = part.cases(work)
         except Exception as error:
-            entry['failed'], cases = describe(error), {}
+            entry['failed'] = describe(error)
+            write(report, parts, folder)
+            continue
         for case, measure in cases.items():
             if case in known:
                 continue
@@ -200,13 +206,8 @@ def run_parts(work: Work, parts: Mapping[str, Part], report: Report, folder: Pat
                 continue
             begun[case] = begun.get(case, 0) + 1
             write(report, parts, folder)
-            try:
-                with reporting.console.status(f'{part.title}: {case}'):
-                    known[case] = measure_case(measure)
-            except KeyboardInterrupt:
-                del begun[case]
-                write(report, parts, folder)
-                raise
+            with reporting.console.status(f'{part.title}: {case}'):
+                known[case] = measure_case(measure)
             del begun[case]
             text = f'{name}: {case}: {known[case]["seconds"]:.1f} s'
             reporting.console.print(text, known[case].get('failed', ''), markup=False)
@@ -284,16 +285,24 @@ def known_parts(folder: Path, report: Report) -> Report:
     changed = [key for key in now if now[key] != then.get(key)]
     if changed:
         raise app.UsageError(
-            f'--output={folder}: {file} was measured with other values of {", ".join(changed)}; '
-            'choose another --output.'
+            f'--output={folder} holds measurements with other or unknown values of '
+            f'{", ".join(changed)}; choose another --output.'
         )
     return {
         name: {
             'cases': {case: done for case, done in part['cases'].items() if 'rows' in done},
             'begun': part.get('begun', {}),
         }
-        for name, part in before['parts'].items()
+        for name, part in before.get('parts', {}).items()
     }
+
+
+def leave(report: Report, before: Report, folder: Path, reason: str) -> None:
+    """Writes that a signal, not the case that it met, ended the process."""
+    for name, entry in report['parts'].items():
+        entry['begun'] = before['parts'].get(name, {}).get('begun', {})
+    write(report, PARTS, folder)
+    show_error(f'{reason}; the same command continues.')
 
 
 def describe_machine() -> dict[str, str | int]:
@@ -337,10 +346,8 @@ def main(args: flags.FlagValues) -> None:
         jax.config.update('jax_compilation_cache_dir', f'{name}/compiled')
         jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
         work = Work(sizes, dataset, Path(name), clock)
-        try:
+        with ending(partial(leave, report, copy.deepcopy(report), folder)):
             run_parts(work, PARTS, report, folder)
-        except KeyboardInterrupt:
-            raise app.UsageError('interrupted; the same command continues.', 130) from None
     reporting.console.print(f'Written to {folder}/accelerator.md.', soft_wrap=True)
 
 

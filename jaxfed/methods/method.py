@@ -99,7 +99,8 @@ class LocalView(NamedTuple):
     global_params: PyTree  # at the start of the round; with `receive` those that it returned
     # (params, x, stats=the global ones) -> Outputs, in evaluation mode
     apply: Callable[..., Outputs]
-    evaluate: Callable[..., Outputs]  # the same without gradient, as `engine.fixed`
+    # the same without gradient; clients with equal params are one batch (`engine.fixed`)
+    evaluate: Callable[..., Outputs]
     info: ClientInfo
     static: PyTree  # from `prepare`
     state: PyTree  # this method's state of this client, from its previous round

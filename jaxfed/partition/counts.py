@@ -35,8 +35,8 @@ def label_counts(labels: np.ndarray, parts: Sequence[np.ndarray], num_classes: i
 def one_class_share(counts: np.ndarray, *, least: float = 0.95) -> float:
     """Computes the share of all examples that clients of one class hold.
 
-    `sum_i n_i [max_c n_{i,c} >= least n_i] / sum_i n_i`: with weights by size, the share of their
-    updates in the average.
+    `sum_i n_i [max_c n_{i,c} >= least n_i] / sum_i n_i`: if all clients take part with weights by
+    size, the share of their updates in the average.
 
     Args:
       counts: [N, C] integers, from `label_counts`.

@@ -98,7 +98,7 @@ def print_heatmap(counts: np.ndarray, console: Console, *, most: int = _PRINTED_
     console.print(
         f'{more}{num_clients} clients, sizes {sizes.min()} to {sizes.max()} '
         f'(median {np.median(sizes):g}), classes held {(counts > 0).sum(axis=1).mean():.1f} on '
-        f'average. Clients of one class (95 % or more) hold {one_class_share(counts):.0%} of the '
+        f'average. Clients of one class (95 % or more) hold {one_class_share(counts):.1%} of the '
         'examples.'
     )
 

@@ -17,8 +17,8 @@ CLIENTS, BATCH, SHAPE = 3, 2, (8, 8, 1)
 AXES = {
     'one teacher': (None, None, 0),
     'a teacher each': (0, 0, 0),
-    'own parameters': (0, None, 0),
-    'own statistics': (None, 0, 0),
+    'parameters of each client': (0, None, 0),
+    'statistics of each client': (None, 0, 0),
     'one batch': (0, 0, None),
 }
 
@@ -43,12 +43,12 @@ def arguments(network, axes):
 
 @pytest.mark.parametrize('axes', AXES.values(), ids=AXES)
 def test_mapped_outputs_are_those_of_each_client(network, axes):
-    given = arguments(network, axes)
-    mapped = jax.jit(jax.vmap(functools.partial(evaluate_fixed, network), axes))(*given)
+    arrays = arguments(network, axes)
+    mapped = jax.jit(jax.vmap(functools.partial(evaluate_fixed, network), axes))(*arrays)
     for client in range(CLIENTS):
         params, stats, x = (
             tree if axis is None else row(tree, client)
-            for tree, axis in zip(given, axes, strict=True)
+            for tree, axis in zip(arrays, axes, strict=True)
         )
         outputs = network.evaluate(params, x, stats)
         chex.assert_trees_all_close(
@@ -57,18 +57,28 @@ def test_mapped_outputs_are_those_of_each_client(network, axes):
 
 
 def test_clients_that_share_parameters_are_one_batch():
-    seen = []
+    shapes = []
 
     def apply(params, x):
-        seen.append(x.shape)
-        return Outputs(x.reshape(len(x), -1) * params, x)
+        shapes.append(x.shape)
+        return Outputs(params * x.reshape(len(x), -1), params + x)
 
     model = Model(lambda key: jnp.ones(()), apply)
-    x = jnp.ones((5, CLIENTS, BATCH, *SHAPE))
+    x = jax.random.normal(jax.random.key(0), (5, CLIENTS, BATCH, *SHAPE))
     of_clients = jax.vmap(functools.partial(evaluate_fixed, model), (None, None, 0))
-    outputs = jax.vmap(of_clients, (None, None, 0))(jnp.ones(()), (), x)
-    assert seen[-1] == (5 * CLIENTS * BATCH, *SHAPE)
-    chex.assert_shape(outputs.features, x.shape)
+    outputs = jax.vmap(of_clients, (None, None, 0))(jnp.float32(2), (), x)
+    assert shapes[-1] == (5 * CLIENTS * BATCH, *SHAPE)
+    chex.assert_trees_all_close(outputs.logits, 2 * x.reshape(5, CLIENTS, BATCH, -1))
+    chex.assert_trees_all_close(outputs.features, 2 + x)
+
+
+def test_parameters_of_which_some_are_mapped():
+    model = Model(lambda key: {}, lambda params, x: Outputs(params['w'] * x + params['b'], x))
+    x = jnp.arange(12.0).reshape(CLIENTS, 4, 1)
+    params = {'w': jnp.arange(1.0, 1 + CLIENTS), 'b': jnp.float32(1)}
+    axes = ({'w': 0, 'b': None}, None, 0)
+    outputs = jax.vmap(functools.partial(evaluate_fixed, model), axes)(params, (), x)
+    chex.assert_trees_all_close(outputs.logits, params['w'][:, None, None] * x + 1)
 
 
 def test_fixed_parameters_get_no_gradient(network):

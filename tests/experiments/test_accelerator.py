@@ -185,7 +185,6 @@ def test_a_command_that_is_cut_off_continues(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         accelerator.run_parts(work, parts, report, tmp_path)
     assert '| a | 1 |' in (tmp_path / 'accelerator.md').read_text()
-    assert report['parts']['x']['begun'] == {}
 
     report = new_report()
     report['parts'] = accelerator.known_parts(tmp_path, report)
@@ -200,7 +199,9 @@ def test_measurements_with_other_settings_are_kept(tmp_path):
     accelerator.write(report, {}, tmp_path)
     before = (tmp_path / 'accelerator.json').read_bytes()
     other = report | {'settings': {'npz': 'x.npz', 'toy': True}}
-    with pytest.raises(app.UsageError, match='with other values of npz; choose another --output'):
+    with pytest.raises(
+        app.UsageError, match='other or unknown values of npz; choose another --output'
+    ):
         accelerator.known_parts(tmp_path, other)
     assert (tmp_path / 'accelerator.json').read_bytes() == before
 
@@ -227,8 +228,21 @@ def test_a_case_that_ends_the_process_does_not_keep_the_others_from_their_turn(t
         report['parts'] = accelerator.known_parts(tmp_path, report)
         accelerator.run_parts(work, parts, report, tmp_path)
     assert calls == ['end', 'end']
+    # A part whose cases cannot be listed keeps what was measured.
+    broken = {'x': parts['x']._replace(cases=lambda work: {}['no'])}
+    accelerator.run_parts(work, broken, report, tmp_path)
     assert report['parts']['x']['cases']['after']['rows'] == [{'ms': 1.0}]
     assert '| end | ended the process 2 times |' in (tmp_path / 'accelerator.md').read_text()
+
+
+def test_a_signal_is_not_the_fault_of_the_case(tmp_path, capsys):
+    before = new_report() | {'parts': {'x': {'cases': {}, 'begun': {'a': 1}}}}
+    report = new_report() | {'parts': {'x': {'cases': {}, 'begun': {'a': 2}}}}
+    report['parts']['y'] = {'cases': {}, 'begun': {'b': 1}}
+    accelerator.leave(report, before, tmp_path, 'terminated')
+    parts = json.loads((tmp_path / 'accelerator.json').read_text())['parts']
+    assert [parts[name]['begun'] for name in 'xy'] == [{'a': 1}, {}]
+    assert 'error: terminated; the same command continues.' in capsys.readouterr().err
 
 
 def test_a_damaged_file_is_named(tmp_path):
