@@ -19,6 +19,12 @@ SETTINGS = {
 }  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    """Runs without --workdir write below it."""
+    monkeypatch.chdir(tmp_path)
+
+
 def tokens():
     """Texts of the words of a topic, 1 to 5 for class 0 and so on, of unequal length."""
     ids = 1 + 5 * LABELS[:, None] + RNG.integers(0, 5, (240, 12))

@@ -70,7 +70,8 @@ def test_every_case_names_settings_that_exist():
 
 
 def test_a_deviation_from_the_plain_loop_is_found(tmp_path):
-    config = jaxfed.Config(**extremes.settings_of('fedavg', 'two classes', tmp_path))
+    settings = extremes.settings_of('fedavg', 'two classes', tmp_path)
+    config = jaxfed.Config(**settings, workdir=str(tmp_path / 'run'))
     data = extremes.dataset(classes=2)
     run = train(set_up(config, None, data), quiet=True)
     assert plain.compare(config, data, run).kind == 'equal'
