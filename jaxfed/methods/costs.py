@@ -1,5 +1,6 @@
 """Costs of a method beyond FedAvg, from the shapes of the values that its hooks exchange."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -66,59 +67,7 @@ def method_cost(
     model = method.adapt(network)
     teachers: set[int] = set()  # ids of the parameters with which a batch is evaluated
     folds: list[Any] = []
-
-    def exchange(
-        params: PyTree, stats: PyTree, batch: Batch, info: ClientInfo, number: Array
-    ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
-        """Returns the server state, client state, download and upload."""
-        server_state, client_state = method.init(params, stats)
-        # A state that is the initial parameters must not pass for the global ones.
-        client_state = jax.tree.map(lambda leaf: leaf, client_state)
-        round_info = RoundInfo(number, jnp.float32(1), 0.9, 2, 2, 2, number, 2)
-
-        def evaluate(w: PyTree, x: Array, stats: PyTree = stats) -> Any:
-            return model.evaluate(w, x, stats)
-
-        def apply(w: PyTree, x: Array, stats: PyTree = stats) -> Any:
-            teachers.add(id(w))
-            return model.evaluate(w, x, stats)
-
-        def fold(f: Any, initial: PyTree) -> PyTree:
-            folds.append(f)
-            return f(initial, batch)
-
-        server = ServerView(
-            params, stats, server_state, lambda x: evaluate(params, x).logits, batch, round_info
-        )
-        shared = method.share(server)
-        common = {
-            'params': params,
-            'global_params': params,
-            'info': info,
-            'static': method.prepare(info),
-            'state': client_state,
-            'shared': shared,
-            'round': round_info,
-        }
-        client = ClientView(
-            **common, stats=stats, apply=evaluate, fold=fold, update=params, begun=(),
-            steps=number, key=jax.random.key(0),
-        )  # fmt: skip
-        client = client._replace(begun=method.begin(client))
-        outputs = model.train(params, batch.x, stats, batch.mask, jax.random.key(0))
-        view = LocalView(
-            **common,
-            outputs=outputs,
-            batch=batch,
-            apply=apply,
-            evaluate=apply,
-            begun=client.begun,
-            epoch=number,
-        )
-        method.supervised(view)
-        method.penalty(view)
-        _, upload = method.finish(client)
-        return server_state, client_state, shared, method.sent(upload)
+    exchange = partial(_exchange, method, model, teachers, folds)
 
     def shape(*sides: int, dtype: Any = jnp.int32) -> Any:
         return jax.ShapeDtypeStruct(sides, dtype)
@@ -148,6 +97,56 @@ def method_cost(
         data_passes=len(folds),
         auxiliary=method.auxiliary,
     )
+
+
+def _exchange(
+    method: Method, model: Model, teachers: set[int], folds: list[Any], params: PyTree,
+    stats: PyTree, batch: Batch, info: ClientInfo, number: Array,
+) -> tuple[PyTree, PyTree, PyTree, PyTree]:  # fmt: skip
+    """The server state, client state, download and upload; notes evaluations and data passes."""
+    server_state, client_state = method.init(params, stats)
+    # A state that is the initial parameters must not pass for the global ones.
+    client_state = jax.tree.map(lambda leaf: leaf, client_state)
+    round_info = RoundInfo(number, jnp.float32(1), 0.9, 2, 2, 2, number, 2)
+
+    def evaluate(w: PyTree, x: Array, stats: PyTree = stats) -> Any:
+        return model.evaluate(w, x, stats)
+
+    def apply(w: PyTree, x: Array, stats: PyTree = stats) -> Any:
+        teachers.add(id(w))
+        return model.evaluate(w, x, stats)
+
+    def fold(f: Any, initial: PyTree) -> PyTree:
+        folds.append(f)
+        return f(initial, batch)
+
+    server = ServerView(
+        params, stats, server_state, lambda x: evaluate(params, x).logits, batch, round_info
+    )
+    shared = method.share(server)
+    common = {
+        'params': params,
+        'global_params': params,
+        'info': info,
+        'static': method.prepare(info),
+        'state': client_state,
+        'shared': shared,
+        'round': round_info,
+    }
+    client = ClientView(
+        **common, stats=stats, apply=evaluate, fold=fold, update=params, begun=(),
+        steps=number, key=jax.random.key(0),
+    )  # fmt: skip
+    client = client._replace(begun=method.begin(client))
+    outputs = model.train(params, batch.x, stats, batch.mask, jax.random.key(0))
+    view = LocalView(
+        **common, outputs=outputs, batch=batch, apply=apply, evaluate=apply, begun=client.begun,
+        epoch=number,
+    )  # fmt: skip
+    method.supervised(view)
+    method.penalty(view)
+    _, upload = method.finish(client)
+    return server_state, client_state, shared, method.sent(upload)
 
 
 def _sent(method: Method, params: PyTree, stats: PyTree) -> tuple[list[Any], list[Any]]:
