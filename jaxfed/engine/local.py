@@ -157,11 +157,11 @@ def round_info(context: Context, inputs: RoundInputs, x: Array | int) -> RoundIn
     )
 
 
-def bind_stats(model: Model, stats: PyTree) -> Callable[..., Outputs]:
-    """The network in evaluation mode, (params, x, stats=`stats`) -> Outputs."""
+def bind_stats(evaluate: Callable[..., Outputs], stats: PyTree) -> Callable[..., Outputs]:
+    """The evaluation (params, x, stats) -> Outputs with `stats` as default."""
 
     def apply(params: PyTree, x: Array, stats: PyTree = stats) -> Outputs:
-        return model.evaluate(params, x, stats)
+        return evaluate(params, x, stats)
 
     return apply
 
@@ -219,9 +219,6 @@ def local_step(
     method, batch = context.method_of(tuned), _draw_batch(context, device, lane)
     key = _network_key(lane) if context.model.random else None
 
-    def evaluate(params: PyTree, x: Array, stats: PyTree = stats) -> Outputs:
-        return evaluate_fixed(context.model, params, stats, x)
-
     def view_of(params: PyTree) -> LocalView:
         outputs = context.model.train(params, batch.x, lane.stats, batch.mask, key)
         return LocalView(
@@ -229,8 +226,8 @@ def local_step(
             outputs=outputs,
             batch=batch,
             global_params=global_params,
-            apply=bind_stats(context.model, stats),
-            evaluate=evaluate,
+            apply=bind_stats(context.model.evaluate, stats),
+            evaluate=bind_stats(partial(evaluate_fixed, context.model), stats),
             info=lane.info,
             static=lane.static,
             state=lane.state,
@@ -288,7 +285,7 @@ def _view_client(
         params=model[0],
         stats=model[1],
         global_params=start[0],
-        apply=bind_stats(context.model, start[1]),
+        apply=bind_stats(context.model.evaluate, start[1]),
         fold=fold,
         info=client.info,
         static=client.static,

@@ -135,7 +135,7 @@ def _open_round(
 def share_values(context: Context, inputs: RoundInputs, x: Array | int) -> PyTree:
     """What experiment x's server shares with the clients of the round."""
     server, tuned, auxiliary = row((inputs.server, inputs.tuned, inputs.data.auxiliary), x)
-    apply = bind_stats(context.model, server.stats)
+    apply = bind_stats(context.model.evaluate, server.stats)
     view = ServerView(
         params=server.params,
         stats=server.stats,
