@@ -3,6 +3,10 @@
 import itertools
 import json
 import math
+import signal
+import subprocess
+import sys
+import time
 import types
 from functools import partial
 
@@ -243,6 +247,24 @@ def test_a_signal_is_not_the_fault_of_the_case(tmp_path, capsys):
     parts = json.loads((tmp_path / 'accelerator.json').read_text())['parts']
     assert [parts[name]['begun'] for name in 'xy'] == [{'a': 1}, {}]
     assert 'error: terminated; the same command continues.' in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_terminated_command_says_how_to_continue(tmp_path):
+    path = tmp_path / 'accelerator.json'
+    command = [sys.executable, '-m', 'experiments.benchmarks.accelerator', '--toy']
+    process = subprocess.Popen(
+        [*command, f'--output={tmp_path}'], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    while not (path.exists() and json.loads(path.read_text())['parts']):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    assert 'error: terminated; the same command continues.' in process.communicate()[1]
+    assert process.returncode == 128 + signal.SIGTERM
+    parts = json.loads(path.read_text())['parts']
+    assert not any(part['begun'] for part in parts.values())
 
 
 def test_a_damaged_file_is_named(tmp_path):
