@@ -1,0 +1,49 @@
+"""What makes the clients of the released code harder: one difference to Dirichlet 0.05 at a time.
+
+python -m experiments.fedlmd.causes
+
+prints the table of `experiments/results/fedlmd_cifar10_lda0.05/README.md` from the runs beside it.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from jaxfed.report.reading import read_run
+
+RECORDS = Path(__file__).parent.parent / 'results' / 'fedlmd_cifar10_lda0.05'
+METHODS = 'FedAvg', 'FedLMD'
+CAUSES = {
+    'Dirichlet 0.05': '.',
+    'Dirichlet 0.05, `--balanced`': 'causes/cap',
+    'Dirichlet 0.05, cutout of the released code': 'causes/cutout',
+    'Dirichlet 0.05, schedule of the released code': 'causes/schedule',
+    'the partition of the released code': 'causes/partition',
+    'its partition, schedule of clients and cutout': 'released',
+}
+SPANS = {'1 to 50': slice(0, 50), '51 to 100': slice(50, 100)}
+
+
+def describe(run: Path) -> list[str]:
+    """The mean accuracy of each span of rounds and the best, in percent."""
+    if not run.exists():
+        return ['not run', *[''] * len(SPANS)]
+    values = read_run(run).values('test_accuracy')
+    accuracy = 100 * np.array([values[number] for number in range(1, 101)])
+    return [
+        f'{x:.1f}' for x in (*(accuracy[span].mean() for span in SPANS.values()), accuracy.max())
+    ]
+
+
+def make_table(records: Path = RECORDS) -> str:
+    """The causes in Markdown: means and best of the first 100 rounds of both methods."""
+    heads = [f'{method}, {what}' for method in METHODS for what in (*SPANS, 'best')]
+    lines = [['test accuracy in percent, rounds', *heads], ['---'] * (1 + len(heads))]
+    for cause, folder in CAUSES.items():
+        column = records / folder / 'fedlmd' / 'cifar10_lda0.05'
+        lines.append([cause, *(cell for m in METHODS for cell in describe(column / m / 'seed0'))])
+    return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
+
+
+if __name__ == '__main__':
+    print(make_table(), end='')
