@@ -222,10 +222,6 @@ def run() -> None:
     config_flags.define_flags()
     try:
         app.run(main, flags_parser=command_line.parse_program)
-    except SystemExit as end:
-        if end.code == 1:
-            liveness.exit_now(1)  # orbax waits for minutes for checkpoints that cannot be written
-        raise
     finally:
         console.flush()
 

@@ -57,7 +57,7 @@ class Trainer:
 
         def evaluate() -> None:
             for evaluator, server in zip(self.prepared.evaluators, servers, strict=True):
-                evaluator.evaluate_global(server)
+                jax.device_get(evaluator.evaluate_global(server))
 
         return seconds(evaluate)
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written in the background, verified with a digest when read.
+"""Checkpoints of a run: written by a thread, verified with a digest when read.
 
 Orbax renames the folder of a checkpoint when it is complete, so a process that dies while writing
 leaves the previous checkpoint intact.
@@ -9,7 +9,8 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,8 +35,16 @@ class Saved(NamedTuple):
     state: PyTree  # NumPy arrays
 
 
+class Checkpoints(NamedTuple):
+    """The open checkpoints of a run."""
+
+    manager: Any  # of orbax
+    thread: ThreadPoolExecutor  # that writes them
+    unfinished: list[Future[None]]  # at most one
+
+
 @contextmanager
-def open_checkpoints(workdir: Path, *, keep: int) -> Iterator[Any]:
+def open_checkpoints(workdir: Path, *, keep: int) -> Iterator[Checkpoints]:
     """Open the newest `keep` checkpoints of a run; wait for the last write at the end.
 
     Raises:
@@ -44,13 +53,16 @@ def open_checkpoints(workdir: Path, *, keep: int) -> Iterator[Any]:
     """
     folder = (workdir / FOLDER).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    with _quiet_orbax():
-        manager = _open_manager(folder, keep)
+    with (
+        _quiet_orbax(),
+        closing(_open_manager(folder, keep)) as manager,
+        ThreadPoolExecutor(max_workers=1) as thread,
+    ):
+        checkpoints = Checkpoints(manager, thread, [])
         try:
-            yield manager
+            yield checkpoints
         finally:
-            with _as_os_error('the last checkpoint'):
-                manager.close()
+            wait(checkpoints)
 
 
 def _open_manager(folder: Path, keep: int) -> Any:
@@ -58,7 +70,8 @@ def _open_manager(folder: Path, keep: int) -> Any:
 
     options = ocp.CheckpointManagerOptions(
         max_to_keep=keep,
-        enable_async_checkpointing=True,
+        # Orbax's own thread would leave most of the work to the caller.
+        enable_async_checkpointing=False,
         # Only the first process writes, and orbax must not wait for the others.
         multiprocessing_options=ocp.options.MultiprocessingOptions(
             primary_host=0, active_processes={0}, barrier_sync_key_prefix='jaxfed'
@@ -85,11 +98,11 @@ def _open_manager(folder: Path, keep: int) -> Any:
         ) from error
 
 
-def save(manager: Any, round_: int, state: PyTree, lines: Sequence[str] = ()) -> None:
-    """Copy the state after a round and write it in the background.
+def save(checkpoints: Checkpoints, round_: int, state: PyTree, lines: Sequence[str] = ()) -> None:
+    """Copy the state after a round, which a thread writes once the one before is written.
 
     Args:
-      manager: from `open_checkpoints`.
+      checkpoints: from `open_checkpoints`.
       round_: the round.
       state: after it.
       lines: digests of the lines of metrics.jsonl up to this round, of each experiment.
@@ -97,36 +110,43 @@ def save(manager: Any, round_: int, state: PyTree, lines: Sequence[str] = ()) ->
     Raises:
       OSError: if the previous checkpoint could not be written.
     """
-    import orbax.checkpoint as ocp
-
-    leaves = _leaves(state)
-    arguments = ocp.args.Composite(
-        state=ocp.args.StandardSave(leaves),
-        info=ocp.args.JsonSave({**_mark(round_, leaves), 'lines': [*lines]}),
-    )
-    with _as_os_error(f'the checkpoint of round {round_}, or the one before,'):
-        manager.save(round_, args=arguments, force=True)
+    wait(checkpoints)
+    with _as_os_error(round_):
+        leaves = {name: np.array(leaf) for name, leaf in _leaves(state).items()}
+    write = checkpoints.thread.submit(_write, checkpoints.manager, round_, leaves, lines)
+    checkpoints.unfinished.append(write)
 
 
-def wait(manager: Any) -> None:
+def wait(checkpoints: Checkpoints) -> None:
     """Wait until the last checkpoint is on the disk.
 
     Raises:
       OSError: if it could not be written.
     """
-    with _as_os_error('the last checkpoint'):
-        manager.wait_until_finished()
+    while checkpoints.unfinished:
+        checkpoints.unfinished.pop().result()
+
+
+def _write(manager: Any, round_: int, leaves: dict[str, np.ndarray], lines: Sequence[str]) -> None:
+    import orbax.checkpoint as ocp
+
+    with _as_os_error(round_):
+        arguments = ocp.args.Composite(
+            state=ocp.args.StandardSave(leaves),
+            info=ocp.args.JsonSave({**_mark(round_, leaves), 'lines': [*lines]}),
+        )
+        manager.save(round_, args=arguments, force=True)
 
 
 def restore(
-    manager: Any,
+    checkpoints: Checkpoints,
     like: PyTree,
     check: Callable[[int, PyTree, Sequence[str]], None] = lambda round_, state, lines: None,
 ) -> Saved | None:
     """Read the newest intact checkpoint; warn of newer damaged ones and remove them.
 
     Args:
-      manager: from `open_checkpoints`.
+      checkpoints: from `open_checkpoints`, none of which is being written.
       like: a tree with the structure, shapes and types of the state.
       check: called with the round, the state and the digests of a checkpoint; raises a ValueError
         if the run cannot continue from it.
@@ -138,7 +158,7 @@ def restore(
       ValueError: if no checkpoint can be used.
       OSError: if the newest cannot be read now, but may be intact.
     """
-    damaged: dict[int, str] = {}
+    manager, damaged = checkpoints.manager, dict[int, str]()
     for step in sorted(manager.all_steps(), reverse=True):
         try:
             state, lines = _read(manager, step, like)
@@ -227,12 +247,14 @@ def _fill(like: PyTree, leaves: dict[str, np.ndarray]) -> PyTree:
 
 
 @contextmanager
-def _as_os_error(name: str) -> Iterator[None]:
+def _as_os_error(round_: int) -> Iterator[None]:
     """Raise errors of orbax and of the libraries below it as a one-line OSError."""
     try:
         yield
     except (*_DAMAGED, MemoryError) as error:
-        raise OSError(f'{name} could not be written: {_first_line(error)}') from error
+        raise OSError(
+            f'the checkpoint of round {round_} could not be written: {_first_line(error)}'
+        ) from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -38,7 +38,7 @@ class ArrivedModels(NamedTuple):
 class Evaluator(NamedTuple):
     """The evaluations of one experiment."""
 
-    evaluate_global: Callable[[ServerState], Evaluation]
+    evaluate_global: Callable[[ServerState], Evaluation]  # queued; JAX arrays
     # (server before the round, after it, ArrivedModels, [S] client ids)
     # -> (fields of accuracies of the round's clients, input of the chosen measures)
     evaluate_locals: Callable[..., tuple[dict[str, float], LocalModels | None]]
@@ -179,7 +179,7 @@ def make_evaluator(
     def evaluate_once(server: ServerState) -> tuple[Evaluation, Teacher | None]:
         result = programs.global_model((server.params, server.stats), *test_set)
         evaluation, teacher = result if 'agreement' in measures.needs else (result, None)
-        return jax.device_get(evaluation), replicate(teacher, mesh)
+        return evaluation, replicate(teacher, mesh)
 
     # The global model after a round is the one before the next round.
     evaluate_server = remember_two(evaluate_once) if compares else evaluate_once
@@ -215,8 +215,8 @@ def make_evaluator(
             gradients = gradients_of(experiment, mesh, compiled, room.chunk, weights, arrived)
         with_models = 'models' in measures.needs
         return means, LocalModels(
-            before=evaluation,
-            after=evaluate_server(after)[0],
+            before=jax.device_get(evaluation),
+            after=jax.device_get(evaluate_server(after)[0]),
             each=each,
             agreement=agreement,
             models=local.weights[0] if with_models else None,

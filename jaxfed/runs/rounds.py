@@ -3,8 +3,9 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from jaxfed.config import Config
@@ -13,6 +14,7 @@ from jaxfed.internal import console
 from jaxfed.internal.signals import Interrupted
 from jaxfed.metrics.history import update_history
 from jaxfed.recording import checkpoints
+from jaxfed.recording.checkpoints import Checkpoints
 from jaxfed.recording.entries import (
     Entry,
     describe_round,
@@ -58,7 +60,7 @@ def no_recorder() -> Recorder:
 @contextlib.contextmanager
 def open_recorder(
     experiments: Sequence[Experiment],
-    manager: Any,
+    opened: Checkpoints,
     done: int,
     state: State,
     *,
@@ -69,7 +71,7 @@ def open_recorder(
 
     Args:
       experiments: X.
-      manager: from `open_checkpoints`.
+      opened: from `open_checkpoints`.
       done: rounds of earlier processes.
       state: after them.
       quiet: show no progress; several experiments never show any.
@@ -95,7 +97,7 @@ def open_recorder(
             # A checkpoint is valid only with the lines of its rounds.
             for log in logs:
                 log.settle()
-            checkpoints.save(manager, round_, state, [log.digest() for log in logs])
+            checkpoints.save(opened, round_, state, [log.digest() for log in logs])
 
         yield Recorder(logs, record, save)
 
@@ -176,17 +178,18 @@ def train_and_evaluate(
     local_due = is_due(config, config.local_eval_every, number)
     began = time.perf_counter()
     server, trained, models = prepared.run(state.server, state.clients, planned, local_due)
-    losses = None if trained is None else np.asarray(trained.train_loss)
     servers, past, entries = unstack(server, len(experiments)), list(state.past), {}
+    evaluate = is_due(config, config.eval_every, number)
+    # Queued before the first result is read, so that an accelerator does not wait for the host.
+    queued = {x: prepared.evaluators[x].evaluate_global(servers[x]) for x in running if evaluate}
+    losses = None if trained is None else np.asarray(trained.train_loss)
     seconds = (time.perf_counter() - began) / len(running)
     for x in running:
         evaluator, clients = prepared.evaluators[x], cohort.clients[x]
         config, arrived = experiments[x].config, clients[cohort.epochs[x] > 0]
         accuracies: dict[str, float | None] = dict.fromkeys(local_fields(config))
-        evaluation, local = None, None
-        ticks = [time.perf_counter()]
-        if is_due(config, config.eval_every, number):
-            evaluation = evaluator.evaluate_global(servers[x])
+        ticks, local = [time.perf_counter()], None
+        evaluation = jax.device_get(queued[x]) if evaluate else None
         ticks.append(time.perf_counter())
         if local_due:
             selected = select_experiment(models, x, len(clients))

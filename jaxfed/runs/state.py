@@ -1,7 +1,7 @@
 """The state of training between rounds, and how it continues from a checkpoint."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ from jaxfed.engine.round import ServerState
 from jaxfed.engine.stacking import row
 from jaxfed.metrics.history import History, empty_history
 from jaxfed.recording import log
-from jaxfed.recording.checkpoints import restore
+from jaxfed.recording.checkpoints import Checkpoints, restore
 from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.prepare import Prepared
 from jaxfed.types import PyTree
@@ -50,7 +50,7 @@ def unstack(server: ServerState, count: int) -> list[ServerState]:
 
 
 def resume(
-    experiments: Sequence[Experiment], prepared: Prepared, checkpoints: Any
+    experiments: Sequence[Experiment], prepared: Prepared, checkpoints: Checkpoints | None
 ) -> tuple[int, State]:
     """The rounds of the newest checkpoint and its state, or 0 and the first state.
 
@@ -69,7 +69,7 @@ def resume(
         for experiment, recorded, digest in zip(experiments, state.recorded, known, strict=True):
             log.read(experiment.workdir, recorded_rounds(done, recorded), digest)
 
-    saved = restore(checkpoints, like, check) if distributed.is_leader() else None
+    saved = restore(checkpoints, like, check) if checkpoints else None
     done = int(
         distributed.broadcast_from_leader('checkpoint', lambda: str(saved.round if saved else 0))
     )
