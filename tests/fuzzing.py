@@ -444,9 +444,9 @@ def write_model(folder: Path):
 def make_checkpoint(folder: Path):
     """Checkpoints with damaged or missing files."""
     whole, workdir = folder / 'whole', folder / 'run'
-    with open_checkpoints(whole, keep=2) as opened:
+    with open_checkpoints(whole, keep=2) as store:
         for round_ in (2, 5):
-            save_checkpoint(opened, round_, make_state(round_))
+            save_checkpoint(store, round_, make_state(round_))
     files = sorted(p for p in (whole / FOLDER).rglob('*') if p.is_file())
 
     def check(edits):
@@ -458,8 +458,8 @@ def make_checkpoint(folder: Path):
                 path.unlink(missing_ok=True)
             elif path.exists():
                 path.write_bytes(damaged(path.read_bytes(), damage))
-        with accepted_or_refused(str(workdir)), open_checkpoints(workdir, keep=2) as opened:
-            saved = restore(opened, make_state(0))
+        with accepted_or_refused(str(workdir)), open_checkpoints(workdir, keep=2) as store:
+            saved = restore(store, make_state(0))
             # A missing checkpoint is not damage; a restored state is bit-identical to a saved one.
             assert saved is None or saved.round in (2, 5)
             outcomes['refused'] += saved is None or saved.round == 2  # the last checkpoint

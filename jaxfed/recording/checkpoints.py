@@ -9,10 +9,10 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent import futures
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -39,8 +39,8 @@ class Checkpoints(NamedTuple):
     """The open checkpoints of a run."""
 
     manager: Any  # of orbax
-    thread: ThreadPoolExecutor  # that writes them
-    unfinished: list[Future[None]]  # at most one
+    executor: futures.Executor  # of one thread
+    writes: list[futures.Future[None]]  # whose end is not known, at most one
 
 
 @contextmanager
@@ -56,9 +56,9 @@ def open_checkpoints(workdir: Path, *, keep: int) -> Iterator[Checkpoints]:
     with (
         _quiet_orbax(),
         closing(_open_manager(folder, keep)) as manager,
-        ThreadPoolExecutor(max_workers=1) as thread,
+        futures.ThreadPoolExecutor(max_workers=1) as executor,
     ):
-        checkpoints = Checkpoints(manager, thread, [])
+        checkpoints = Checkpoints(manager, executor, [])
         try:
             yield checkpoints
         finally:
@@ -99,7 +99,7 @@ def _open_manager(folder: Path, keep: int) -> Any:
 
 
 def save(checkpoints: Checkpoints, round_: int, state: PyTree, lines: Sequence[str] = ()) -> None:
-    """Copy the state after a round, which a thread writes once the one before is written.
+    """Wait for the last checkpoint, copy the state after a round and let the thread write it.
 
     Args:
       checkpoints: from `open_checkpoints`.
@@ -108,13 +108,14 @@ def save(checkpoints: Checkpoints, round_: int, state: PyTree, lines: Sequence[s
       lines: digests of the lines of metrics.jsonl up to this round, of each experiment.
 
     Raises:
-      OSError: if the previous checkpoint could not be written.
+      OSError: if the last checkpoint could not be written, or the state not be copied.
     """
     wait(checkpoints)
+    leaves = _leaves(state)
     with _as_os_error(round_):
-        leaves = {name: np.array(leaf) for name, leaf in _leaves(state).items()}
-    write = checkpoints.thread.submit(_write, checkpoints.manager, round_, leaves, lines)
-    checkpoints.unfinished.append(write)
+        copies = {name: np.array(leaf).view(_Constant) for name, leaf in leaves.items()}
+        write = checkpoints.executor.submit(_write, checkpoints.manager, round_, copies, lines)
+        checkpoints.writes.append(write)
 
 
 def wait(checkpoints: Checkpoints) -> None:
@@ -123,11 +124,21 @@ def wait(checkpoints: Checkpoints) -> None:
     Raises:
       OSError: if it could not be written.
     """
-    while checkpoints.unfinished:
-        checkpoints.unfinished.pop().result()
+    futures.wait(checkpoints.writes)  # a Ctrl-C here keeps the error for the end
+    while checkpoints.writes:
+        checkpoints.writes.pop().result()
 
 
-def _write(manager: Any, round_: int, leaves: dict[str, np.ndarray], lines: Sequence[str]) -> None:
+class _Constant(np.ndarray):
+    """An array that does not change, so orbax need not copy it."""
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+
+def _write(
+    manager: Any, round_: int, leaves: Mapping[str, np.ndarray], lines: Sequence[str]
+) -> None:
     import orbax.checkpoint as ocp
 
     with _as_os_error(round_):
@@ -216,7 +227,7 @@ def _os_error(error: BaseException) -> int | None:
     return int(found[1]) if found else None
 
 
-def _mark(round_: int, leaves: dict[str, np.ndarray]) -> dict[str, Any]:
+def _mark(round_: int, leaves: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return {'round': round_, 'digest': digest(leaves)}
 
 

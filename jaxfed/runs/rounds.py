@@ -60,7 +60,7 @@ def no_recorder() -> Recorder:
 @contextlib.contextmanager
 def open_recorder(
     experiments: Sequence[Experiment],
-    opened: Checkpoints,
+    store: Checkpoints,
     done: int,
     state: State,
     *,
@@ -71,7 +71,7 @@ def open_recorder(
 
     Args:
       experiments: X.
-      opened: from `open_checkpoints`.
+      store: from `open_checkpoints`.
       done: rounds of earlier processes.
       state: after them.
       quiet: show no progress; several experiments never show any.
@@ -97,7 +97,7 @@ def open_recorder(
             # A checkpoint is valid only with the lines of its rounds.
             for log in logs:
                 log.settle()
-            checkpoints.save(opened, round_, state, [log.digest() for log in logs])
+            checkpoints.save(store, round_, state, [log.digest() for log in logs])
 
         yield Recorder(logs, record, save)
 
@@ -179,9 +179,9 @@ def train_and_evaluate(
     began = time.perf_counter()
     server, trained, models = prepared.run(state.server, state.clients, planned, local_due)
     servers, past, entries = unstack(server, len(experiments)), list(state.past), {}
-    evaluate = is_due(config, config.eval_every, number)
     # Queued before the first result is read, so that an accelerator does not wait for the host.
-    queued = {x: prepared.evaluators[x].evaluate_global(servers[x]) for x in running if evaluate}
+    due = running if is_due(config, config.eval_every, number) else ()
+    evaluations = {x: prepared.evaluators[x].evaluate_global(servers[x]) for x in due}
     losses = None if trained is None else np.asarray(trained.train_loss)
     seconds = (time.perf_counter() - began) / len(running)
     for x in running:
@@ -189,7 +189,7 @@ def train_and_evaluate(
         config, arrived = experiments[x].config, clients[cohort.epochs[x] > 0]
         accuracies: dict[str, float | None] = dict.fromkeys(local_fields(config))
         ticks, local = [time.perf_counter()], None
-        evaluation = jax.device_get(queued[x]) if evaluate else None
+        evaluation = jax.device_get(evaluations.get(x))
         ticks.append(time.perf_counter())
         if local_due:
             selected = select_experiment(models, x, len(clients))

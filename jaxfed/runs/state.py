@@ -69,7 +69,7 @@ def resume(
         for experiment, recorded, digest in zip(experiments, state.recorded, known, strict=True):
             log.read(experiment.workdir, recorded_rounds(done, recorded), digest)
 
-    saved = restore(checkpoints, like, check) if checkpoints else None
+    saved = restore(checkpoints, like, check) if checkpoints is not None else None
     done = int(
         distributed.broadcast_from_leader('checkpoint', lambda: str(saved.round if saved else 0))
     )

@@ -23,17 +23,17 @@ from tests.recorded_runs import make_state
 @pytest.fixture(scope='module')
 def written(tmp_path_factory):
     workdir = tmp_path_factory.mktemp('run')
-    with open_checkpoints(workdir, keep=2) as opened:
+    with open_checkpoints(workdir, keep=2) as store:
         for round_ in (1, 2, 5):
             state = make_state(round_)
-            save(opened, round_, state)
+            save(store, round_, state)
             state['clients']['c'][:] = 77  # as in further training
     return workdir
 
 
 def read(workdir):
-    with open_checkpoints(workdir, keep=2) as opened:
-        return restore(opened, make_state(0)), opened.manager.all_steps()
+    with open_checkpoints(workdir, keep=2) as store:
+        return restore(store, make_state(0)), store.manager.all_steps()
 
 
 def test_the_newest_checkpoint_is_restored_unchanged(written):
@@ -57,13 +57,13 @@ def test_an_older_checkpoint_is_used_if_the_newest_fails_a_check(written, tmp_pa
     def refuse(round_, state, lines):
         raise ValueError('its lines are torn')
 
-    with open_checkpoints(tmp_path / 'run', keep=2) as opened:
+    with open_checkpoints(tmp_path / 'run', keep=2) as store:
         with pytest.raises(ValueError, match=r'round 5: its lines are torn; round 2: its lines'):
-            restore(opened, make_state(0), refuse)
-        assert sorted(opened.manager.all_steps()) == [2, 5]
+            restore(store, make_state(0), refuse)
+        assert sorted(store.manager.all_steps()) == [2, 5]
         with caplog.at_level(logging.WARNING, 'jaxfed'):
-            assert restore(opened, make_state(0), check).round == 2
-        assert sorted(opened.manager.all_steps()) == [2]
+            assert restore(store, make_state(0), check).round == 2
+        assert sorted(store.manager.all_steps()) == [2]
     assert checked == [(5, 5), (2, 2)]
     (message,) = [r.getMessage() for r in caplog.records if r.name == 'jaxfed']
     assert message == (
@@ -88,13 +88,13 @@ def test_a_checkpoint_that_may_be_intact_is_kept(written, tmp_path, monkeypatch,
             return inner(*arguments, **keywords)
         raise error
 
-    with open_checkpoints(tmp_path / 'run', keep=2) as opened:
+    with open_checkpoints(tmp_path / 'run', keep=2) as store:
         with monkeypatch.context() as patch:
             patch.setattr(*place, fail)
             message = r"of round 5 in .* cannot be read now \([^{]*(error|'24'\])\); repeat"
             with pytest.raises(OSError, match=message):
-                restore(opened, make_state(0))
-        assert restore(opened, make_state(0)).round == 5
+                restore(store, make_state(0))
+        assert restore(store, make_state(0)).round == 5
 
 
 def test_an_empty_folder_has_no_checkpoint(tmp_path):
@@ -140,22 +140,22 @@ def test_a_damaged_file_is_skipped_or_has_no_effect(written, tmp_path, damage, c
 @pytest.mark.parametrize('other', [{'server': np.zeros(3)}, make_state(0)['server']])
 def test_a_checkpoint_of_another_structure_is_refused_and_kept(written, tmp_path, other):
     shutil.copytree(written, tmp_path / 'run')
-    with open_checkpoints(tmp_path / 'run', keep=2) as opened:
+    with open_checkpoints(tmp_path / 'run', keep=2) as store:
         with pytest.raises(
             ValueError, match=r'no checkpoint in .* can be used \(round 5: .*round 2: '
         ):
-            restore(opened, other)
-        assert sorted(opened.manager.all_steps()) == [2, 5]
+            restore(store, other)
+        assert sorted(store.manager.all_steps()) == [2, 5]
     assert read(tmp_path / 'run')[0].round == 5
 
 
 def test_empty_arrays_and_random_keys_are_restored(tmp_path):
     state = {'key': jax.random.key(3), 'none': jnp.zeros((0, 3)), 'one': np.ones(2)}
-    with open_checkpoints(tmp_path, keep=1) as opened:
-        save(opened, 4, state)
+    with open_checkpoints(tmp_path, keep=1) as store:
+        save(store, 4, state)
     like = state | {'key': jax.random.key(0), 'one': np.zeros(2)}
-    with open_checkpoints(tmp_path, keep=1) as opened:
-        got = restore(opened, like).state
+    with open_checkpoints(tmp_path, keep=1) as store:
+        got = restore(store, like).state
     assert jax.random.key_data(got['key']).tolist() == jax.random.key_data(state['key']).tolist()
     assert got['none'].shape == (0, 3)
     np.testing.assert_array_equal(got['one'], 1)
@@ -167,10 +167,10 @@ def test_a_checkpoint_of_other_shapes_is_refused(written, tmp_path, other):
     like = make_state(0)
     like['clients']['c'] = other
     with (
-        open_checkpoints(tmp_path / 'run', keep=2) as opened,
+        open_checkpoints(tmp_path / 'run', keep=2) as store,
         pytest.raises(ValueError, match=r'no checkpoint in .* can be used'),
     ):
-        restore(opened, like)
+        restore(store, like)
 
 
 def test_an_array_that_declares_terabytes_is_not_read(written, tmp_path, caplog):
@@ -186,7 +186,7 @@ def test_an_array_that_declares_terabytes_is_not_read(written, tmp_path, caplog)
 
 
 @pytest.mark.parametrize(
-    'then', [wait, lambda opened: save(opened, 3, make_state(3)), lambda opened: None]
+    'then', [wait, lambda store: save(store, 3, make_state(3)), lambda store: None]
 )
 def test_a_checkpoint_that_cannot_be_written_is_an_os_error(tmp_path, monkeypatch, then):
     def full(*_, **__):
@@ -194,28 +194,28 @@ def test_a_checkpoint_that_cannot_be_written_is_an_os_error(tmp_path, monkeypatc
 
     with (
         pytest.raises(OSError, match=r'checkpoint of round 2 could not be .*: RESO.* space$'),
-        open_checkpoints(tmp_path, keep=2) as opened,
+        open_checkpoints(tmp_path, keep=2) as store,
     ):
-        monkeypatch.setattr(opened.manager, 'save', full)
-        save(opened, 2, make_state(2))
-        then(opened)
+        monkeypatch.setattr(store.manager, 'save', full)
+        save(store, 2, make_state(2))
+        then(store)
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     goes_on, seen = threading.Event(), []
-    with open_checkpoints(tmp_path, keep=2) as opened:
-        write = opened.manager.save
+    with open_checkpoints(tmp_path, keep=2) as store:
+        write = store.manager.save
 
         def late(*arguments, **options):
-            seen.append(goes_on.wait(3600))
+            seen.append(goes_on.wait(60))
             write(*arguments, **options)
 
-        monkeypatch.setattr(opened.manager, 'save', late)
+        monkeypatch.setattr(store.manager, 'save', late)
         state = make_state(4)
-        save(opened, 4, state)
+        save(store, 4, state)
         state['clients']['c'][:] = 77
         goes_on.set()
-        save(opened, 6, make_state(6))  # after the one before
+        save(store, 6, make_state(6))  # after the one before
     assert seen == [True, True]
     assert sorted(read(tmp_path)[1]) == [4, 6]
     shutil.rmtree(tmp_path / FOLDER / '6')
