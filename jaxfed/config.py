@@ -129,7 +129,7 @@ class Config:
     user_column: str | None = _data(
         None, 'for --dataset=hf:NAME; column of the owners, for --partition=natural'
     )
-    augment: str = _data('none', "list of crop, flip, cutout, or 'none'; separated by commas")
+    augment: str = _data('none', "list of crop or reflect_crop, flip, cutout; 'none'")
     auxiliary_per_class: int | None = _data(
         None,
         "the server's examples per class; taken from the training data [what --method needs]",

@@ -66,7 +66,7 @@ def make_augment(names: tuple[str, ...], *, mean: np.ndarray, std: np.ndarray) -
     The order is always crop, flip, normalise, cutout. Each example draws independently:
 
     - crop: pads the image by 4 raw zeros on each side and cuts the image size at a random place.
-    - reflect_crop: pads with the mirrored image instead, as for CINIC-10 in that code.
+    - reflect_crop: pads with the mirrored image instead, as the released code does for CINIC-10.
     - flip: mirrors the image left to right with probability 1/2.
     - cutout: sets a square of 16 x 16 pixels to 0 after normalisation, the mean colour. The centre
       is uniform over the image; the border clips the square.
