@@ -37,11 +37,12 @@ def describe(run: Path) -> list[str]:
 
 def make_table(records: Path = RECORDS) -> str:
     """The causes in Markdown: means and best of the first 100 rounds of both methods."""
-    heads = [f'{method}, {what}' for method in METHODS for what in (*SPANS, 'best')]
-    lines = [['test accuracy in percent, rounds', *heads], ['---'] * (1 + len(heads))]
+    header = [f'{method}, {number}' for method in METHODS for number in (*SPANS, 'best')]
+    lines = [['test accuracy in percent, rounds', *header], ['---'] * (1 + len(header))]
     for cause, folder in CAUSES.items():
         column = records / folder / 'fedlmd' / 'cifar10_lda0.05'
-        lines.append([cause, *(cell for m in METHODS for cell in describe(column / m / 'seed0'))])
+        cells = (cell for method in METHODS for cell in describe(column / method / 'seed0'))
+        lines.append([cause, *cells])
     return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
 
 
