@@ -219,14 +219,15 @@ def markdown(filled: Filled) -> str:
     parts.append(f'    {filled.command}')
     for block in blocks(filled):
         parts += [f'## {block.title}'] if block.title else []
-        parts.append(_markdown_table(map(escape_markdown, block.heads), _rows(block, MARKDOWN)))
+        parts.append(markdown_table(map(escape_markdown, block.heads), _rows(block, MARKDOWN)))
     spent = [[escape_markdown(name), *cells] for name, cells in costs(filled)]
-    parts += ['## Cost', _markdown_table(COSTS, spent), '## Notes']
+    parts += ['## Cost', markdown_table(COSTS, spent), '## Notes']
     parts.append('\n'.join(f'- {escape_markdown(note)}' for note in (*filled.notes, COST_NOTE)))
     return '\n\n'.join(parts) + '\n'
 
 
-def _markdown_table(heads: Iterable[str], rows: list[list[str]]) -> str:
+def markdown_table(heads: Iterable[str], rows: list[list[str]]) -> str:
+    """Format rows, which begin with a name, as a table in Markdown."""
     lines = [['', *heads], ['---', *['---:'] * (len(rows[0]) - 1)], *rows]
     return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.draw.table_layout import markdown_table
 from jaxfed.report.reading import read_run
 
 RECORDS = Path(__file__).parent.parent / 'results' / 'fedlmd_cifar10_lda0.05'
@@ -38,13 +39,13 @@ def describe(run: Path) -> list[str]:
 def make_table(records: Path = RECORDS) -> str:
     """The causes in Markdown: means and best of the first 100 rounds of both methods."""
     header = [f'{method}, {number}' for method in METHODS for number in (*SPANS, 'best')]
-    lines = [['test accuracy in percent, rounds', *header], ['---'] * (1 + len(header))]
+    rows = []
     for cause, folder in CAUSES.items():
         column = records / folder / 'fedlmd' / 'cifar10_lda0.05'
         cells = (cell for method in METHODS for cell in describe(column / method / 'seed0'))
-        lines.append([cause, *cells])
-    return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
+        rows.append([cause, *cells])
+    return markdown_table(header, rows)
 
 
 if __name__ == '__main__':
-    print(make_table(), end='')
+    print(make_table())
