@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import threading
+import tracemalloc
 from types import SimpleNamespace
 
 import chex
@@ -220,6 +221,20 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     assert sorted(read(tmp_path)[1]) == [4, 6]
     shutil.rmtree(tmp_path / FOLDER / '6')
     chex.assert_trees_all_equal(read(tmp_path)[0].state, make_state(4))
+
+
+def test_the_state_is_copied_once(tmp_path):
+    state = {'a': np.ones(2**22, np.float32)}
+    with open_checkpoints(tmp_path, keep=1) as store:
+        tracemalloc.start()
+        try:
+            for round_ in (1, 2):
+                save(store, round_, state)
+            wait(store)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert state['a'].nbytes < peak < 1.5 * state['a'].nbytes
 
 
 def test_late_background_reads_print_nothing(tmp_path, monkeypatch):
