@@ -431,6 +431,7 @@ def test_divergence_is_reported_and_earlier_rounds_are_kept(command, tmp_path, c
     ],
 )
 def test_the_command_that_continues_a_run(program, shown, monkeypatch, tmp_path):
+    flags.FLAGS.mark_as_parsed()
     arguments = ['--sweep=beta=1 tau=2', '--noresume']
     monkeypatch.setattr(sys, 'argv', [program, *arguments])
     with flagsaver.flagsaver(workdir=None, resume=False):
