@@ -2,10 +2,10 @@
 
 The memory of FedLMD comes first, because the device reports the largest of the process. The other
 parts are ordered by worth: agreement with a plain loop over clients, local steps, whole rounds, a
-run of FedLMD, sweeps, the host's share, determinism, the memory of large batches and evaluation.
-Both files are written after every case, so a command that is cut off loses one case. The same
-command continues in the same folder; a case that ended the process twice is left out. Use another
-folder after a change of the code.
+run of FedLMD, evaluation, a profile, the host's share, determinism, sweeps and the memory of large
+batches. Both files are written after every case, so a command that is cut off loses one case. The
+same command continues in the same folder; a case that ended the process twice is left out. Use
+another folder after a change of the code.
 
 python -m experiments.benchmarks.accelerator --output=DIR --npz=FILE
 
@@ -39,8 +39,8 @@ from jaxfed.models import MODELS
 
 Report = dict[str, Any]
 DEFAULTS = (
-    "jaxfed's defaults for accelerators rest on programs compiled ahead of time (BUILD_NOTES.md, "
-    '"Accelerators, compiled ahead of time") until they are measured on a device.'
+    "jaxfed's defaults for accelerators rest on an H200 and on programs compiled ahead of time "
+    '(BUILD_NOTES.md, "Accelerators"); no TPU was measured.'
 )
 RANDOM = 'The images are random, so accuracies mean nothing.'
 TRIES = 2  # of a case that ends the process, as a failed check of XLA does
@@ -71,15 +71,18 @@ PARTS = {
     ),
     'agreement': Part(
         'Agreement with a plain loop over clients',
-        'Parameters after a round of equal clients with one batch each, by lowering of '
-        'convolutions; relative to the largest change of a parameter of the same array.',
-        {'difference': 'largest difference', 'relative': 'relative', 'agrees': 'agrees'},
+        'Parameters after a round of equal clients with one batch each, in float32 by lowering of '
+        'convolutions: norm of the difference relative to that of the changes in the same array. '
+        f'Float32 agrees below {bare.TOLERANCE:g}. The last row shows what factors of fewer digits '
+        'give on a GPU; a CPU has no tf32.',
+        {'relative': 'largest relative difference', 'agrees': 'agrees'},
         bare.agreement,
     ),
     'steps': Part(
         'Local step',
         'A client-step is one batch of one client; a lane is a client side by side with others. '
-        'The share is that of a large matrix product of the same precision.',
+        'The share is that of a large matrix product of the same precision. PyTorch, where it sees '
+        'the GPU, trains one client after another.',
         {'ms': 'ms a client-step', 'tflops': 'TFLOP/s', 'share': 'share', 'compile_s': 'compile s'},
         bare.local_steps,
     ),
@@ -103,16 +106,18 @@ PARTS = {
         },
         whole.run_of_fedlmd,
     ),
-    'sweeps': Part(
-        'Experiments in one program',
-        'Training rounds of FedLMD with different hyper-parameters and seeds in one program, in '
-        'turns with rounds of a single experiment.',
-        {
-            'experiments': 'experiments', 'lanes': 'lanes', 'ms': 'ms a client-step',
-            'alone_ms': 'alone, ms', 'times': 'times as fast', 'compile_s': 'compile s',
-            'estimated_mib': 'estimated MiB', 'used_mib': 'used MiB',
-        },
-        whole.sweeps,
+    'evaluation': Part(
+        'Evaluation',
+        'All test images, by the number that is evaluated at once.',
+        {'images': 'images', 'ms': 'ms'},
+        bare.evaluations,
+    ),
+    'profile': Part(
+        'Where the time goes',
+        'Operations of a training round of FedLMD by the profiler, as milliseconds of a '
+        'client-step. An operation of which only a kernel is known has its name.',
+        {'ms': 'ms a client-step', 'share': 'share of the round'},
+        whole.profile,
     ),
     'host': Part(
         'Host',
@@ -133,17 +138,22 @@ PARTS = {
         {'equal': 'equal in every bit', 'difference': 'largest difference', 'digest': 'digest'},
         host.determinism,
     ),
+    'sweeps': Part(
+        'Experiments in one program',
+        'Training rounds of FedLMD with different hyper-parameters and seeds in one program, in '
+        'turns with rounds of a single experiment.',
+        {
+            'experiments': 'experiments', 'lanes': 'lanes', 'ms': 'ms a client-step',
+            'alone_ms': 'alone, ms', 'times': 'times as fast', 'compile_s': 'compile s',
+            'estimated_mib': 'estimated MiB', 'used_mib': 'used MiB',
+        },
+        whole.sweeps,
+    ),
     'large memory': Part(
         'Memory with large batches',
-        'The same with large batches of many clients.',
+        'As the first part, with large batches of many clients.',
         MEMORY,
         whole.large_memory,
-    ),
-    'evaluation': Part(
-        'Evaluation',
-        'All test images, by the number that is evaluated at once.',
-        {'images': 'images', 'ms': 'ms'},
-        bare.evaluations,
     ),
 }  # fmt: skip
 
@@ -309,7 +319,7 @@ def describe_machine() -> dict[str, str | int]:
     """Hardware and versions."""
     device = jax.devices()[0]
     platform = ' '.join(str(device.client.platform_version).split())
-    packages = ('jaxlib', 'jax_cuda12_plugin', 'libtpu', 'optax')
+    packages = ('jaxlib', 'jax_cuda12_plugin', 'jax_cuda13_plugin', 'libtpu', 'optax')
     return (
         reporting.machine()
         | {'backend': device.platform, 'platform': platform}

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmarks import reporting
+from experiments.benchmarks import compiled, reporting
 from experiments.benchmarks.accelerator_steps import Cases
 from experiments.benchmarks.accelerator_work import (
     ROUNDS,
@@ -25,6 +25,7 @@ from experiments.benchmarks.plain_loop import (
     make_step,
     train_round,
 )
+from experiments.benchmarks.profiling import trace
 from experiments.benchmarks.programs import network
 from experiments.benchmarks.rounds import Trainer
 from experiments.benchmarks.timing import interleave, seconds
@@ -99,6 +100,34 @@ def whole_round(work: Work) -> Cases:
         ]
 
     return {'a round': measure}
+
+
+def profile(work: Work) -> Cases:
+    """The operations of a round of FedLMD that take longest."""
+    return {'a round': functools.partial(profile_round, work, 15)}
+
+
+def profile_round(work: Work, most: int) -> list[Row]:
+    """Traces a training round; `most` operations have a row."""
+    trainer = work.fedlmd
+    trainer.train_round()
+    steps = steps_of_next_round(trainer)
+    times, elapsed = trace(trainer.train_round)
+    program: Any = trainer.prepared.programs.train
+    moved = compiled.instructions(program.as_text())
+    sources = {one.name: one.source.rpartition('/')[2] for one in moved}
+    largest = sorted(times, key=lambda name: -times[name])
+    lines = {
+        f'{name} ({source})' if (source := sources.get(name)) else name: times[name]
+        for name in largest[:most]
+    }
+    lines['all others'] = sum(times[name] for name in largest[most:])
+    lines['all operations'] = sum(times.values())
+    lines['the round by the clock'] = elapsed
+    return [
+        {'case': name, 'ms': nanoseconds / 1e6 / steps, 'share': nanoseconds / elapsed}
+        for name, nanoseconds in lines.items()
+    ]
 
 
 def run_of_fedlmd(work: Work) -> Cases:
@@ -215,9 +244,9 @@ def measure_memory(work: Work, **changes: Any) -> list[Row]:
     """Compiles and runs a round of FedLMD with other settings."""
     name, before = 'peak_bytes_in_use', device_memory()
     trainer = Trainer([work.experiment(**changes)])
-    compiled = device_memory()
+    after = device_memory()
     trainer.run_round()
     row = memory_of(before, trainer.prepared.needed) | {'lanes': trainer.prepared.lanes}
-    if name in compiled:
-        row['compiling_mib'] = (compiled[name] - before['bytes_in_use']) / 2**20
+    if name in after:
+        row['compiling_mib'] = (after[name] - before['bytes_in_use']) / 2**20
     return [row]

@@ -50,7 +50,7 @@ class Sizes(NamedTuple):
     other_lanes: tuple[int, ...] = (1, 4, 32, 64)
     steps: int = 50  # of each lane in a measurement
     side: int = 8192  # of the matrix product
-    repeats: int = 5  # most measurements of a program, and turns of the host
+    repeats: int = 3  # most measurements of a program, and turns of the host
     rounds: int = 3  # measured rounds
     run: int = ROUNDS  # rounds of a run
     twice: int = 3  # rounds of each of two runs that are compared

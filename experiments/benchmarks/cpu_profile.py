@@ -11,17 +11,14 @@ python -m experiments.benchmarks.cpu_profile --models=resnet8,resnet18
 """
 
 import re
-import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Mapping
 
 import jax
 from absl import flags
 
 from experiments.benchmarks import compiled, programs, reporting
+from experiments.benchmarks.profiling import trace
 from experiments.benchmarks.programs import Size
 from jaxfed.engine.devices import cores
 
@@ -39,28 +36,6 @@ _TORCH_PRODUCT = re.compile(r'conv|addmm|::mm|bmm|linear')
 _TORCH_COPY = re.compile(r'copy_|cat|clone|contiguous|fill_|zero_')
 
 
-class Event(NamedTuple):
-    """An operation that a thread has run, in nanoseconds."""
-
-    name: str
-    start: float
-    duration: float
-
-
-def self_times(events: Iterable[Event]) -> dict[str, float]:
-    """Nanoseconds of each operation of one thread, without those of operations inside it."""
-    times: dict[str, float] = defaultdict(float)
-    stack: list[tuple[str, float]] = []  # operations that have not ended, and their ends
-    for name, start, duration in sorted(events, key=lambda e: (e.start, -e.duration)):
-        while stack and start >= stack[-1][1]:
-            stack.pop()
-        if stack:
-            times[stack[-1][0]] -= duration
-        times[name] += duration
-        stack.append((name, start + duration))
-    return times
-
-
 def kinds(text: str) -> dict[str, str]:
     """The kind of each instruction of a compiled program, '' for waiting; see above."""
 
@@ -73,27 +48,6 @@ def kinds(text: str) -> dict[str, str]:
         name: '' if _WAIT.match(operation) else kind(parts)
         for name, operation, parts in compiled.contents(text)
     }
-
-
-def trace(run: Callable[[], Any]) -> tuple[dict[str, float], float]:
-    """Nanoseconds of each instruction that a function runs, and of the whole run by the clock."""
-    times: dict[str, float] = defaultdict(float)
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
-            start = time.perf_counter_ns()
-            run()
-            elapsed = time.perf_counter_ns() - start
-        (file,) = Path(folder).rglob('*.xplane.pb')
-        for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
-            for line in plane.lines:
-                events = [
-                    Event(event.name, event.start_ns, event.duration_ns)
-                    for event in line.events
-                    if any(name == 'hlo_op' for name, _ in event.stats)
-                ]
-                for name, nanoseconds in self_times(events).items():
-                    times[name] += nanoseconds
-    return times, elapsed
 
 
 def profile_round(size: Size, devices: str) -> dict[str, float]:

@@ -76,8 +76,8 @@ def random_images(clients: int, examples: int) -> tuple[np.ndarray, np.ndarray]:
     return x, rng.integers(0, CLASSES, (clients, examples), np.int32)
 
 
-def torch_program(size: Size) -> Callable[[], None]:
-    """The loop over clients that a researcher would write in PyTorch, on all cores."""
+def torch_program(size: Size, device: str = 'cpu') -> Callable[[], None]:
+    """The loop over clients that a researcher would write in PyTorch, on all cores or a GPU."""
     import torch
     from torch import nn
 
@@ -85,9 +85,9 @@ def torch_program(size: Size) -> Callable[[], None]:
 
     torch.set_num_threads(cores())
     x, y = random_images(size.clients, size.batch_size)
-    images = torch.from_numpy(x).permute(0, 1, 4, 2, 3).contiguous()
-    labels = torch.from_numpy(y).long()
-    networks = [torch_network(size.model, CLASSES) for _ in range(size.clients)]
+    images = torch.from_numpy(x).permute(0, 1, 4, 2, 3).contiguous().to(device)
+    labels = torch.from_numpy(y).long().to(device)
+    networks = [torch_network(size.model, CLASSES).to(device) for _ in range(size.clients)]
 
     def run() -> None:
         for client, model in enumerate(networks):
@@ -96,6 +96,8 @@ def torch_program(size: Size) -> Callable[[], None]:
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(images[client]), labels[client]).backward()
                 optimizer.step()
+        if device != 'cpu':
+            torch.cuda.synchronize()
 
     return run
 

@@ -84,11 +84,11 @@ def test_every_part_is_measured(work, tmp_path, cheap_runs):
 def test_a_wrong_round_does_not_agree(work, monkeypatch):
     cases = accelerator_steps.agreement(work)
     params, after = accelerator_steps.loop_round(work)
-    wrong = jax.tree.map(lambda leaf: leaf * (1 + 1e-4), after)
-    (row,) = cases['auto']()
+    wrong = jax.tree.map(lambda leaf: leaf * (1 + 1e-3), after)
+    (row,) = cases['grouped']()
     assert row['agrees'] and row['relative'] < 1e-5
     monkeypatch.setattr(accelerator_steps, 'loop_round', lambda work: (params, wrong))
-    (row,) = cases['auto']()
+    (row,) = cases['grouped']()
     assert not row['agrees']
 
 
@@ -361,3 +361,20 @@ def test_images_are_read_from_a_file(tmp_path):
     np.savez(tmp_path / 'images.npz', **arrays)
     read = load_images(str(tmp_path / 'images.npz'), (1, 1))
     assert read.name == 'cifar10' and np.array_equal(read.x_train, data.x_train)
+
+
+def test_the_difference_is_relative_to_the_change_of_each_array():
+    before = {'a': np.zeros(2, np.float32), 'b': np.ones(4, np.float32)}
+    expected = {'a': np.array([3, 4], np.float32), 'b': np.full(4, 1.5, np.float32)}
+    after = {'a': expected['a'], 'b': expected['b'] + np.array([0.01, 0, 0, 0], np.float32)}
+    difference = accelerator_steps.relative_difference(after, expected, before)
+    assert difference == pytest.approx(0.01, rel=1e-3)  # 0.01 / sqrt(4 * 0.5**2)
+
+
+@pytest.mark.slow
+def test_pytorch_takes_the_same_steps(work):
+    pytest.importorskip('torch')
+    work.sizes = TOY._replace(model='lenet')
+    (row,) = accelerator_steps.time_torch(work, 'float32', 'cpu')
+    assert row['ms'] > 0 and set(row) < set(PARTS['steps'].columns)
+    assert 'PyTorch, float32' not in accelerator_steps.local_steps(work)  # without a GPU

@@ -332,7 +332,10 @@ def test_lowering_by_platform_and_shape():
     assert lowering((8, 8), (3, 3, 256, 256)) == 'unrolled'
     assert lowering((2, 2), (3, 3, 512, 512)) == 'patches'
     with compiling_for('gpu'):
-        assert lowering(*cnn[0]) == lowering(*cnn[1]) == 'grouped'
+        assert [lowering(*shapes, pooled=True) for shapes in cnn] == ['blocks', 'blocks']
+        assert lowering(*cnn[1]) == lowering((8, 8), (3, 3, 64, 64), pooled=True) == 'grouped'
+    with compiling_for('tpu'):
+        assert lowering(*cnn[0], pooled=True) == 'grouped'
 
 
 def test_unknown_lowering_is_refused():
