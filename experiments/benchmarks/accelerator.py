@@ -1,4 +1,4 @@
-"""Everything worth knowing about jaxfed on one device, in ten minutes.
+"""Everything worth knowing about jaxfed on one device, the most important first, in ten minutes.
 
 The memory of FedLMD comes first, because the device reports the largest of the process. The other
 parts are ordered by worth: agreement with a plain loop over clients, local steps, whole rounds, a
@@ -40,7 +40,7 @@ from jaxfed.models import MODELS
 Report = dict[str, Any]
 DEFAULTS = (
     "jaxfed's defaults for accelerators rest on an H200 and on programs compiled ahead of time "
-    '(BUILD_NOTES.md, "Accelerators"); no TPU was measured.'
+    '(BUILD_NOTES.md, "A GPU, measured" and after it); no TPU was measured.'
 )
 RANDOM = 'The images are random, so accuracies mean nothing.'
 TRIES = 2  # of a case that ends the process, as a failed check of XLA does
@@ -81,15 +81,16 @@ PARTS = {
     'steps': Part(
         'Local step',
         'A client-step is one batch of one client; a lane is a client side by side with others. '
-        'The share is that of a large matrix product of the same precision. PyTorch, where it sees '
-        'the GPU, trains one client after another.',
+        'The share is that of a large matrix product of the same precision; all forms are counted '
+        'with the operations of a direct convolution. PyTorch, if installed on a GPU, trains one '
+        'client after another with its default choice of algorithms.',
         {'ms': 'ms a client-step', 'tflops': 'TFLOP/s', 'share': 'share', 'compile_s': 'compile s'},
         bare.local_steps,
     ),
     'round': Part(
         'A round beside one client at a time',
         'FedAvg in float32 without augmentation: one program of jaxfed, and a loop over clients '
-        'and batches in plain JAX with the data on the device, in turns.',
+        'and batches in plain JAX with the data on the device, in turns; median of their ratios.',
         {'round_s': 's a round', 'ms': 'ms a client-step', 'times': 'times as fast as the loop'},
         whole.whole_round,
     ),
@@ -114,10 +115,10 @@ PARTS = {
     ),
     'profile': Part(
         'Where the time goes',
-        'Operations of a training round of FedLMD by the profiler, as milliseconds of a '
-        'client-step. An operation of which only a kernel is known has its name.',
-        {'ms': 'ms a client-step', 'share': 'share of the round'},
-        whole.profile,
+        "Operations of FedLMD's training program by the profiler. A kernel whose operation is "
+        'unknown is listed by its own name. Operations that run side by side are added up.',
+        {'ms': 'ms a client-step', 'share': 'share'},
+        host.profile,
     ),
     'host': Part(
         'Host',
@@ -245,7 +246,8 @@ def table(columns: Mapping[str, str], cases: Mapping[str, Any]) -> list[str]:
             error = measured['failed'].replace('|', '\\|')
             lines.append([case, error, *[''] * (len(columns) - 1)])
         for row in measured.get('rows', ()):
-            lines.append([row.get('case', case), *(cell(row.get(key)) for key in columns)])
+            name = row.get('case', case).replace('|', '\\|')
+            lines.append([name, *(cell(row.get(key)) for key in columns)])
     return [f'| {" | ".join(line)} |' for line in lines]
 
 

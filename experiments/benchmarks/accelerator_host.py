@@ -1,4 +1,4 @@
-"""Parts of `accelerator` with the programs of a round alone: the host's share, determinism."""
+"""Parts of `accelerator` with the programs of a round alone: profile, host's share, determinism."""
 
 import functools
 import hashlib
@@ -12,9 +12,11 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
+from experiments.benchmarks import compiled
 from experiments.benchmarks.accelerator_rounds import run_recorded
 from experiments.benchmarks.accelerator_steps import Cases, repeat_round, same
-from experiments.benchmarks.accelerator_work import Row, Work
+from experiments.benchmarks.accelerator_work import Row, Work, steps_of_round
+from experiments.benchmarks.profiling import trace
 from experiments.benchmarks.rounds import Trainer
 from experiments.benchmarks.timing import interleave, seconds
 from jaxfed.engine import client_states
@@ -73,6 +75,39 @@ def planned_rounds(trainer: Trainer, first: int, count: int) -> list[PlannedRoun
     return list(itertools.islice(prepared.feed(prepared.lanes, first), count))
 
 
+def profile(work: Work) -> Cases:
+    """The operations of FedLMD's training that take longest."""
+    return {'training': functools.partial(profile_training, work, 15)}
+
+
+def profile_training(work: Work, most: int) -> list[Row]:
+    """Traces the training program in round 2; `most` operations have a row."""
+    trainer, number = work.fedlmd, 2
+    program: Any = trainer.prepared.programs.train
+    placed = place(trainer, trainer.state, *planned_rounds(trainer, number, 1))
+
+    def run() -> None:
+        jax.block_until_ready(program(*placed))
+
+    run()
+    times, elapsed = trace(run)
+    moved = compiled.instructions(program.as_text())
+    sources = {one.name: one.source.rpartition('/')[2] for one in moved}
+    largest = sorted(times, key=lambda name: -times[name])
+    lines = {
+        f'{name} ({source})' if (source := sources.get(name)) else name: times[name]
+        for name in largest[:most]
+    }
+    lines['all others'] = sum(times[name] for name in largest[most:])
+    lines['all operations'] = sum(times.values())
+    lines['the program by the clock'] = elapsed
+    steps = steps_of_round(trainer, number)
+    return [
+        {'case': name, 'ms': nanoseconds / 1e6 / steps, 'share': nanoseconds / elapsed}
+        for name, nanoseconds in lines.items()
+    ]
+
+
 def host(work: Work) -> Cases:
     """The rounds that users run, beside their compiled programs and the steps of the host."""
     return {'rounds': functools.partial(time_host, work, 10)}
@@ -95,7 +130,7 @@ def time_host(work: Work, count: int) -> list[Row]:
         'programs': lambda: seconds(lambda: run_programs(trainer, placed, test_set)) / count,
         'steps': lambda: time_host_steps(trainer, 2, count, test_set),
     }
-    measured = interleave(runs, work.sizes.repeats)
+    measured = interleave(runs, work.sizes.turns)
     round_s, thread_s = map(statistics.median, zip(*measured['run'], strict=True))
     programs_s = statistics.median(measured['programs'])
     steps = {

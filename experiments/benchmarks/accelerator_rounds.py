@@ -9,14 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmarks import compiled, reporting
+from experiments.benchmarks import reporting
 from experiments.benchmarks.accelerator_steps import Cases
 from experiments.benchmarks.accelerator_work import (
     ROUNDS,
     Row,
     Work,
     device_memory,
-    steps_of_next_round,
+    next_round,
+    steps_of_round,
 )
 from experiments.benchmarks.plain_loop import (
     PLAIN,
@@ -25,7 +26,6 @@ from experiments.benchmarks.plain_loop import (
     make_step,
     train_round,
 )
-from experiments.benchmarks.profiling import trace
 from experiments.benchmarks.programs import network
 from experiments.benchmarks.rounds import Trainer
 from experiments.benchmarks.timing import interleave, seconds
@@ -93,41 +93,13 @@ def whole_round(work: Work) -> Cases:
                 'steps': steps,
                 'round_s': medians[name],
                 'ms': 1e3 * sum(values) / steps,
-                'times': medians['loop over clients'] / medians[name],
+                'times': statistics.median(np.divide(measured['loop over clients'], values)),
                 'measured_s': values,
             }
             for name, values in measured.items()
         ]
 
     return {'a round': measure}
-
-
-def profile(work: Work) -> Cases:
-    """The operations of a round of FedLMD that take longest."""
-    return {'a round': functools.partial(profile_round, work, 15)}
-
-
-def profile_round(work: Work, most: int) -> list[Row]:
-    """Traces a training round; `most` operations have a row."""
-    trainer = work.fedlmd
-    trainer.train_round()
-    steps = steps_of_next_round(trainer)
-    times, elapsed = trace(trainer.train_round)
-    program: Any = trainer.prepared.programs.train
-    moved = compiled.instructions(program.as_text())
-    sources = {one.name: one.source.rpartition('/')[2] for one in moved}
-    largest = sorted(times, key=lambda name: -times[name])
-    lines = {
-        f'{name} ({source})' if (source := sources.get(name)) else name: times[name]
-        for name in largest[:most]
-    }
-    lines['all others'] = sum(times[name] for name in largest[most:])
-    lines['all operations'] = sum(times.values())
-    lines['the round by the clock'] = elapsed
-    return [
-        {'case': name, 'ms': nanoseconds / 1e6 / steps, 'share': nanoseconds / elapsed}
-        for name, nanoseconds in lines.items()
-    ]
 
 
 def run_of_fedlmd(work: Work) -> Cases:
@@ -194,7 +166,7 @@ def time_sweep(work: Work, seeds: int) -> list[Row]:
     together = Trainer(experiments)
 
     def time_round(trainer: Trainer) -> float:
-        steps = steps_of_next_round(trainer)
+        steps = steps_of_round(trainer, next_round(trainer))
         return 1e3 * trainer.train_round() / steps
 
     programs = {'together': together, 'alone': alone}

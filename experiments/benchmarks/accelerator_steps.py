@@ -78,17 +78,22 @@ def agreement(work: Work) -> Cases:
         before, expected = loop_round(work)
         after = jax.tree.map(lambda leaf: leaf[0], cohort_round(work, lowering, precision).run())
         relative = relative_difference(after, expected, before)
-        return [{'relative': relative, 'agrees': relative < TOLERANCE}]
+        agrees = relative < TOLERANCE if precision == 'float32' else None
+        return [{'relative': relative, 'agrees': agrees}]
 
     cases: Cases = {name: functools.partial(compare, name, 'float32') for name in LOWERINGS}
     return cases | {'grouped in tf32': functools.partial(compare, 'grouped', 'tf32')}
 
 
 def relative_difference(after: PyTree, expected: PyTree, before: PyTree) -> float:
-    """The largest ||after - expected|| / ||expected - before|| of an array."""
+    """The largest ||after - expected|| / ||expected - before|| of an array.
+
+    Of an array that does not change, ||after - expected|| counts; NaN if there is one.
+    """
     trees = [map(np.float64, jax.tree.leaves(tree)) for tree in (after, expected, before)]
     norm = np.linalg.norm
-    return max(float(norm(a - b) / norm(b - start)) for a, b, start in zip(*trees, strict=True))
+    ratios = [norm(a - b) / (norm(b - start) or 1.0) for a, b, start in zip(*trees, strict=True)]
+    return float(np.max(ratios))
 
 
 def local_steps(work: Work) -> Cases:
@@ -105,19 +110,10 @@ def local_steps(work: Work) -> Cases:
     for lowering, lanes, precision in factors:
         name = f'{lowering}, {reporting.plural(lanes, "lane")}, {precision}'
         cases[name] = functools.partial(time_step, work, lowering, lanes, precision)
-    if torch_sees_gpu():
+    if jax.default_backend() == 'gpu' and reporting.has('torch'):
         for precision in ('float32', 'tf32'):
             cases[f'PyTorch, {precision}'] = functools.partial(time_torch, work, precision, 'cuda')
     return cases
-
-
-def torch_sees_gpu() -> bool:
-    """Whether PyTorch is installed and can use the GPU that JAX uses."""
-    if jax.default_backend() != 'gpu' or not reporting.has('torch'):
-        return False
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def time_product(work: Work, precision: Precision) -> list[Row]:
@@ -143,6 +139,8 @@ def time_torch(work: Work, precision: Precision, device: str) -> list[Row]:
 
     sizes, backends = work.sizes, torch.backends
     backends.cudnn.allow_tf32 = backends.cuda.matmul.allow_tf32 = precision == 'tf32'
+    if device != 'cpu' and not torch.cuda.is_available():
+        raise RuntimeError('PyTorch sees no GPU')
     size = Size(sizes.model, sizes.lanes, sizes.batch_size, sizes.steps)
     step_s = work.median(torch_program(size, device)) / size.client_steps
     return [describe_step(work, step_s, precision)]

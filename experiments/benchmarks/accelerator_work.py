@@ -50,7 +50,8 @@ class Sizes(NamedTuple):
     other_lanes: tuple[int, ...] = (1, 4, 32, 64)
     steps: int = 50  # of each lane in a measurement
     side: int = 8192  # of the matrix product
-    repeats: int = 3  # most measurements of a program, and turns of the host
+    repeats: int = 3  # most measurements of a program
+    turns: int = 5  # of the host
     rounds: int = 3  # measured rounds
     run: int = ROUNDS  # rounds of a run
     twice: int = 3  # rounds of each of two runs that are compared
@@ -82,6 +83,7 @@ TOY = Sizes(
     steps=2,
     side=256,
     repeats=2,
+    turns=2,
     rounds=1,
     run=2,
     grid='beta=1,3',
@@ -160,9 +162,13 @@ def load_images(npz: str | None, sizes: tuple[int, int]) -> Dataset:
     return Dataset('random_images', *splits[0], *splits[1], CLASSES)
 
 
-def steps_of_next_round(trainer: Trainer) -> int:
-    """Local steps of all clients of a trainer's next round."""
-    number = int(np.asarray(trainer.state.server.round)[0]) + 1
+def next_round(trainer: Trainer) -> int:
+    """The number of a trainer's next round."""
+    return int(np.asarray(trainer.state.server.round)[0]) + 1
+
+
+def steps_of_round(trainer: Trainer, number: int) -> int:
+    """Local steps of all clients of a round."""
     return sum(int(client_steps(e, cohort_of(e, number)).sum()) for e in trainer.experiments)
 
 

@@ -29,7 +29,7 @@ def self_times(events: Iterable[Event]) -> dict[str, float]:
         while stack and start >= stack[-1][1]:
             stack.pop()
         if stack:
-            times[stack[-1][0]] -= duration
+            times[stack[-1][0]] -= min(duration, stack[-1][1] - start)
         times[name] += duration
         stack.append((name, start + duration))
     return times
@@ -39,6 +39,9 @@ def trace(run: Callable[[], Any]) -> tuple[dict[str, float], float]:
     """Nanoseconds of each instruction that a function runs, and of the whole run by the clock.
 
     A kernel of a GPU for which the profiler names no instruction has its own name.
+
+    Raises:
+      RuntimeError: if the profiler has no operations of a GPU or TPU.
     """
     times: dict[str, float] = defaultdict(float)
     with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +51,10 @@ def trace(run: Callable[[], Any]) -> tuple[dict[str, float], float]:
             elapsed = time.perf_counter_ns() - start
         (file,) = Path(folder).rglob('*.xplane.pb')
         planes = list(jax.profiler.ProfileData.from_file(str(file)).planes)
-        for line, on_device in operation_lines(planes):
+        lines = operation_lines(planes)
+        if jax.default_backend() != 'cpu' and not any(on_device for _, on_device in lines):
+            raise RuntimeError('the profiler has no operations of the device')
+        for line, on_device in lines:
             named = ((event, dict(event.stats).get('hlo_op')) for event in line.events)
             events = [
                 Event(str(name or event.name), event.start_ns, event.duration_ns)

@@ -308,7 +308,7 @@ def main(args: flags.FlagValues) -> None:
         folder = Path(name)
         rounds = time_rounds(base, folder / 'rounds', repeats=args.repeats)
         whole = time_runs(base, folder, repeats=args.whole)
-    # One after another, an accelerator waits for each small step; a CPU is busy either way.
+    # A goal: an accelerator waits for each step of a small network; a CPU is busy either way.
     wanted = 1.0 if jax.default_backend() == 'cpu' else 0.25
     report: dict[str, Any] = {
         'machine': reporting.machine(),

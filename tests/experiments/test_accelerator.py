@@ -64,7 +64,12 @@ def test_every_part_is_measured(work, tmp_path, cheap_runs):
             # the CPU reports no memory
             assert set(measured['rows'][0]) & set(part.columns), (name, case)
     rows = {name: entry['cases'] for name, entry in written['parts'].items()}
-    assert all(case['rows'][0]['agrees'] for case in rows['agreement'].values())
+    agrees = {name: case['rows'][0]['agrees'] for name, case in rows['agreement'].items()}
+    assert agrees.pop('grouped in tf32') is None and all(agrees.values())
+    *named, others, all_of_them, clock = rows['profile']['training']['rows']
+    assert 0 < len(named) <= 15 and clock['share'] == 1
+    total = sum(row['ms'] for row in (*named, others))
+    assert total == pytest.approx(all_of_them['ms'])
     assert all(case['rows'][0]['equal'] for case in rows['determinism'].values())
     assert rows['run']['fedlmd']['rows'][0]['rounds'] == TOY.run
     host = {row['case']: row['ms'] for row in rows['host']['rounds']['rows']}
@@ -291,11 +296,11 @@ def test_values_of_a_table(value, text):
 
 
 def test_a_case_with_several_rows_names_them():
-    rows = [{'case': 'one', 'ms': 1.5}, {'ms': 2.0}]
+    rows = [{'case': 'o|ne', 'ms': 1.5}, {'ms': 2.0}]
     assert accelerator.table({'ms': 'ms a step'}, {'both': {'rows': rows}}) == [
         '| case | ms a step |',
         '| --- | --- |',
-        '| one | 1.5 |',
+        '| o\\|ne | 1.5 |',
         '| both | 2 |',
     ]
 
@@ -367,14 +372,27 @@ def test_the_difference_is_relative_to_the_change_of_each_array():
     before = {'a': np.zeros(2, np.float32), 'b': np.ones(4, np.float32)}
     expected = {'a': np.array([3, 4], np.float32), 'b': np.full(4, 1.5, np.float32)}
     after = {'a': expected['a'], 'b': expected['b'] + np.array([0.01, 0, 0, 0], np.float32)}
-    difference = accelerator_steps.relative_difference(after, expected, before)
-    assert difference == pytest.approx(0.01, rel=1e-3)  # 0.01 / sqrt(4 * 0.5**2)
+    relative = accelerator_steps.relative_difference
+    assert relative(after, expected, before) == pytest.approx(0.01, rel=1e-3)  # of sqrt(4 * 0.5**2)
+    # of an array that does not change, the difference itself
+    assert relative({'a': np.full(1, 0.5)}, {'a': np.zeros(1)}, {'a': np.zeros(1)}) == 0.5
+    after['b'][0] = np.nan
+    assert math.isnan(relative(after, expected, before))
 
 
 @pytest.mark.slow
-def test_pytorch_takes_the_same_steps(work):
+def test_pytorch_is_timed(work):
     pytest.importorskip('torch')
     work.sizes = TOY._replace(model='lenet')
     (row,) = accelerator_steps.time_torch(work, 'float32', 'cpu')
     assert row['ms'] > 0 and set(row) < set(PARTS['steps'].columns)
-    assert 'PyTorch, float32' not in accelerator_steps.local_steps(work)  # without a GPU
+
+
+def test_pytorch_has_its_cases_on_a_gpu(work, monkeypatch):
+    def cases(backend, installed):
+        monkeypatch.setattr(jax, 'default_backend', lambda: backend)
+        monkeypatch.setattr(accelerator_steps.reporting, 'has', lambda module: installed)
+        return [case for case in accelerator_steps.local_steps(work) if 'PyTorch' in case]
+
+    assert cases('gpu', True) == ['PyTorch, float32', 'PyTorch, tf32']
+    assert cases('gpu', False) == cases('cpu', True) == []

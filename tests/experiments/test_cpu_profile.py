@@ -1,7 +1,5 @@
 """The shares of a local step's time."""
 
-from types import SimpleNamespace
-
 from experiments.benchmarks.cpu_profile import (
     COPIES,
     OUTSIDE,
@@ -10,7 +8,6 @@ from experiments.benchmarks.cpu_profile import (
     kinds,
     per_step,
 )
-from experiments.benchmarks.profiling import Event, operation_lines, self_times
 from experiments.benchmarks.programs import Size
 from tests.experiments.test_ahead_of_time import PROGRAM
 
@@ -42,34 +39,7 @@ def test_instructions_have_kinds():
     assert (of['all-reduce.1'], of['exponential'], of['fusion.1']) == ('', REST, REST)
 
 
-def test_time_of_inner_operations_counts_once():
-    events = [
-        Event('inner', 20.0, 10.0),
-        Event('loop', 10.0, 50.0),
-        Event('inner', 35.0, 5.0),
-        Event('within', 36.0, 2.0),
-        Event('after', 60.0, 7.0),
-    ]
-    assert self_times(events) == {'loop': 35.0, 'inner': 13.0, 'within': 2.0, 'after': 7.0}
-
-
 def test_kinds_sum_to_the_clock():
     size = Size('cnn', clients=2, batch_size=50, steps=5)
     spent = per_step({PRODUCTS: 30e6, REST: 50e6}, 100e6, size)
     assert spent == {PRODUCTS: 3.0, REST: 5.0, OUTSIDE: 2.0}
-
-
-def test_a_device_has_the_operations_if_there_is_one():
-    def plane(name, *lines):
-        return SimpleNamespace(name=name, lines=[SimpleNamespace(name=line) for line in lines])
-
-    host = plane('/host:CPU', 'python', 'tf_XLAEigen')
-    gpu = plane('/device:GPU:0', 'Stream #1(compute)', 'XLA Ops', 'XLA Modules')
-    tpu = plane('/device:TPU:0', 'Steps', 'XLA Ops')
-
-    def names(*planes):
-        return [(line.name, on_device) for line, on_device in operation_lines(planes)]
-
-    assert names(host) == [('python', False), ('tf_XLAEigen', False)]
-    assert names(host, gpu) == [('Stream #1(compute)', True)]
-    assert names(host, tpu) == [('XLA Ops', True)]

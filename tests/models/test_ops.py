@@ -333,7 +333,10 @@ def test_lowering_by_platform_and_shape():
     assert lowering((2, 2), (3, 3, 512, 512)) == 'patches'
     with compiling_for('gpu'):
         assert [lowering(*shapes, pooled=True) for shapes in cnn] == ['blocks', 'blocks']
-        assert lowering(*cnn[1]) == lowering((8, 8), (3, 3, 64, 64), pooled=True) == 'grouped'
+        assert lowering((28, 28), (5, 5, 6, 16), pooled=True) == 'blocks'
+        assert lowering(*cnn[1]) == 'grouped'
+        for kernel in ((3, 3), (5, 3), (3, 5), (7, 7)):  # not measured
+            assert lowering((16, 16), (*kernel, 32, 64), pooled=True) == 'grouped'
     with compiling_for('tpu'):
         assert lowering(*cnn[0], pooled=True) == 'grouped'
 
