@@ -257,6 +257,8 @@ def test_every_example_runs(text, trained, registries, cheap_runs, tmp_path, mon
 
     monkeypatch.setattr(jaxfed, 'simulate', short)
     monkeypatch.setattr(jaxfed, 'simulate_all', all_short)
+    for folder in re.findall(r"'(runs/\S+)/metrics\.jsonl'", text):  # of commands before it
+        shutil.copytree(trained.workdir, folder)
     exec(compile(text, 'example', 'exec'), {'__name__': 'example'})
 
 
