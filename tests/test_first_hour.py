@@ -182,18 +182,31 @@ def test_devices_in_words(local_devices, words, monkeypatch):
 @pytest.mark.parametrize(
     'gpu, tpu, installed, environment, message',
     [
-        (False, False, False, {}, None),
-        (True, False, False, {}, "NVIDIA GPU that JAX cannot use: pip install -e '.[cuda12]'"),
-        (True, False, True, {}, 'NVIDIA GPU that JAX cannot use, although jax_cuda12_plugin'),
-        (False, True, False, {}, "TPU that JAX cannot use: pip install -e '.[tpu]'"),
-        (True, False, False, {'CUDA_VISIBLE_DEVICES': ''}, None),
-        (True, False, False, {'platforms': 'cpu'}, None),
+        (False, False, None, {}, None),
+        (True, False, None, {}, "NVIDIA GPU that JAX cannot use: pip install -e '.[cuda12]'"),
+        (
+            True,
+            False,
+            'jax_cuda12_plugin',
+            {},
+            'cannot use, although jax_cuda12_plugin is installed',
+        ),
+        (
+            True,
+            False,
+            'jax_cuda13_plugin',
+            {},
+            'cannot use, although jax_cuda13_plugin is installed',
+        ),
+        (False, True, None, {}, "TPU that JAX cannot use: pip install -e '.[tpu]'"),
+        (True, False, None, {'CUDA_VISIBLE_DEVICES': ''}, None),
+        (True, False, None, {'platforms': 'cpu'}, None),
     ],
 )
 def test_an_idle_accelerator_warns(gpu, tpu, installed, environment, message, monkeypatch):
     monkeypatch.setattr(devices, 'has_nvidia_driver', lambda: gpu)
     monkeypatch.setattr(devices, 'has_tpu', lambda: tpu)
-    monkeypatch.setattr(devices.importlib.util, 'find_spec', lambda name: installed or None)
+    monkeypatch.setattr(devices.importlib.util, 'find_spec', lambda name: name == installed or None)
     monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
     asked = environment.pop('platforms', None) if environment else None
     monkeypatch.setattr(devices, 'asked_platforms', lambda: asked)

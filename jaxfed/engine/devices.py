@@ -22,6 +22,7 @@ from jaxfed.types import PyTree
 
 # The programs of a run on a CPU take 1 to 2 MB, and JAX looks at every file before it adds one.
 CACHE_SIZE = 1 << 30
+CUDA: tuple[str, ...] = ('jax_cuda12_plugin', 'jax_cuda13_plugin')  # either enables a GPU
 AXIS = 'devices'
 SPLIT, REPLICATED = PartitionSpec(AXIS), PartitionSpec()
 
@@ -69,14 +70,14 @@ def idle_accelerator() -> str | None:
     if jax.default_backend() != 'cpu' or 'cpu' in (asked_platforms() or '').split(','):
         return None
     if os.environ.get('CUDA_VISIBLE_DEVICES') not in ('', '-1') and has_nvidia_driver():
-        kind, extra, package = 'an NVIDIA GPU', 'cuda12', 'jax_cuda12_plugin'
+        kind, extra, packages = 'an NVIDIA GPU', 'cuda12', CUDA
     elif has_tpu():
-        kind, extra, package = 'a TPU', 'tpu', 'libtpu'
+        kind, extra, packages = 'a TPU', 'tpu', ('libtpu',)
     else:
         return None
-    if importlib.util.find_spec(package):
+    if installed := [package for package in packages if importlib.util.find_spec(package)]:
         return (
-            f'this machine has {kind} that JAX cannot use, although {package} is installed: '
+            f'this machine has {kind} that JAX cannot use, although {installed[0]} is installed: '
             'python -c "import jax; print(jax.devices())" shows why.'
         )
     return (
