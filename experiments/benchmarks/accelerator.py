@@ -32,6 +32,7 @@ from experiments.benchmarks import accelerator_rounds as whole
 from experiments.benchmarks import accelerator_steps as bare
 from experiments.benchmarks import reporting
 from experiments.benchmarks.accelerator_work import TOY, Clock, Row, Sizes, Tiny, Work, load_images
+from jaxfed.engine.devices import CUDA
 from jaxfed.internal.console import show_error
 from jaxfed.internal.files import read_json, versions, write_atomic, write_json
 from jaxfed.internal.signals import ending
@@ -321,7 +322,7 @@ def describe_machine() -> dict[str, str | int]:
     """Hardware and versions."""
     device = jax.devices()[0]
     platform = ' '.join(str(device.client.platform_version).split())
-    packages = ('jaxlib', 'jax_cuda12_plugin', 'jax_cuda13_plugin', 'libtpu', 'optax')
+    packages = ('jaxlib', *CUDA, 'libtpu', 'optax')
     return (
         reporting.machine()
         | {'backend': device.platform, 'platform': platform}

@@ -91,13 +91,9 @@ def profile_training(work: Work, most: int) -> list[Row]:
 
     run()
     times, elapsed = trace(run)
-    moved = compiled.instructions(program.as_text())
-    sources = {one.name: one.source.rpartition('/')[2] for one in moved}
+    sources = {one.name: one.source for one in compiled.instructions(program.as_text())}
     largest = sorted(times, key=lambda name: -times[name])
-    lines = {
-        f'{name} ({source})' if (source := sources.get(name)) else name: times[name]
-        for name in largest[:most]
-    }
+    lines = {compiled.label(name, sources.get(name, '')): times[name] for name in largest[:most]}
     lines['all others'] = sum(times[name] for name in largest[most:])
     lines['all operations'] = sum(times.values())
     lines['the program by the clock'] = elapsed

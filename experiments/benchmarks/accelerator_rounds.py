@@ -31,7 +31,7 @@ from experiments.benchmarks.rounds import Trainer
 from experiments.benchmarks.timing import interleave, seconds
 from jaxfed.data.augment import normalise
 from jaxfed.models import with_precision
-from jaxfed.runs.experiment import Experiment, client_steps, cohort_of, set_up
+from jaxfed.runs.experiment import Experiment, cohort_of, set_up
 from jaxfed.runs.simulate import Result, train_experiments
 from jaxfed.sweeps.grid import parse_grid
 from jaxfed.sweeps.runner import share_images
@@ -83,9 +83,7 @@ def whole_round(work: Work) -> Cases:
         runs = {'one program': shared.train_round, 'loop over clients': loop.train_round}
         rounds = work.sizes.rounds
         measured = interleave(runs, rounds)
-        steps = sum(
-            int(client_steps(experiment, cohort_of(experiment, 2 + i)).sum()) for i in range(rounds)
-        )
+        steps = sum(steps_of_round(shared, 2 + i) for i in range(rounds))
         medians = {name: statistics.median(values) for name, values in measured.items()}
         return [
             {

@@ -43,7 +43,7 @@ to_input = functools.partial(normalise, mean=MEAN, std=STD)
 
 
 @functools.cache
-def cohort_round(work: Work, lowering: str, precision: Precision = 'float32') -> CohortRound:
+def cohort_round(work: Work, lowering: str, precision: Precision) -> CohortRound:
     """A round of equal clients, each with one batch; half as many lanes as clients."""
     return compile_cohort(
         work.model(lowering, precision), cohort_sizes(work), mesh=work.mesh, lanes=work.sizes.lanes,
@@ -148,10 +148,16 @@ def time_torch(work: Work, precision: Precision, device: str) -> list[Row]:
 
 def describe_step(work: Work, step_s: float, precision: Precision) -> Row:
     """The time of a client-step and its rate of arithmetic."""
-    gradient, *arguments = plain_gradient(work.sizes.model, work.sizes.batch_size)
-    rate = products(jax.make_jaxpr(gradient)(*arguments).jaxpr) / step_s
+    rate = operations(work.sizes.model, work.sizes.batch_size) / step_s
     share = rate / work.product_rate(precision)
     return {'ms': 1e3 * step_s, 'tflops': rate / 1e12, 'share': share}
+
+
+@functools.cache
+def operations(model: str, batch_size: int) -> int:
+    """FLOP of a client-step with direct convolutions."""
+    gradient, *arguments = plain_gradient(model, batch_size)
+    return products(jax.make_jaxpr(gradient)(*arguments).jaxpr)
 
 
 def same(first: PyTree, second: PyTree) -> Row:
@@ -163,7 +169,7 @@ def same(first: PyTree, second: PyTree) -> Row:
 
 def repeat_round(work: Work, lowering: str) -> list[Row]:
     """Runs the same round of equal clients twice."""
-    run = cohort_round(work, lowering).run
+    run = cohort_round(work, lowering, 'float32').run
     return [same(run(), run())]
 
 

@@ -331,9 +331,7 @@ def title_of(case: Mapping[str, Any]) -> str:
 def largest_of(case: Mapping[str, Any]) -> str:
     """The instructions of a step that move most bytes, in words; '' if they are not known."""
     largest = case.get('programs', {}).get('step', {}).get('largest', ())
-    named = (
-        f'{i["bytes"] / 1e6:.0f} MB {i["name"]} ({i["source"].rpartition("/")[2]})' for i in largest
-    )
+    named = (f'{i["bytes"] / 1e6:.0f} MB {compiled.label(i["name"], i["source"])}' for i in largest)
     return ', '.join(named)
 
 

@@ -83,6 +83,11 @@ def instructions(text: str) -> list[Instruction]:
     ]
 
 
+def label(name: str, source: str) -> str:
+    """An instruction in words: its name, and the operation of JAX if it is known."""
+    return f'{name} ({source.rpartition("/")[2]})' if source else name
+
+
 def contents(text: str) -> Iterator[tuple[str, str, set[str]]]:
     """Each instruction of a program: name, operation, and the operations that it consists of."""
     parsed = _parse(text)
