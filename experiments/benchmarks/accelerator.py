@@ -1,8 +1,8 @@
 """Everything worth knowing about jaxfed on one device, the most important first, in ten minutes.
 
 The memory of FedLMD comes first, because the device reports the largest of the process. The other
-parts are ordered by worth: agreement with a plain loop over clients, local steps, whole rounds, a
-run of FedLMD, evaluation, a profile, the host's share, determinism, sweeps and the memory of large
+parts are ordered by worth: runs of FedLMD, evaluation, a profile, the host's share, agreement with
+a plain loop over clients, a whole round, determinism, local steps, sweeps and the memory of large
 batches. Both files are written after every case, so a command that is cut off loses one case. The
 same command continues in the same folder; a case that ended the process twice is left out. Use
 another folder after a change of the code.
@@ -70,43 +70,18 @@ PARTS = {
         MEMORY,
         whole.memory,
     ),
-    'agreement': Part(
-        'Agreement with a plain loop over clients',
-        'Parameters after a round of equal clients with one batch each, in float32 by lowering of '
-        'convolutions: norm of the difference relative to that of the changes in the same array. '
-        f'Float32 agrees below {bare.TOLERANCE:g}. The last row shows what factors of fewer digits '
-        'give on a GPU; a CPU has no tf32.',
-        {'relative': 'largest relative difference', 'agrees': 'agrees'},
-        bare.agreement,
-    ),
-    'steps': Part(
-        'Local step',
-        'A client-step is one batch of one client; a lane is a client side by side with others. '
-        'The share is that of a large matrix product of the same precision; all forms are counted '
-        'with the operations of a direct convolution. PyTorch, if installed on a GPU, trains one '
-        'client after another with its default choice of algorithms.',
-        {'ms': 'ms a client-step', 'tflops': 'TFLOP/s', 'share': 'share', 'compile_s': 'compile s'},
-        bare.local_steps,
-    ),
-    'round': Part(
-        'A round beside one client at a time',
-        'FedAvg in float32 without augmentation: one program of jaxfed, and a loop over clients '
-        'and batches in plain JAX with the data on the device, in turns; median of their ratios.',
-        {'round_s': 's a round', 'ms': 'ms a client-step', 'times': 'times as fast as the loop'},
-        whole.whole_round,
-    ),
     'run': Part(
-        'A run of FedLMD',
+        'Runs of FedLMD',
         'Settings of `experiments/fedlmd/cifar10_lda0.05.flags`, but dealt with '
         '`--partition=dirichlet --sampling=uniform`, with evaluation after each round, '
-        'records and checkpoints. Goal: 200 rounds in 20 s after compilation on a GPU of the class '
-        'of an H100.',
+        'records and checkpoints, by `--precision`. Goal: 200 rounds in 20 s after compilation on '
+        'a GPU of the class of an H100. Programs of an earlier part are compiled already.',
         {
             'rounds': 'rounds', 'after_s': 's after compilation', 'run_s': 's for 200 rounds',
             'in_rounds_s': 's in rounds', 'evaluation': 'share of evaluation',
             'compile_s': 'compile s', 'accuracy': 'accuracy',
         },
-        whole.run_of_fedlmd,
+        whole.runs_of_fedlmd,
     ),
     'evaluation': Part(
         'Evaluation',
@@ -117,7 +92,8 @@ PARTS = {
     'profile': Part(
         'Where the time goes',
         "Operations of FedLMD's training program by the profiler. A kernel whose operation is "
-        'unknown is listed by its own name. Operations that run side by side are added up.',
+        'unknown is listed by its own name, which several operations may share. Operations that '
+        'run side by side are added up.',
         {'ms': 'ms a client-step', 'share': 'share'},
         host.profile,
     ),
@@ -131,6 +107,22 @@ PARTS = {
         {'ms': 'ms a round', 'share': 'share'},
         host.host,
     ),
+    'agreement': Part(
+        'Agreement with a plain loop over clients',
+        'Parameters after a round of equal clients with one batch each, in float32 by lowering of '
+        'convolutions: norm of the difference relative to that of the changes in the same array. '
+        f'Float32 agrees below {bare.TOLERANCE:g}. The last row shows what factors of fewer digits '
+        'give on a GPU; a CPU has no tf32.',
+        {'relative': 'largest relative difference', 'agrees': 'agrees'},
+        bare.agreement,
+    ),
+    'round': Part(
+        'A round beside one client at a time',
+        'FedAvg in float32 without augmentation: one program of jaxfed, and a loop over clients '
+        'and batches in plain JAX with the data on the device, in turns; median of their ratios.',
+        {'round_s': 's a round', 'ms': 'ms a client-step', 'times': 'times as fast as the loop'},
+        whole.whole_round,
+    ),
     'determinism': Part(
         'Determinism',
         'The same program twice from the same state, and the parameters after two runs of FedLMD '
@@ -139,6 +131,15 @@ PARTS = {
         'parameters with that of another command, too.',
         {'equal': 'equal in every bit', 'difference': 'largest difference', 'digest': 'digest'},
         host.determinism,
+    ),
+    'steps': Part(
+        'Local step',
+        'A client-step is one batch of one client; a lane is a client side by side with others. '
+        'The share is that of a large matrix product of the same precision; all forms are counted '
+        'with the operations of a direct convolution. PyTorch, if installed on a GPU, trains one '
+        'client after another with its default choice of algorithms.',
+        {'ms': 'ms a client-step', 'tflops': 'TFLOP/s', 'share': 'share', 'compile_s': 'compile s'},
+        bare.local_steps,
     ),
     'sweeps': Part(
         'Experiments in one program',

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import itertools
+import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -92,6 +93,7 @@ def profile_training(work: Work, most: int) -> list[Row]:
     run()
     times, elapsed = trace(run)
     sources = {one.name: one.source for one in compiled.instructions(program.as_text())}
+    sources |= {re.sub(r'\W', '_', name): source for name, source in sources.items()}  # kernels
     largest = sorted(times, key=lambda name: -times[name])
     lines = {compiled.label(name, sources.get(name, '')): times[name] for name in largest[:most]}
     lines['all others'] = sum(times[name] for name in largest[most:])

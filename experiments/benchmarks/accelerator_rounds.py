@@ -12,6 +12,7 @@ import numpy as np
 from experiments.benchmarks import reporting
 from experiments.benchmarks.accelerator_steps import Cases
 from experiments.benchmarks.accelerator_work import (
+    PRODUCTS,
     ROUNDS,
     Row,
     Work,
@@ -30,7 +31,7 @@ from experiments.benchmarks.programs import network
 from experiments.benchmarks.rounds import Trainer
 from experiments.benchmarks.timing import interleave, seconds
 from jaxfed.data.augment import normalise
-from jaxfed.models import with_precision
+from jaxfed.models import Precision, with_precision
 from jaxfed.runs.experiment import Experiment, cohort_of, set_up
 from jaxfed.runs.simulate import Result, train_experiments
 from jaxfed.sweeps.grid import parse_grid
@@ -100,12 +101,12 @@ def whole_round(work: Work) -> Cases:
     return {'a round': measure}
 
 
-def run_of_fedlmd(work: Work) -> Cases:
-    """A run of FedLMD as users start it, with evaluation, records and checkpoints."""
+def runs_of_fedlmd(work: Work) -> Cases:
+    """Runs of FedLMD as users start them, with evaluation, records and checkpoints."""
 
-    def measure() -> list[Row]:
+    def measure(precision: Precision) -> list[Row]:
         rounds = work.sizes.run
-        result, ticks = run_recorded(work, 'run', rounds)
+        result, ticks = run_recorded(work, f'run_{precision}', rounds, precision=precision)
         compile_s, done = result.summary['compile_seconds'], len(ticks)
         after = result.summary['seconds_total'] - compile_s
         times = [entry['seconds'] for entry in result.metrics]
@@ -121,16 +122,18 @@ def run_of_fedlmd(work: Work) -> Cases:
             }
         ]
 
-    return {'fedlmd': measure}
+    return {f'fedlmd, {name}': functools.partial(measure, name) for name in PRODUCTS}
 
 
-def run_recorded(work: Work, name: str, rounds: int) -> tuple[Result, list[tuple[float, float]]]:
-    """Runs FedLMD until the time is over.
+def run_recorded(
+    work: Work, name: str, rounds: int, **changes: Any
+) -> tuple[Result, list[tuple[float, float]]]:
+    """Runs FedLMD with changed settings until the time is over.
 
     Returns:
       (result, seconds of the clock and CPU seconds of this thread at the end of each round).
     """
-    config = work.config(rounds=rounds, workdir=str(work.folder / name))
+    config = work.config(rounds=rounds, workdir=str(work.folder / name), **changes)
     experiment, ticks = set_up(config, None, work.dataset), list[tuple[float, float]]()
     (result,) = train_experiments(
         [experiment], experiment.workdir, quiet=True,

@@ -38,7 +38,9 @@ def self_times(events: Iterable[Event]) -> dict[str, float]:
 def trace(run: Callable[[], Any]) -> tuple[dict[str, float], float]:
     """Nanoseconds of each instruction that a function runs, and of the whole run by the clock.
 
-    A kernel of a GPU for which the profiler names no instruction has its own name.
+    A kernel of a GPU for which the profiler names no instruction has its own name, which is that of
+    the instruction in the letters of C if XLA wrote the kernel. The same holds within a command
+    buffer, to which the profiler attributes all its kernels.
 
     Raises:
       RuntimeError: if the profiler has no operations of a GPU or TPU.
@@ -55,15 +57,20 @@ def trace(run: Callable[[], Any]) -> tuple[dict[str, float], float]:
         if jax.default_backend() != 'cpu' and not any(on_device for _, on_device in lines):
             raise RuntimeError('the profiler has no operations of the device')
         for line, on_device in lines:
-            named = ((event, dict(event.stats).get('hlo_op')) for event in line.events)
             events = [
-                Event(str(name or event.name), event.start_ns, event.duration_ns)
-                for event, name in named
-                if name or on_device
+                Event(name or event.name, event.start_ns, event.duration_ns)
+                for event in line.events
+                if (name := instruction_of(event)) or on_device
             ]
             for name, nanoseconds in self_times(events).items():
                 times[name] += nanoseconds
     return times, elapsed
+
+
+def instruction_of(event: Any) -> str:
+    """The name of an event's instruction, '' if it is unknown."""
+    name = str(dict(event.stats).get('hlo_op') or '')
+    return '' if name.startswith('command_buffer') else name
 
 
 def operation_lines(planes: Iterable[Any]) -> list[tuple[Any, bool]]:

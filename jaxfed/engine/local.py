@@ -341,4 +341,6 @@ def _batch(
     images = data.x[rows].reshape(len(rows), *context.settings.image_shape)
     if context.shift:
         images = context.shift(images, client.id)
-    return Batch(prepare(images), data.y[x, rows], places < client.size)
+    # A GPU would otherwise prepare a pixel anew for each of the results that it enters.
+    prepared = lax.optimization_barrier(prepare(images))
+    return Batch(prepared, data.y[x, rows], places < client.size)

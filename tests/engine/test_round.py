@@ -1,6 +1,7 @@
 """The vmapped round against a plain loop, for every method and many shapes of a round."""
 
 import functools
+import re
 
 import chex
 import jax
@@ -12,6 +13,7 @@ from flax import nnx
 from jaxfed import methods
 from jaxfed.engine.cohorts import everyone
 from jaxfed.engine.devices import make_mesh, replicate
+from jaxfed.engine.execution import lower_round
 from jaxfed.engine.lanes import schedule
 from jaxfed.engine.local import LocalSettings
 from jaxfed.engine.round import Round, ServerState, TrainingData, make_round
@@ -23,7 +25,7 @@ from jaxfed.models.blocks import ConvNorm
 from jaxfed.models.layers import linear
 from jaxfed.types import Batch, Model, Outputs
 from tests import oracle
-from tests.rounds import compile_round, run_round
+from tests.rounds import add_axis, compile_round, run_round
 
 CLASSES = 4
 SIZES = (7, 23, 1, 12, 30, 16)  # of six unequal clients
@@ -448,3 +450,19 @@ def test_devices_communicate_only_to_merge():
     train, merge = (program.as_text() for program in programs)
     assert not [word for word in collectives if word in train]
     assert [word for word in collectives if word in merge] == ['all-reduce']
+
+
+def test_each_batch_is_prepared_once():
+    # Without the barrier a GPU augments a pixel again for every result that it enters.
+    method, data = make('fedlmd'), training_data()
+    model, settings, server, states, _ = set_up(method)
+    mesh = make_mesh(1)
+    made = make_round(
+        model, method, settings, lambda _, x: normalise(x), normalise, mesh=mesh, stack=STACKED
+    )
+    cohort = np.arange(4, dtype=np.int32)
+    arguments = (everyone(cohort, 2), plan(settings, cohort, 2, 1), 0.1, jax.random.key(5), data)
+    lowered = lower_round(made, mesh, *add_axis(server, states, *arguments))
+    batches = 'x'.join(map(str, (2, settings.batch_size, *SHAPE)))  # of two lanes
+    text = lowered.train.as_text()
+    assert batches in re.findall(r'stablehlo.optimization_barrier .* : tensor<(\S+)xf32>', text)

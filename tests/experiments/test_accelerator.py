@@ -71,7 +71,8 @@ def test_every_part_is_measured(work, tmp_path, cheap_runs):
     total = sum(row['ms'] for row in (*named, others))
     assert total == pytest.approx(all_of_them['ms'])
     assert all(case['rows'][0]['equal'] for case in rows['determinism'].values())
-    assert rows['run']['fedlmd']['rows'][0]['rounds'] == TOY.run
+    runs = {name: case['rows'][0]['rounds'] for name, case in rows['run'].items()}
+    assert runs == {f'fedlmd, {name}': TOY.run for name in ('float32', 'tf32', 'bfloat16')}
     host = {row['case']: row['ms'] for row in rows['host']['rounds']['rows']}
     total = host.pop('round as users run it')
     programs = host.pop('compiled programs alone')

@@ -75,12 +75,13 @@ def test_kernels_have_the_name_of_their_operation_or_their_own(profiled):
     kernels = line(
         'Stream #1', ('ampere_gemm', 0, 5, {'hlo_op': 'dot.1'}), ('memset', 5, 2, {}),
         ('ampere_gemm', 7, 4, {'hlo_op': 'dot.1'}),
+        ('loop_add_fusion_2', 11, 3, {'hlo_op': 'command_buffer_4'}),
     )  # fmt: skip
     launches = line('python', ('launch', 0, 50, {'hlo_op': 'dot.1'}))
     host = SimpleNamespace(name='/host:CPU', lines=[launches])
     profiled('gpu', host, SimpleNamespace(name='/device:GPU:0', lines=[kernels]))
     times, elapsed = profiling.trace(lambda: None)
-    assert times == {'dot.1': 9, 'memset': 2} and elapsed > 0
+    assert times == {'dot.1': 9, 'memset': 2, 'loop_add_fusion_2': 3} and elapsed > 0
     profiled('cpu', SimpleNamespace(name='/host:CPU', lines=[launches, line('x', ('y', 0, 1, {}))]))
     assert profiling.trace(lambda: None)[0] == {'dot.1': 50}
     profiled('gpu', host)

@@ -68,6 +68,9 @@ def _blocks(x: Array, w: Array, pads: Pads) -> Array:
     x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *edges, (0, 0, 0)))
     x = x.reshape(batch, blocks[0], block[0], blocks[1], block[1], channels)
     x = x.transpose(0, 1, 3, 2, 4, 5).reshape(batch, *blocks, prod(block) * channels)
+    if channels < 4:
+        # Otherwise a GPU reorders single numbers for each of the blocks that see them.
+        x = lax.optimization_barrier(x)
 
     def shift(*low: int) -> Array:
         """Pads the kernel such that it computes the pixel `low` of a block."""
@@ -110,6 +113,8 @@ def _largest_forward(leading: bool, y: Array) -> tuple[Array, Array]:
 
 
 def _largest_backward(leading: bool, position: Array, g: Array) -> tuple[Array]:
+    # Otherwise a GPU also sums g for the bias in the program of these pixels, which is slow.
+    g = lax.optimization_barrier(g)
     pixels = [jnp.where(position == index, g, 0) for index in range(4)]
     if not leading:
         return (jnp.concatenate(pixels, axis=-1),)
