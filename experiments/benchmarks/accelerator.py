@@ -75,7 +75,8 @@ PARTS = {
         'Settings of `experiments/fedlmd/cifar10_lda0.05.flags`, but dealt with '
         '`--partition=dirichlet --sampling=uniform`, with evaluation after each round, '
         'records and checkpoints, by `--precision`. Goal: 200 rounds in 20 s after compilation on '
-        'a GPU of the class of an H100. Programs of an earlier part are compiled already.',
+        'a GPU of the class of an H100. The programs in float32 are compiled before, so their '
+        '`compile s` is too small.',
         {
             'rounds': 'rounds', 'after_s': 's after compilation', 'run_s': 's for 200 rounds',
             'in_rounds_s': 's in rounds', 'evaluation': 'share of evaluation',

@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import itertools
-import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from experiments.benchmarks import compiled
 from experiments.benchmarks.accelerator_rounds import run_recorded
 from experiments.benchmarks.accelerator_steps import Cases, repeat_round, same
 from experiments.benchmarks.accelerator_work import Row, Work, steps_of_round
-from experiments.benchmarks.profiling import trace
+from experiments.benchmarks.profiling import kernel_name, trace
 from experiments.benchmarks.rounds import Trainer
 from experiments.benchmarks.timing import interleave, seconds
 from jaxfed.engine import client_states
@@ -93,7 +92,7 @@ def profile_training(work: Work, most: int) -> list[Row]:
     run()
     times, elapsed = trace(run)
     sources = {one.name: one.source for one in compiled.instructions(program.as_text())}
-    sources |= {re.sub(r'\W', '_', name): source for name, source in sources.items()}  # kernels
+    sources |= {kernel_name(name): source for name, source in sources.items()}
     largest = sorted(times, key=lambda name: -times[name])
     lines = {compiled.label(name, sources.get(name, '')): times[name] for name in largest[:most]}
     lines['all others'] = sum(times[name] for name in largest[most:])

@@ -1,5 +1,6 @@
 """The time of each instruction of compiled programs, from JAX's profiler."""
 
+import re
 import tempfile
 import time
 from collections import defaultdict
@@ -38,9 +39,7 @@ def self_times(events: Iterable[Event]) -> dict[str, float]:
 def trace(run: Callable[[], Any]) -> tuple[dict[str, float], float]:
     """Nanoseconds of each instruction that a function runs, and of the whole run by the clock.
 
-    A kernel of a GPU for which the profiler names no instruction has its own name, which is that of
-    the instruction in the letters of C if XLA wrote the kernel. The same holds within a command
-    buffer, to which the profiler attributes all its kernels.
+    A kernel of a GPU for which the profiler names no instruction has its own name.
 
     Raises:
       RuntimeError: if the profiler has no operations of a GPU or TPU.
@@ -70,7 +69,13 @@ def trace(run: Callable[[], Any]) -> tuple[dict[str, float], float]:
 def instruction_of(event: Any) -> str:
     """The name of an event's instruction, '' if it is unknown."""
     name = str(dict(event.stats).get('hlo_op') or '')
+    # The kernels of a CUDA graph all have the name of the graph.
     return '' if name.startswith('command_buffer') else name
+
+
+def kernel_name(instruction: str) -> str:
+    """The name that XLA gives the kernel of an instruction."""
+    return re.sub(r'\W', '_', instruction)
 
 
 def operation_lines(planes: Iterable[Any]) -> list[tuple[Any, bool]]:

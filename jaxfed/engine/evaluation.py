@@ -18,7 +18,8 @@ Apply = Callable[[PyTree, Array], Outputs]  # (params, x [B, H, W, channels]) ->
 Prepare = Callable[[Array], Array]  # stored images -> input of the network
 
 # Examples evaluated at once. The activations of few examples fit into a core's cache: on the CPU
-# cnn and resnet8 take 0.6-0.7 of the time with 100 instead of 500. Other devices: not measured.
+# cnn and resnet8 take 0.6-0.7 of the time with 100 instead of 500. On an H200 cnn takes 0.8 of it
+# with 500 instead of 100, and 4 % less with 2000.
 CHUNK = 500
 CPU_CHUNK = 100
 

@@ -341,6 +341,6 @@ def _batch(
     images = data.x[rows].reshape(len(rows), *context.settings.image_shape)
     if context.shift:
         images = context.shift(images, client.id)
-    # A GPU would otherwise prepare a pixel anew for each of the results that it enters.
+    # Otherwise a GPU prepares a pixel again wherever it is read. A CPU drops the barrier.
     prepared = lax.optimization_barrier(prepare(images))
     return Batch(prepared, data.y[x, rows], places < client.size)

@@ -29,7 +29,8 @@ MEMBERS = 'members.json'
 # Default number of experiments in a program. All of them end at the same time, so a larger number
 # delays the first result. One experiment nearly fills the cores of a CPU; a few more share the
 # compilation and balance clients of unequal sizes. An accelerator needs more clients at once, the
-# smaller the network: of `cnn`, 16 and 32 experiments train 1.3 times as fast as one on an H200.
+# smaller the network: of `cnn` with grouped convolutions, 16 and 32 experiments train 1.3 times as
+# fast as one on an H200.
 MOST, MOST_ON_CPU = 32, 8
 
 TrainingResult = Result | Diverged | TooLarge

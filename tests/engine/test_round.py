@@ -452,8 +452,8 @@ def test_devices_communicate_only_to_merge():
     assert [word for word in collectives if word in merge] == ['all-reduce']
 
 
-def test_each_batch_is_prepared_once():
-    # Without the barrier a GPU augments a pixel again for every result that it enters.
+def test_a_prepared_batch_passes_a_barrier():
+    # Otherwise a GPU prepares a pixel again wherever it is read.
     method, data = make('fedlmd'), training_data()
     model, settings, server, states, _ = set_up(method)
     mesh = make_mesh(1)

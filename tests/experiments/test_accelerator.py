@@ -23,7 +23,14 @@ from experiments.benchmarks import (
     plain_loop,
 )
 from experiments.benchmarks.accelerator import PARTS, Part
-from experiments.benchmarks.accelerator_work import TOY, Clock, Tiny, Work, load_images
+from experiments.benchmarks.accelerator_work import (
+    PRODUCTS,
+    TOY,
+    Clock,
+    Tiny,
+    Work,
+    load_images,
+)
 from experiments.benchmarks.ahead_of_time import products
 from experiments.benchmarks.programs import plain_gradient
 from jaxfed.models import MODELS
@@ -72,7 +79,10 @@ def test_every_part_is_measured(work, tmp_path, cheap_runs):
     assert total == pytest.approx(all_of_them['ms'])
     assert all(case['rows'][0]['equal'] for case in rows['determinism'].values())
     runs = {name: case['rows'][0]['rounds'] for name, case in rows['run'].items()}
-    assert runs == {f'fedlmd, {name}': TOY.run for name in ('float32', 'tf32', 'bfloat16')}
+    assert runs == {f'fedlmd, {name}': TOY.run for name in PRODUCTS}
+    for name in PRODUCTS:
+        settings = json.loads((work.folder / f'run_{name}' / 'config.json').read_text())
+        assert settings['precision'] == name
     host = {row['case']: row['ms'] for row in rows['host']['rounds']['rows']}
     total = host.pop('round as users run it')
     programs = host.pop('compiled programs alone')

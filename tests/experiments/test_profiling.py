@@ -26,6 +26,10 @@ def test_events_that_overlap_share_their_time():
     assert self_times([Event('a', 0.0, 10.0), Event('b', 9.5, 100.0)]) == {'a': 9.5, 'b': 100.0}
 
 
+def test_a_kernel_has_the_name_of_its_instruction():
+    assert profiling.kernel_name('loop_add-select_fusion.12') == 'loop_add_select_fusion_12'
+
+
 def test_a_device_has_the_operations_if_there_is_one():
     def plane(name, *lines):
         return SimpleNamespace(name=name, lines=[SimpleNamespace(name=line) for line in lines])

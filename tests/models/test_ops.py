@@ -1,6 +1,7 @@
 """Operations: equal to lax in value and gradients, mapped over or not."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -400,6 +401,15 @@ def test_the_first_of_equal_maxima_of_a_convolution_gets_the_gradient(use):
     gradient = jax.grad(lambda x: conv_max_pool(x, w, 'VALID', use=use).sum())(x)
     expected = [[1, 0, 1, 0], [0, 0, 0, 0]] if use == 'fourier' else [[0, 1, 1, 0], [0, 0, 0, 0]]
     np.testing.assert_allclose(gradient[0, :, :, 0], expected, atol=1e-6)
+
+
+def test_blocks_and_the_gradient_of_their_maxima_pass_barriers():
+    # Otherwise a GPU fuses them into slow kernels.
+    x, w = operands((2, 8, 8, 3), (5, 5, 3, 16))
+    gradient = jax.grad(lambda w: conv_max_pool(x, w, 'SAME', use='blocks').sum())
+    text = str(jax.make_jaxpr(gradient)(w))
+    shapes = re.findall(r'f32\[([\d,]+)\] = optimization_barrier', text)
+    assert shapes.count('2,6,6,12') == shapes.count('2,4,4,16') == 1
 
 
 def test_convolution_with_max_pool_of_less_than_a_window_is_refused():

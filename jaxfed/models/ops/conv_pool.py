@@ -69,7 +69,7 @@ def _blocks(x: Array, w: Array, pads: Pads) -> Array:
     x = x.reshape(batch, blocks[0], block[0], blocks[1], block[1], channels)
     x = x.transpose(0, 1, 3, 2, 4, 5).reshape(batch, *blocks, prod(block) * channels)
     if channels < 4:
-        # Otherwise a GPU reorders single numbers for each of the blocks that see them.
+        # Otherwise a GPU reorders pixels, number by number, again for each block that sees them.
         x = lax.optimization_barrier(x)
 
     def shift(*low: int) -> Array:
@@ -113,7 +113,7 @@ def _largest_forward(leading: bool, y: Array) -> tuple[Array, Array]:
 
 
 def _largest_backward(leading: bool, position: Array, g: Array) -> tuple[Array]:
-    # Otherwise a GPU also sums g for the bias in the program of these pixels, which is slow.
+    # Otherwise a GPU sums g, for the bias, in the kernel that writes these pixels, which is slow.
     g = lax.optimization_barrier(g)
     pixels = [jnp.where(position == index, g, 0) for index in range(4)]
     if not leading:

@@ -31,8 +31,8 @@ def lowering(
     """
     height, width, channels, _ = kernel
     if backend() == 'gpu' and pooled and height == width == 5:
-        # On an H200 training of `cnn` takes 0.8 times as long as with `grouped`, and of `lenet` 0.5
-        # times (BUILD_NOTES.md, a GPU, measured).
+        # In float32 on an H200, training of `cnn` takes 0.8 times as long as with `grouped`, and of
+        # `lenet` 0.5 times (BUILD_NOTES.md, a GPU, measured).
         return 'blocks'
     if not on_cpu():
         # Compiled for an H100 and a TPU, it moves the fewest bytes (BUILD_NOTES.md, accelerators).
