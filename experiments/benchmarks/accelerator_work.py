@@ -51,7 +51,7 @@ class Sizes(NamedTuple):
     steps: int = 50  # of each lane in a measurement
     side: int = 8192  # of the matrix product
     repeats: int = 3  # most measurements of a program
-    turns: int = 5  # of the host
+    turns: int = 3  # of the host
     rounds: int = 3  # measured rounds
     run: int = ROUNDS  # rounds of a run
     twice: int = 3  # rounds of each of two runs that are compared

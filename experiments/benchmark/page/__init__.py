@@ -175,7 +175,7 @@ def draw_bytes(rows: Sequence[Row]) -> Figure:
                 'o-', ms=3, lw=1, color=named.get(method, '0.75'),
                 label=method if method in named else None, zorder=2 + (method in named),
             )  # fmt: skip
-        ax.legend(fontsize=8, loc='lower right')
+        ax.legend(fontsize=8, loc='best')
         ax.tick_params(labelsize=8)
     figure.supxlabel('MiB of a client that takes part in every round', fontsize=9)
     figure.supylabel('accuracy (%)', fontsize=9)
