@@ -9,7 +9,8 @@ another folder after a change of the code.
 
 python -m experiments.benchmarks.accelerator --output=DIR --npz=FILE
 
-FILE holds CIFAR-10 as arrays, as for --dataset=npz; without it the images are random.
+FILE holds CIFAR-10 as arrays, as for --dataset=npz; without it the images are random. `--parts`
+chooses parts by the names that `PARTS` has.
 """
 
 import copy
@@ -312,11 +313,13 @@ def known_parts(folder: Path, report: Report) -> Report:
     }
 
 
-def leave(report: Report, before: Report, folder: Path, reason: str) -> None:
+def leave(
+    report: Report, parts: Mapping[str, Part], before: Report, folder: Path, reason: str
+) -> None:
     """Writes that a signal, not the case that it met, ended the process."""
     for name, entry in report['parts'].items():
         entry['begun'] = before['parts'].get(name, {}).get('begun', {})
-    write(report, PARTS, folder)
+    write(report, parts, folder)
     show_error(f'{reason}; the same command continues.')
 
 
@@ -333,8 +336,9 @@ def describe_machine() -> dict[str, str | int]:
 
 
 def main(args: flags.FlagValues) -> None:
-    """Measures all parts within the time."""
+    """Measures the parts within the time."""
     clock = Clock(args.minutes)
+    parts = {name: part for name, part in PARTS.items() if name in args.parts}
     folder, sizes = Path(args.output), TOY if args.toy else Sizes()
     try:
         dataset = load_images(args.npz, sizes.images)
@@ -348,11 +352,11 @@ def main(args: flags.FlagValues) -> None:
     report: Report = {
         'command': shlex.join(words),
         'machine': describe_machine(),
-        'settings': reporting.settings(args, 'npz', 'toy') | {'sizes': repr(sizes)},
+        'settings': reporting.settings(args, 'npz', 'toy', 'parts') | {'sizes': repr(sizes)},
         'parts': {},
     }
     report['parts'] = known_parts(folder, report)
-    write(report, PARTS, folder)
+    write(report, parts, folder)
     if args.toy:
         MODELS['tiny'] = Tiny
         jax.config.update('jax_disable_most_optimizations', True)  # compiles in half the time
@@ -361,8 +365,8 @@ def main(args: flags.FlagValues) -> None:
         jax.config.update('jax_compilation_cache_dir', f'{name}/compiled')
         jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
         work = Work(sizes, dataset, Path(name), clock)
-        with ending(partial(leave, report, copy.deepcopy(report), folder)):
-            run_parts(work, PARTS, report, folder)
+        with ending(partial(leave, report, parts, copy.deepcopy(report), folder)):
+            run_parts(work, parts, report, folder)
     reporting.console.print(f'Written to {folder}/accelerator.md.', soft_wrap=True)
 
 
@@ -370,5 +374,6 @@ if __name__ == '__main__':
     flags.DEFINE_string('output', None, 'Folder of the files.', required=True)
     flags.DEFINE_float('minutes', 10, 'Time after which no further case starts.', lower_bound=0)
     flags.DEFINE_string('npz', None, 'CIFAR-10 as arrays; random images without it.')
+    flags.DEFINE_multi_enum('parts', list(PARTS), list(PARTS), 'Part to measure; all by default.')
     flags.DEFINE_bool('toy', False, 'Small sizes, to try the command.')
     reporting.run(main)
