@@ -352,7 +352,8 @@ def main(args: flags.FlagValues) -> None:
     report: Report = {
         'command': shlex.join(words),
         'machine': describe_machine(),
-        'settings': reporting.settings(args, 'npz', 'toy', 'parts') | {'sizes': repr(sizes)},
+        'settings': reporting.settings(args, 'npz', 'toy')
+        | {'parts': list(parts), 'sizes': repr(sizes)},
         'parts': {},
     }
     report['parts'] = known_parts(folder, report)

@@ -259,10 +259,21 @@ def test_a_signal_is_not_the_fault_of_the_case(tmp_path, capsys):
     before = new_report() | {'parts': {'x': {'cases': {}, 'begun': {'a': 1}}}}
     report = new_report() | {'parts': {'x': {'cases': {}, 'begun': {'a': 2}}}}
     report['parts']['y'] = {'cases': {}, 'begun': {'b': 1}}
-    accelerator.leave(report, before, tmp_path, 'terminated')
+    accelerator.leave(report, {}, before, tmp_path, 'terminated')
     parts = json.loads((tmp_path / 'accelerator.json').read_text())['parts']
     assert [parts[name]['begun'] for name in 'xy'] == [{'a': 1}, {}]
     assert 'error: terminated; the same command continues.' in capsys.readouterr().err
+
+
+def test_only_the_chosen_parts_are_on_the_page(tmp_path):
+    command = [sys.executable, '-m', 'experiments.benchmarks.accelerator', '--toy', '--minutes=0']
+    command += [f'--output={tmp_path}', '--parts=sweeps', '--parts=round']
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    written = json.loads((tmp_path / 'accelerator.json').read_text())
+    assert list(written['parts']) == written['settings']['parts'] == ['round', 'sweeps']
+    lines = (tmp_path / 'accelerator.md').read_text().splitlines()
+    titles = [line for line in lines if line.startswith('## ')]
+    assert titles == [f'## 1. {PARTS["round"].title}', f'## 2. {PARTS["sweeps"].title}']
 
 
 @pytest.mark.slow
