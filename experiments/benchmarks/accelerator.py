@@ -9,8 +9,8 @@ another folder after a change of the code.
 
 python -m experiments.benchmarks.accelerator --output=DIR --npz=FILE
 
-FILE holds CIFAR-10 as arrays, as for --dataset=npz; without it the images are random. `--parts`
-chooses parts by the names that `PARTS` has.
+FILE holds CIFAR-10 as arrays, as for --dataset=npz; without it the images are random. --parts=NAME
+measures one part and may be repeated; --help lists the names.
 """
 
 import copy
@@ -76,8 +76,8 @@ PARTS = {
         'Settings of `experiments/fedlmd/cifar10_lda0.05.flags`, but dealt with '
         '`--partition=dirichlet --sampling=uniform`, with evaluation after each round, '
         'records and checkpoints, by `--precision`. Goal: 200 rounds in 20 s after compilation on '
-        'a GPU of the class of an H100. The programs in float32 are compiled before, so their '
-        '`compile s` is too small.',
+        'a GPU of the class of an H100. If the first measurement of memory came before, the '
+        'programs in float32 were compiled already, and their `compile s` is too small.',
         {
             'rounds': 'rounds', 'after_s': 's after compilation', 'run_s': 's for 200 rounds',
             'in_rounds_s': 's in rounds', 'evaluation': 'share of evaluation',
@@ -154,9 +154,9 @@ PARTS = {
         },
         whole.sweeps,
     ),
-    'large memory': Part(
+    'large_memory': Part(
         'Memory with large batches',
-        'As the first part, with large batches of many clients.',
+        'Estimate and peak of a run with large batches of many clients, as for a usual one.',
         MEMORY,
         whole.large_memory,
     ),
@@ -348,12 +348,13 @@ def main(args: flags.FlagValues) -> None:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise app.UsageError(f'--output={folder} must be a folder: {error.strerror}.') from None
+    settings = reporting.settings(args, 'npz', 'toy')
+    settings |= {'parts': list(parts), 'sizes': repr(sizes)}
     words = ['python', '-m', 'experiments.benchmarks.accelerator', *sys.argv[1:]]
     report: Report = {
         'command': shlex.join(words),
         'machine': describe_machine(),
-        'settings': reporting.settings(args, 'npz', 'toy')
-        | {'parts': list(parts), 'sizes': repr(sizes)},
+        'settings': settings,
         'parts': {},
     }
     report['parts'] = known_parts(folder, report)
@@ -375,6 +376,8 @@ if __name__ == '__main__':
     flags.DEFINE_string('output', None, 'Folder of the files.', required=True)
     flags.DEFINE_float('minutes', 10, 'Time after which no further case starts.', lower_bound=0)
     flags.DEFINE_string('npz', None, 'CIFAR-10 as arrays; random images without it.')
-    flags.DEFINE_multi_enum('parts', list(PARTS), list(PARTS), 'Part to measure; all by default.')
+    flags.DEFINE_multi_enum(
+        'parts', list(PARTS), list(PARTS), 'Part to measure; may be repeated. All by default.'
+    )
     flags.DEFINE_bool('toy', False, 'Small sizes, to try the command.')
     reporting.run(main)

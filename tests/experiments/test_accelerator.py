@@ -259,16 +259,26 @@ def test_a_signal_is_not_the_fault_of_the_case(tmp_path, capsys):
     before = new_report() | {'parts': {'x': {'cases': {}, 'begun': {'a': 1}}}}
     report = new_report() | {'parts': {'x': {'cases': {}, 'begun': {'a': 2}}}}
     report['parts']['y'] = {'cases': {}, 'begun': {'b': 1}}
-    accelerator.leave(report, {}, before, tmp_path, 'terminated')
+    chosen = {'y': Part('Only', '', {}, None)}
+    accelerator.leave(report, chosen, before, tmp_path, 'terminated')
     parts = json.loads((tmp_path / 'accelerator.json').read_text())['parts']
     assert [parts[name]['begun'] for name in 'xy'] == [{'a': 1}, {}]
+    lines = (tmp_path / 'accelerator.md').read_text().splitlines()
+    assert [line for line in lines if line.startswith('#')] == ['# cpu', '## 1. Only']
     assert 'error: terminated; the same command continues.' in capsys.readouterr().err
 
 
-def test_only_the_chosen_parts_are_on_the_page(tmp_path):
-    command = [sys.executable, '-m', 'experiments.benchmarks.accelerator', '--toy', '--minutes=0']
-    command += [f'--output={tmp_path}', '--parts=sweeps', '--parts=round']
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+@pytest.mark.slow
+def test_only_the_chosen_parts_are_measured(tmp_path):
+    def run(*parts):
+        command = [sys.executable, '-m', 'experiments.benchmarks.accelerator', '--minutes=0']
+        command += ['--toy', f'--output={tmp_path}', *(f'--parts={name}' for name in parts)]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    for parts in (('sweeps', 'round'), ('round', 'sweeps')):
+        assert run(*parts).returncode == 0
+    refused = run('sweeps')
+    assert refused.returncode != 0 and 'other or unknown values of parts' in refused.stderr
     written = json.loads((tmp_path / 'accelerator.json').read_text())
     assert list(written['parts']) == written['settings']['parts'] == ['round', 'sweeps']
     lines = (tmp_path / 'accelerator.md').read_text().splitlines()
