@@ -23,6 +23,8 @@ from jaxfed.sweeps import training
 slow = hypothesis.HealthCheck.too_slow
 hypothesis.settings.register_profile('busy', deadline=None, suppress_health_check=[slow])
 hypothesis.settings.load_profile('busy')
+# No test uses a network; the libraries of Hugging Face read this when they are imported.
+os.environ['HF_HUB_OFFLINE'] = '1'
 jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_disable_most_optimizations', True)
 with pytest.MonkeyPatch.context() as patch:  # processes of tests do not inherit it

@@ -5,13 +5,11 @@ import functools
 import jax
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
 
 import jaxfed
 from jaxfed.runs import client_images, experiment, feed
 from jaxfed.runs.deal import deal
 
-RNG = np.random.default_rng(0)
 LABELS = np.arange(240) % 4
 SETTINGS = {
     'partition': 'iid', 'num_clients': 4, 'clients_per_round': 3, 'rounds': 3,
@@ -27,15 +25,16 @@ def empty_folder(tmp_path, monkeypatch):
 
 def tokens():
     """Texts of the words of a topic, 1 to 5 for class 0 and so on, of unequal length."""
-    ids = 1 + 5 * LABELS[:, None] + RNG.integers(0, 5, (240, 12))
-    return np.where(np.arange(12) < RNG.integers(4, 13, (240, 1)), ids, 0)
+    rng = np.random.default_rng(0)
+    ids = 1 + 5 * LABELS[:, None] + rng.integers(0, 5, (240, 12))
+    return np.where(np.arange(12) < rng.integers(4, 13, (240, 1)), ids, 0)
 
 
 def signals():
     """Waves of two channels, whose frequency is the class."""
-    time = np.linspace(0, 2 * np.pi, 32)
-    waves = np.sin((1 + LABELS[:, None]) * time + RNG.uniform(0, 6, (240, 1)))
-    noisy = waves[..., None] + RNG.normal(0, 0.1, (240, 32, 2))
+    rng, time = np.random.default_rng(0), np.linspace(0, 2 * np.pi, 32)
+    waves = np.sin((1 + LABELS[:, None]) * time + rng.uniform(0, 6, (240, 1)))
+    noisy = waves[..., None] + rng.normal(0, 0.1, (240, 32, 2))
     return noisy[:, None]
 
 
@@ -118,7 +117,7 @@ SHIFTED = {
 
 
 def images():
-    return RNG.integers(0, 256, (240, 8, 8, 1)).astype(np.uint8)
+    return np.random.default_rng(0).integers(0, 256, (240, 8, 8, 1)).astype(np.uint8)
 
 
 def shift_beforehand(data, config):
@@ -143,8 +142,9 @@ def test_a_shift_equals_data_that_was_shifted_before(kind, cheap_runs, monkeypat
     plain = simulate(jaxfed.Config(**SHIFTED), dataset=shift_beforehand(data, config))
 
     def check_same(other):
+        # Rounding may change on which side of 0 a hidden unit is, so not each number agrees.
         for a, b in zip(jax.tree.leaves(result.params), jax.tree.leaves(other.params), strict=True):
-            assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+            assert np.linalg.norm(a - b) < 1e-3 * np.linalg.norm(b)
         for name in ('personal_accuracy', 'gradient_diversity', 'train_loss'):
             for a, b in zip(result.metrics, other.metrics, strict=True):
                 assert a[name] == pytest.approx(b[name], rel=1e-3)
