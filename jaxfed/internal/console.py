@@ -77,6 +77,7 @@ def minute_lines(*, timed: bool = False, quiet: bool) -> Iterator[Callable[..., 
     """
     start = printed = time.perf_counter()
     status, repeated, ended = '', False, threading.Event()
+    lock = threading.Lock()  # a line belongs to one status
 
     def write() -> None:
         nonlocal printed, repeated
@@ -88,14 +89,16 @@ def minute_lines(*, timed: bool = False, quiet: bool) -> Iterator[Callable[..., 
 
     def show(text: str, now: bool = True) -> None:
         nonlocal status, repeated
-        status, repeated = text, False
-        if now:
-            write()
+        with lock:
+            status, repeated = text, False
+            if now:
+                write()
 
     def repeat() -> None:
         while not ended.wait(printed + MINUTE - time.perf_counter()):
-            if time.perf_counter() - printed >= MINUTE:
-                write()
+            with lock:
+                if time.perf_counter() - printed >= MINUTE:
+                    write()
 
     if quiet:
         yield show

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import itertools
 import logging
 import re
 import time
@@ -24,7 +25,7 @@ def lines(tmp_path, monkeypatch):
 
 
 def wait_for(lines, pattern):
-    deadline = time.monotonic() + 3600
+    deadline = time.monotonic() + 600
     while not any(re.fullmatch(pattern, line) for line in lines()):
         assert time.monotonic() < deadline, lines()
         time.sleep(0.01)
@@ -45,6 +46,17 @@ def test_a_file_has_a_line_a_minute(lines, monkeypatch):
         wait_for(lines, r'round 1')
         wait_for(lines, r'round 1 \(\d+ s\)')
     assert lines()[0] == 'compiling'
+
+
+def test_only_a_repeated_line_has_the_elapsed_time(lines, monkeypatch):
+    names = [f'round {n}' for n in range(50)]
+    monkeypatch.setattr(console, 'MINUTE', 0)  # a new status comes while the last one is printed
+    with console.minute_lines(quiet=False) as show:
+        for name in names:
+            show(name, now=False)
+            wait_for(lines, rf'{name}( \(\d+ s\))?')
+    by_status = itertools.groupby(lines(), lambda line: line.split(' (')[0])
+    assert [next(group) for _, group in by_status] == names
 
 
 def test_a_short_block_has_only_the_lines_that_are_due(lines):
