@@ -13,7 +13,8 @@ dense layers, 3400 clients of whom 10 train in a round, batches of 20, 62 classe
 every 50 rounds; FLUTE trains 1500. Its images are synthetic, as many for each client as FEMNIST has
 on average. `pfl`, the IID benchmark of pfl-research on CIFAR-10 with the FedNTD CNN: 1000 clients
 of whom 50 train in a round, batches of 10, an evaluation every 10 rounds; pfl-research trains 1500
-rounds, and its own network has two 3x3 convolutions and dropout.
+rounds, and its own network has two 3x3 convolutions and dropout. `pfl_dirichlet`, its non-IID one:
+each client draws its classes from a Dirichlet distribution; pfl-research trains 3000 rounds.
 
 python -m experiments.benchmarks.alternatives --output=experiments/results/alternatives_cpu.json
 """
@@ -37,6 +38,7 @@ from experiments.benchmarks import reporting
 from experiments.benchmarks.systems import MIB, SYSTEMS
 from experiments.benchmarks.torch_work import Rounds, Task, Work
 from jaxfed.data import channel_statistics, load_dataset
+from jaxfed.partition import client_dirichlet
 
 TASKS = {
     'cifar10': Task(
@@ -97,6 +99,7 @@ TASKS = {
         test_examples=10000,
     ),
 }
+TASKS['pfl_dirichlet'] = TASKS['pfl']._replace(alpha=0.1, rounds=101)
 SAMPLING_SECONDS = 1.0  # a sample takes 20 ms
 
 
@@ -150,11 +153,15 @@ def sample(name: str, data_dir: str, task: Task) -> Data:
 
 
 def deal(data: Data, task: Task) -> Data:
-    """The same images, dealt to the clients in shards of one class, if the task has shards."""
-    if not task.shards:
+    """The same images, dealt to the clients by their classes if the task has shards or alpha."""
+    if task.alpha:
+        parts = client_dirichlet(data.y_train, num_clients=task.clients, alpha=task.alpha, seed=0)
+        rows = np.concatenate(parts)
+    elif task.shards:
+        shards = np.argsort(data.y_train, kind='stable').reshape(task.clients * task.shards, -1)
+        rows = np.random.default_rng(0).permutation(shards).ravel()
+    else:
         return data
-    shards = np.argsort(data.y_train, kind='stable').reshape(task.clients * task.shards, -1)
-    rows = np.random.default_rng(0).permutation(shards).ravel()
     return data._replace(x_train=data.x_train[rows], y_train=data.y_train[rows])
 
 

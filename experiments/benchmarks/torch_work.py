@@ -31,7 +31,8 @@ class Task(NamedTuple):
     rounds: int
     eval_every: int  # rounds; the last one is always evaluated
     test_examples: int
-    shards: int = 0  # of one class, for each client; 0: examples of all classes
+    shards: int = 0  # of one class, for each client
+    alpha: float | None = None  # of the Dirichlet distribution of each client's classes
 
     def evaluates(self, number: int) -> bool:
         """Whether an evaluation follows the round of this number, from 1."""

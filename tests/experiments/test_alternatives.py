@@ -20,14 +20,28 @@ def test_synthetic_images_have_the_shape_and_all_classes():
         assert set(data.y_train) == set(data.y_test) == set(range(task.classes))
 
 
+def pairs(data):
+    return sorted(zip(data.y_train, data.x_train.reshape(200, -1).sum(1)))
+
+
 def test_clients_get_shards_of_one_class():
     data = alternatives.synthetic(TASK)
     dealt = alternatives.deal(data, TASK)
     for labels in dealt.y_train.reshape(10, 2, 10):
         assert all(len(set(shard)) == 1 for shard in labels)
-    pairs = [sorted(zip(d.y_train, d.x_train.reshape(200, -1).sum(1))) for d in (data, dealt)]
-    assert pairs[0] == pairs[1]
+    assert pairs(dealt) == pairs(data)
     assert alternatives.deal(data, TASK._replace(shards=0)) is data
+
+
+def test_clients_draw_their_classes_from_a_dirichlet_distribution():
+    data = alternatives.synthetic(TASK)
+    classes = {}
+    for alpha in 0.01, 100.0:
+        dealt = alternatives.deal(data, TASK._replace(shards=0, alpha=alpha))
+        assert pairs(dealt) == pairs(data)
+        clients = dealt.y_train.reshape(10, 20)
+        classes[alpha] = np.mean([len(set(labels)) for labels in clients])
+    assert classes[0.01] < 3 and classes[100.0] > 7  # 20 of 10 classes have 8.8 on average
 
 
 def test_every_system_reads_the_same_clients(tmp_path):
