@@ -3,6 +3,7 @@
 import functools
 import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -131,15 +132,18 @@ def run_recorded(
     """Runs FedLMD with changed settings until the time is over.
 
     Returns:
-      (result, seconds of the clock and CPU seconds of this thread at the end of each round).
+      (result, seconds of the clock and CPU seconds of the thread at the end of each round).
     """
     config = work.config(rounds=rounds, workdir=str(work.folder / name), **changes)
     experiment, ticks = set_up(config, None, work.dataset), list[tuple[float, float]]()
-    (result,) = train_experiments(
-        [experiment], experiment.workdir, quiet=True,
+    train = functools.partial(
+        train_experiments, [experiment], experiment.workdir, quiet=True,
         watch=lambda x, entry: ticks.append((time.perf_counter(), time.thread_time())),
         stop=lambda number, metrics, running: running if work.clock.over() else (),
     )  # fmt: skip
+    # In the main thread a signal would wait for the end of the round.
+    with ThreadPoolExecutor(1) as thread:
+        (result,) = thread.submit(train).result()
     if isinstance(result, Exception):
         raise result
     return result, ticks

@@ -55,8 +55,8 @@ from jaxfed.internal.backend import compile_program, compiling_for
 from jaxfed.internal.files import read_json, write_json
 from jaxfed.methods.costs import size_of
 from jaxfed.models import ops
-from jaxfed.runs import config_flags
-from jaxfed.runs.experiment import Experiment, make_experiment, make_network
+from jaxfed.runs import checks, config_flags
+from jaxfed.runs.experiment import Experiment, build_method, make_experiment, make_network
 from jaxfed.runs.memory import size_in_words
 from jaxfed.runs.prepare import Prepared, local_settings, prepare
 from jaxfed.types import Dataset
@@ -250,10 +250,18 @@ def config_of(case: Mapping[str, str]) -> Config:
         for name, value in case.items():
             flags.FLAGS[name].parse(value)
         config = config_flags.from_flags()
+        checks.check(config)
+        build_method(config)
         cohort = max(config.lanes, config.clients_per_round)
         return dataclasses.replace(config, clients_per_round=cohort, devices='all')
     except (ValueError, flags.Error) as error:
         raise app.UsageError(str(error)) from None
+
+
+def settings_of(args: flags.FlagValues) -> dict[str, Any]:
+    """The flags that change the measures of all cases, as JSON has them."""
+    named = {f'--{name}': args[name].value for name in ('target', 'at_once')}
+    return json.loads(json.dumps(config_flags.common_settings(config_of({})) | named))
 
 
 def devices_of(target: Target, text: str) -> int:
@@ -268,16 +276,25 @@ def devices_of(target: Target, text: str) -> int:
     return 1 if text == 'all' else int(text)
 
 
-def read_cases(output: str | None, cases: Sequence[Mapping[str, str]]) -> dict[str, dict[str, Any]]:
+def read_cases(
+    output: str | None, report: Mapping[str, Any], cases: Sequence[Mapping[str, str]]
+) -> dict[str, dict[str, Any]]:
     """The compiled cases of an earlier, interrupted command by their settings as JSON.
 
     Raises:
-      UsageError: if the file has other cases than these, which would be lost.
+      UsageError: if the file is damaged, or of another machine or other settings than the report,
+        or has other cases than these, which would be lost.
     """
     file = Path(f'{output}.json')
     if not output or not file.exists():
         return {}
-    found = read_json(file)['cases']
+    try:
+        before = read_json(file)
+    except ValueError as error:
+        raise app.UsageError(str(error)) from None
+    now, then = (one.get('machine', {}) | one.get('settings', {}) for one in (report, before))
+    reporting.check_unchanged(output, now, then)
+    found = before['cases']
     others = [name_of(case) for case in found if case['settings'] not in cases]
     if others:
         raise app.UsageError(
@@ -287,12 +304,18 @@ def read_cases(output: str | None, cases: Sequence[Mapping[str, str]]) -> dict[s
     return {json.dumps(case['settings']): case for case in found if 'failed' not in case}
 
 
+def words_of(values: flags.FlagValues) -> list[str]:
+    """The flags of the command as words, without those of all cases."""
+    given = [values[name] for name in values if values[name].present]
+    own = ('cases', 'output', 'flagfile')  # what a flag file holds is among the flags
+    return [flag.serialize() for flag in given if flag.name not in own]
+
+
 def compile_in_process(case: Mapping[str, str], limit: int) -> dict[str, Any]:
     """The measures of a case, from a process that ends after `limit` seconds."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / 'case'
-        words = [word for word in sys.argv[1:] if not word.startswith(('--cases', '--output'))]
-        words += [f'--{name}={value}' for name, value in case.items()]
+        words = [*words_of(flags.FLAGS), *(f'--{name}={value}' for name, value in case.items())]
         command = [sys.executable, '-m', 'experiments.benchmarks.ahead_of_time', *words]
         try:
             done = subprocess.run(
@@ -417,7 +440,6 @@ def main(args: flags.FlagValues) -> None:
     target = TARGETS[args.target]
     cases, devices = parse_cases(args.cases), devices_of(target, args.devices)
     configs = [config_of(case) for case in cases]
-    done = read_cases(args.output, cases)
     if importlib.util.find_spec(target.package) is None:
         extra = {'tpu': 'tpu', 'gpu': 'cuda12'}[target.platform]
         raise app.UsageError(
@@ -430,8 +452,10 @@ def main(args: flags.FlagValues) -> None:
         'devices': devices,
         'command': shlex.join(words),
         'machine': reporting.machine() | {target.package: version(target.package)},
+        'settings': settings_of(args),
         'cases': [],
     }
+    done = read_cases(args.output, report, cases)
     for number, case in enumerate(cases, 1):
         with reporting.console.status(f'compiling case {number} of {len(cases)}: {case or ""}'):
             if len(cases) == 1:
@@ -445,6 +469,8 @@ def main(args: flags.FlagValues) -> None:
             write_json(Path(f'{args.output}.json'), report)
             write_page(report, Path(f'{args.output}.md'))
     show(report)
+    if any('failed' in case for case in report['cases']):
+        sys.exit(1)
 
 
 if __name__ == '__main__':

@@ -54,7 +54,8 @@ class Clock(TrainingProcessCallback[Any]):
 def run(work: Work) -> Rounds:
     """Runs the work with federated averaging, all clients of equal weight."""
     torch.set_num_threads(work.cores)
-    task, model = work.task, network(work)
+    task = work.task
+    model: Any = network(work)
 
     def loss(self: Any, x: Any, y: Any, eval: bool = False) -> torch.Tensor:
         self.train(not eval)

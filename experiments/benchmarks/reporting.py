@@ -4,7 +4,7 @@ import functools
 import importlib.util
 import json
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -44,10 +44,26 @@ def run(main: Callable[[flags.FlagValues], None]) -> None:
             raise app.UsageError(f'Unexpected arguments: {argv[1:]}.')
         for name in ('output', 'figure'):
             path = flags.FLAGS[name].value if name in flags.FLAGS else None
+            if path == '':
+                raise app.UsageError(f'--{name}= is empty; name a path, or omit the flag.')
             if path and not Path(path).absolute().parent.is_dir():
                 raise app.UsageError(f'--{name}={path} is in a folder that does not exist.')
 
     app.run(start)
+
+
+def check_unchanged(output: str | Path, now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
+    """Refuses to continue measurements of another machine or with other settings.
+
+    Raises:
+      UsageError: if a value of `now` is another one in `then`, or is not there.
+    """
+    changed = [key for key in now if now[key] != then.get(key)]
+    if changed:
+        raise app.UsageError(
+            f'--output={output} holds measurements with other or unknown values of '
+            f'{", ".join(changed)}; choose another --output.'
+        )
 
 
 def settings(args: flags.FlagValues, *names: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from experiments.benchmarks.accelerator_work import (
 )
 from experiments.benchmarks.ahead_of_time import products
 from experiments.benchmarks.programs import plain_gradient
+from jaxfed.internal import signals
 from jaxfed.models import MODELS
 
 
@@ -266,6 +267,27 @@ def test_a_signal_is_not_the_fault_of_the_case(tmp_path, capsys):
     lines = (tmp_path / 'accelerator.md').read_text().splitlines()
     assert [line for line in lines if line.startswith('#')] == ['# cpu', '## 1. Only']
     assert 'error: terminated; the same command continues.' in capsys.readouterr().err
+
+
+def test_a_signal_does_not_wait_for_the_end_of_a_round(work, monkeypatch):
+    handlers = []
+
+    def train(experiments, *args, **options):
+        with signals.stopping(str):
+            handlers.append(signal.getsignal(signal.SIGTERM))
+        return [experiments[0].workdir]
+
+    monkeypatch.setattr(accelerator_rounds, 'train_experiments', train)
+    with signals.ending(str):
+        result, ticks = accelerator_rounds.run_recorded(work, 'run', 2)
+        assert handlers == [signal.getsignal(signal.SIGTERM)]
+    assert result == work.folder / 'run' and ticks == []
+
+
+@pytest.mark.parametrize('minutes', [math.nan, -1])
+def test_the_time_is_a_number(minutes):
+    with pytest.raises(app.UsageError, match=f'--minutes={minutes} must be a number of at least 0'):
+        accelerator.main(types.SimpleNamespace(minutes=minutes))
 
 
 @pytest.mark.slow

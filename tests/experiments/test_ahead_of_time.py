@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl import app
+from absl import app, flags
 from jax import lax
 
 from experiments.benchmarks import ahead_of_time, compiled
 from experiments.benchmarks.targets import TARGETS
 from jaxfed.config import Config
 from jaxfed.internal import backend
+from jaxfed.runs import config_flags
 from jaxfed.runs.experiment import make_experiment
 
 PROGRAM = """HloModule jit_f, entry_computation_layout={(f32[1000,8]{1,0})->f32[4,8]{1,0}}
@@ -128,6 +129,8 @@ def test_cases_are_all_combinations():
     ('words', 'message'),
     [
         (['--cases=lanes=1,abc'], '--lanes=abc'),
+        (['--cases=method=fedavg,nope'], "--method=nope: unknown method 'nope'"),
+        (['--cases', 'num_clients=100,0'], '--num_clients must be at least 1, got 0'),
         (['--cases=conv=grouped,foo', '--lanes=4'], '--conv=foo'),
         (['--devices=9'], '--devices=9 must be all (one device) or in 1..4.'),
     ],
@@ -143,17 +146,38 @@ def test_finished_cases_are_read_again(tmp_path):
     report = {'cases': [{'settings': {'lanes': '1'}, 'memory': 5}, {'settings': {}, 'failed': 'x'}]}
     (tmp_path / 'a.json').write_text(json.dumps(report))
     cases = [{'lanes': '1'}, {}, {'lanes': '4'}]
-    known = ahead_of_time.read_cases(str(tmp_path / 'a'), cases)
+    known = ahead_of_time.read_cases(str(tmp_path / 'a'), {}, cases)
     assert known == {'{"lanes": "1"}': report['cases'][0]}
-    assert ahead_of_time.read_cases(str(tmp_path / 'b'), cases) == {}
-    assert ahead_of_time.read_cases(None, cases) == {}
+    assert ahead_of_time.read_cases(str(tmp_path / 'b'), {}, cases) == {}
+    assert ahead_of_time.read_cases(None, {}, cases) == {}
 
 
 def test_results_of_another_command_are_not_lost(tmp_path):
     report = {'cases': [{'settings': {'lanes': '1', 'conv': 'patches'}, 'memory': 5}]}
     (tmp_path / 'a.json').write_text(json.dumps(report))
     with pytest.raises(app.UsageError, match="does not name, such as 'lanes=1 conv=patches'"):
-        ahead_of_time.read_cases(str(tmp_path / 'a'), [{'lanes': '1'}])
+        ahead_of_time.read_cases(str(tmp_path / 'a'), {}, [{'lanes': '1'}])
+    now = {'machine': {'jax': '1'}, 'settings': {'--target': 'h100', '--model': 'cnn'}}
+    then = {'machine': {'jax': '1'}, 'settings': {'--target': 'tpu-v5e', '--model': 'cnn'}}
+    (tmp_path / 'a.json').write_text(json.dumps(report | then))
+    with pytest.raises(app.UsageError, match='other or unknown values of --target; choose anothe'):
+        ahead_of_time.read_cases(str(tmp_path / 'a'), now, [{'lanes': '1', 'conv': 'patches'}])
+    (tmp_path / 'a.json').write_text('{"machine"')
+    with pytest.raises(app.UsageError, match=r'a.json.*use a copy of it, or move'):
+        ahead_of_time.read_cases(str(tmp_path / 'a'), now, [{}])
+
+
+def test_every_case_has_the_flags_of_the_command(tmp_path):
+    values = flags.FlagValues()
+    config_flags.define_flags(values)
+    for name in 'cases', 'output':
+        flags.DEFINE_string(name, None, '', flag_values=values)
+    file = tmp_path / 'a.flags'
+    file.write_text('--model=lenet\n--alpha=0.2\n')
+    values(['', '--cases', 'lanes=1,2', '--output=a', '--alpha', '0.3', f'--flagfile={file}'])
+    words = ahead_of_time.words_of(values)
+    assert config_flags.parse(words) == config_flags.from_flags(values)
+    assert sorted(words) == ['--alpha=0.2', '--model=lenet']
 
 
 def test_a_failed_case_is_a_row_of_the_page(tmp_path):

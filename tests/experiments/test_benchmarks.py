@@ -52,6 +52,7 @@ def test_a_report_is_written_beside_its_picture(tmp_path, capsys):
     [
         (['more'], "Unexpected arguments: ['more']."),
         (['--output=/no/x.json'], '--output=/no/x.json is in a folder that does not exist.'),
+        (['--output='], '--output= is empty; name a path, or omit the flag.'),
     ],
 )
 def test_invalid_command_lines_are_refused(arguments, message, monkeypatch, capsys):
