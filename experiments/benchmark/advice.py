@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments.benchmark.page import shown
+from experiments.benchmark.ranks import rank, rank_sentence
 from experiments.benchmark.results import BASELINE, LEVEL, Row, in_words, missing, tables, verdicts
 from experiments.benchmark.suite import Suite
 from jaxfed.metrics.intervals import Paired
@@ -33,7 +34,7 @@ def advice(suite: Suite, rows: Sequence[Row]) -> str:
         baseline = next((row for row in table if row.place.method == BASELINE), None)
         better = [row for row in table if judged[row.place].sign > 0]
         worse = sum(judged[row.place].sign < 0 for row in table)
-        compared = sum(judged[row.place].paired is not None for row in table)
+        compared = sum(judged[row.place].compared for row in table)
         if compared and not better:
             without.append(where)
         names = _first([_gain(row, judged[row.place].paired) for row in better])
@@ -53,7 +54,11 @@ def advice(suite: Suite, rows: Sequence[Row]) -> str:
         f'seeds ± half of the 95 % interval. A method is better or worse than FedAvg if a paired '
         f"t-test, adjusted by Holm's rule for the methods of a line, has p below {LEVEL}."
     )
-    return '\n\n'.join(filter(None, [about, table_text, nothing, missing(suite, rows)])) + '\n'
+    failed = ['/'.join(row.place).replace('_', ' ') for row in rows if row.failed]
+    diverged = f'Not compared, because a run diverged: {", ".join(failed)}.' if failed else ''
+    over_all = rank_sentence(rank(rows))
+    texts = [about, table_text, nothing, over_all, diverged, missing(suite, rows)]
+    return '\n\n'.join(filter(None, texts)) + '\n'
 
 
 def summary(suite: Suite, rows: Sequence[Row]) -> str:
@@ -63,12 +68,13 @@ def summary(suite: Suite, rows: Sequence[Row]) -> str:
         better = [f'`{row.place.method}`' for row in table if judged[row.place].sign > 0]
         if better:
             won.append(f'{_first(better)} on {in_words([key])}')
-        elif any(judged[row.place].paired for row in table):
+        elif any(judged[row.place].compared for row in table):
             lost.append(key)
     sentences = [
         f'{suite.title}, {len(suite.trials)} methods, {suite.seeds} seeds.',
         f'Better than FedAvg beyond chance: {"; ".join(won)}.' if won else '',
         f'No method beats FedAvg beyond chance on {in_words(lost)}.' if lost else '',
+        rank_sentence(rank(rows)),
         missing(suite, rows),
     ]
     text = ' '.join(filter(None, sentences))

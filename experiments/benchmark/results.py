@@ -67,6 +67,11 @@ class Verdict(NamedTuple):
     rank: int | None  # by mean, from 1; None if it is not complete
 
     @property
+    def compared(self) -> bool:
+        """Whether both have two seeds or more; with equal differences there is no p."""
+        return self.paired is not None and self.paired.difference.seeds > 1
+
+    @property
     def sign(self) -> int:
         """1 or -1 if it is better or worse than FedAvg beyond chance, else 0."""
         if self.paired is None or self.p is None or self.p >= LEVEL:
@@ -158,6 +163,19 @@ def tables(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
 
 
 def missing(suite: Suite, rows: Sequence[Row]) -> str:
+    """Sentences about what was left out or is not finished; empty if all of the suite is there."""
+    return ' '.join(filter(None, [unfinished(suite, rows), left_out(suite)]))
+
+
+def left_out(suite: Suite) -> str:
+    """A sentence about the parts of the suite that were not selected; empty if all were."""
+    parts = {'data sets': suite.left_out.get('datasets'), 'skews': suite.left_out.get('skews')}
+    parts['methods'] = suite.left_out.get('trials')
+    named = [f'{what} {", ".join(names)}' for what, names in parts.items() if names]
+    return f'Left out of the suite: {"; ".join(named).replace("_", " ")}.' if named else ''
+
+
+def unfinished(suite: Suite, rows: Sequence[Row]) -> str:
     """A sentence about the runs and tables that are not finished; empty if all are."""
     found, keys = tables(rows), list(itertools.product(suite.datasets, suite.skews))
     counts = {key: sum(len(row.runs) for row in found.get(key, [])) for key in keys}

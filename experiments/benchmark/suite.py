@@ -20,6 +20,7 @@ class Suite(NamedTuple):
     """The settings of a benchmark."""
 
     name: str
+    file: str  # as the page names it
     title: str
     seeds: int
     validation: float  # share of the training data that judges the trials
@@ -31,6 +32,7 @@ class Suite(NamedTuple):
     source: str = ''  # its reference, and how the protocol differs
     score: str = 'final'  # what it reports, one of `records.COLUMNS`
     published: Mapping[str, Mapping[str, str]] = {}  # 'DATASET/SKEW' -> method -> percent
+    left_out: Mapping[str, tuple[str, ...]] = {}  # field -> names that `select` dropped
 
 
 class Place(NamedTuple):
@@ -83,8 +85,10 @@ def read_suite(name: str) -> Suite:
         )
     if not 0 < values['validation'] < 1 or values['seeds'] < 1:
         raise ValueError(f'--suite={name}: validation must be in 0..1 and seeds at least 1.')
+    built_in = f'experiments/benchmark/suites/{path.name}'
     return Suite(
         path.stem,
+        built_in if name in names() else name,
         values['title'],
         values['seeds'],
         values['validation'],
@@ -117,7 +121,8 @@ def select(suite: Suite, **chosen: Sequence[str] | None) -> Suite:
                     f'--{flag}: the suite {suite.name} has no {name}{suggestion(name, held)}'
                 )
         kept: Any = {field: {name: held[name] for name in names_}}
-        suite = suite._replace(**kept)
+        dropped = {field: tuple(name for name in held if name not in names_)}
+        suite = suite._replace(**kept, left_out={**suite.left_out, **dropped})
     return suite
 
 

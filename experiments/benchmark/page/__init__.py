@@ -8,14 +8,19 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
-from scipy import stats
 
+from experiments.benchmark.ranks import (
+    LEAST_BLOCKS,
+    LEAST_METHODS,
+    Ranks,
+    rank,
+    rank_sentence,
+)
 from experiments.benchmark.records import COLUMNS, COSTS
 from experiments.benchmark.results import (
     BASELINE,
     LEVEL,
     Row,
-    matrix,
     missing,
     tables,
     verdicts,
@@ -26,7 +31,6 @@ from jaxfed.recording.style import style
 from jaxfed.report.render import policy
 
 PAGE = 'benchmark.html'
-LEAST_BLOCKS, LEAST_METHODS = 4, 3  # for the ranks
 WIDTH = 10.0  # of a picture, inches
 PARTS = {'quarter': 0.25, 'half': 0.5, 'final': 1.0}  # column -> part of the rounds
 
@@ -44,13 +48,14 @@ def render(suite: Suite, rows: Sequence[Row], *, command: str) -> str:
         undefined=StrictUndefined, trim_blocks=True,
     )  # fmt: skip
     report = PackageLoader('jaxfed.report', 'page')
+    ranks = rank(rows)
     css, script = (report.get_source(pages, name)[0] for name in ('page.css', 'page.js'))
     return pages.get_template('page.html').render(
         suite=suite,
         css=Markup(css),
         script=Markup(script),
         policy=policy(script),
-        answers=answers(rows),
+        answers=[*answers(rows), *filter(None, [rank_sentence(ranks)])],
         missing=missing(suite, rows),
         command=command,
         tables=tables(rows),
@@ -63,7 +68,7 @@ def render(suite: Suite, rows: Sequence[Row], *, command: str) -> str:
         anchor=anchor,
         shown=shown,
         mean_cost=mean_cost,
-        ranks=Markup(ranks(rows)),
+        ranks=Markup(diagram(ranks)),
         bytes=Markup(picture(lambda: draw_bytes(rows))),
         sensitivity=Markup(picture(lambda: draw_sensitivity(rows))),
         rates=learning_rates(suite),
@@ -79,8 +84,10 @@ def answers(rows: Sequence[Row]) -> list[str]:
     for (dataset, skew), table in tables(rows).items():
         better = [row.place.method for row in table if judged[row.place].sign > 0]
         where = f'{dataset}, {skew.replace("_", " ")}'
-        compared = sum(judged[row.place].p is not None for row in table)
-        if not compared:
+        compared = sum(judged[row.place].compared for row in table)
+        if all(row.place.method != BASELINE for row in table):
+            lines.append(f'{where}: no run of FedAvg is finished, so nothing is compared.')
+        elif not compared:
             lines.append(f'{where}: not enough seeds to compare with FedAvg.')
         elif better:
             lines.append(f'{where}: better than FedAvg beyond chance: {", ".join(better)}.')
@@ -120,35 +127,26 @@ def mean_cost(row: Row) -> list[str]:
     return [f'{np.mean([run.numbers[name] for run in row.runs.values()]):.3g}' for name in COSTS]
 
 
-def ranks(rows: Sequence[Row]) -> str:
+def diagram(ranks: Ranks | None) -> str:
     """The critical-difference diagram as HTML, or why there is none."""
-    methods, means = matrix(rows)
-    if len(methods) < LEAST_METHODS or len(means) < LEAST_BLOCKS:
+    if ranks is None:
         return (
-            f'<p>A diagram needs {LEAST_METHODS} methods that are complete in {LEAST_BLOCKS} '
-            f'tables; {len(methods)} are complete in {len(means)}.</p>'
+            f'<p>A diagram needs {LEAST_METHODS} methods that are complete in the same '
+            f'{LEAST_BLOCKS} tables.</p>'
         )
-    try:
-        import pandas
-        import scikit_posthocs
-    except ImportError as error:
-        raise ValueError(
-            "the page needs the package scikit-posthocs: pip install 'jaxfed[benchmark]'."
-        ) from error
-
-    test = stats.friedmanchisquare(*means.T)
-    frame = pandas.DataFrame(means, columns=methods)
-    mean_ranks = frame.rank(axis=1, ascending=False).mean()
-    differ = scikit_posthocs.posthoc_nemenyi_friedman(frame)
 
     def draw() -> Figure:
-        figure = Figure(figsize=(WIDTH, 1.5 + 0.22 * len(methods)), layout='constrained')
-        scikit_posthocs.critical_difference_diagram(mean_ranks, differ, ax=figure.add_subplot())
+        import scikit_posthocs
+
+        figure = Figure(figsize=(WIDTH, 1.5 + 0.22 * len(ranks.mean)), layout='constrained')
+        scikit_posthocs.critical_difference_diagram(
+            ranks.mean, ranks.nemenyi, ax=figure.add_subplot()
+        )
         return figure
 
     text = (
-        f'Mean rank over {len(means)} tables, 1 is best. Friedman test: p = {test.pvalue:.2g}. '
-        'Methods joined by a bar do not differ by the Nemenyi test (5 %).'
+        f'Mean rank over {ranks.tables} tables, 1 is best. Friedman test: p = '
+        f'{ranks.friedman:.2g}. Methods joined by a bar do not differ by the Nemenyi test (5 %).'
     )
     return f'<figure><figcaption>{text}</figcaption>{picture(draw)}</figure>'
 

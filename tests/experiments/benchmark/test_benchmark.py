@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benchmark import advice, page, plan, records, results, suite, work
+from experiments.benchmark import advice, page, plan, ranks, records, results, suite, work
 from experiments.benchmark.__main__ import define, main, suite_command
 from experiments.grid import command, runner
 from jaxfed.runs import config_flags
@@ -287,21 +287,80 @@ def test_verdicts_are_against_fedavg_of_the_same_table():
     assert [verdict.sign for verdict in judged] == [0, 1, 0, 0, 0]
     assert [verdict.rank for verdict in judged] == [2, 1, 2, None, 1]
     assert rows[3].failed == 1 and not rows[3].complete
-    text = advice.advice(suite.read_suite('small'), rows)
+    read = suite.read_suite('small')
+    text = advice.advice(read, rows)
     assert (
         '| digits, iid | 60.00 ± 24.84 | `fedlmd` +10.67 ± 1.43 | 1 / 1 / 0 |\n'
         '| digits, other | – | none | 0 / 0 / 0 |\n'
     ) in text
     assert 'Nothing beats' not in text  # nothing was compared in the other line
     assert '12 of 126 runs are finished. Not finished: digits (dirichlet 0.1, label ' in text
-    text = advice.advice(suite.read_suite('small'), [rows[0], rows[2]])
+    text = advice.advice(read, [rows[0], rows[2]])
     assert 'Nothing beats FedAvg beyond chance in any line.' in text
-    text = ' '.join(advice.summary(suite.read_suite('small'), rows).split())
+    text = ' '.join(advice.summary(read, rows).split())
     assert '7 methods, 3 seeds. Better than FedAvg beyond chance: `fedlmd` on digits (iid).' in text
     assert 'No method' not in text
     texts = page.answers(rows)
     assert texts[0] == 'digits, iid: better than FedAvg beyond chance: fedlmd.'
-    assert texts[1] == 'digits, other: not enough seeds to compare with FedAvg.'
+    assert texts[1] == 'digits, other: no run of FedAvg is finished, so nothing is compared.'
+    assert 'because a run diverged: digits/iid/moon.' in advice.advice(read, rows)
+
+
+def test_equal_methods_are_compared_and_single_seeds_are_not():
+    same, one = (
+        made_row('kd', [0.5, 0.6, 0.7]),
+        [made_row(name, [0.5]) for name in ('fedavg', 'kd')],
+    )
+    rows = [made_row('fedavg', [0.5, 0.6, 0.7]), same, made_row('moon', [0.5, 0.61, 0.69])]
+    assert page.answers(rows) == ['digits, iid: nothing of 2 methods beats FedAvg beyond chance.']
+    assert '| 0 / 2 / 0 |' in advice.advice(suite.read_suite('small'), rows)
+    one = [row._replace(asked=1) for row in one]
+    assert page.answers(one) == ['digits, iid: not enough seeds to compare with FedAvg.']
+    text = advice.advice(suite.read_suite('small'), one)
+    assert '| 0 / 0 / 0 |' in text and 'Nothing beats' not in text
+
+
+def test_ranks_separate_methods_over_the_tables():
+    good = dict.fromkeys('abcdefgh', 0.9) | {'fedavg': 0.2, 'bad': 0.1}
+    methods = {name: accuracy + 0.001 * i for i, (name, accuracy) in enumerate(good.items())}
+    rows = [
+        made_row(method, [accuracy] * 3, skew=skew)
+        for skew in ('s1', 's2', 's3', 's4')
+        for method, accuracy in methods.items()
+    ]
+    found = ranks.rank(rows)
+    # Mean ranks differ beyond chance by q sqrt(k (k + 1) / (6 N)) = 6.77, with q = 3.164 for 10.
+    assert found.tables == 4 and found.mean['fedavg'] == 9 and found.mean['h'] == 1
+    assert ranks.rank_sentence(found) == (
+        'Over 4 tables the Nemenyi test ranks h (1.0), g (2.0) better than FedAvg (9.0).'
+    )
+    read = suite.read_suite('small')
+    text = 'Nemenyi test ranks h (1.0), g (2.0) better than FedAvg'
+    summary = ' '.join(advice.summary(read, rows).split())
+    assert text in summary and text in advice.advice(read, rows)
+    assert f'<li>Over 4 tables the {text}' in page.render(read, rows, command='')
+    few = [row for row in rows if row.place.method in ('fedavg', 'bad', 'a')]
+    assert ranks.rank_sentence(ranks.rank(few)) == (
+        'Over 4 tables the Nemenyi test separates no method from FedAvg.'
+    )
+    without = [row for row in rows if row.place.method != 'fedavg']
+    assert ranks.rank_sentence(ranks.rank(without)) == ''
+    three = [row for row in rows if row.place.skew != 's4']
+    assert ranks.rank(three) is None and ranks.rank_sentence(None) == ''
+    assert 'complete in the same 4 tables' in page.diagram(None)
+
+
+def test_a_page_says_what_was_left_out_of_its_suite():
+    read = suite.read_suite('small')
+    part = suite.select(read, datasets=['digits'], skews=['iid'], trials=list(read.trials))
+    row = made_row('fedavg', [0.5, 0.6, 0.7])
+    sentence = 'Left out of the suite: data sets mnist; skews dirichlet 0.1, label quantity 2.'
+    assert sentence in page.render(part, [row], command='')
+    assert sentence in advice.advice(part, [row])
+    part = suite.select(read, datasets=None, skews=None, trials=['fedavg', 'fedprox'])
+    assert part.left_out.keys() == {'trials'} and 'fedlmd' in results.left_out(part)
+    assert results.left_out(suite.select(read, skews=list(read.skews))) == ''
+    assert 'Left out' not in page.render(read, [row], command='')
 
 
 def test_published_numbers_are_of_places_in_the_suite():
@@ -338,6 +397,10 @@ def test_a_replayed_benchmark_is_not_tuned(tmp_path, capsys):
         (['--methods=fedlm'], '--methods: the suite small has no fedlm; did you mean fedlmd'),
         (['--skews=x'], '--skews: the suite small has no x.'),
         (['word'], 'unexpected arguments word'),
+        (
+            ['--update=README.md', '--skews=iid', '--seeds=2'],
+            '--update writes the answer of the whole suite; omit --skews, --seeds.',
+        ),
     ],
 )
 def test_invalid_input_is_one_line(flags, message, capsys):
