@@ -34,7 +34,7 @@ def make_parser() -> argparse.ArgumentParser:
         nargs='+',
         type=Path,
         metavar='WORKDIR',
-        help='a run, a sweep, or a folder of runs and sweeps',
+        help='a run, a sweep, or a folder that has runs at any depth',
     )
     parser.add_argument('--output', required=True, metavar='FILE.html', help='the page')
     parser.add_argument('--csv', metavar='FILE.csv', help='a table of the results, a row a run')
@@ -75,11 +75,10 @@ def check_file(flag: str, name: str, suffix: str) -> Path:
 
 
 def find_workdirs(folder: Path) -> list[Path]:
-    """Return the work directory itself, or the work directories in a sweep or a folder of runs."""
+    """Return the work directory itself, or the work directories in a folder, at any depth."""
     if (folder / run_files.CONFIG).exists():
         return [folder]
-    found = (p.parent for depth in ('*', '*/*') for p in folder.glob(f'{depth}/{run_files.CONFIG}'))
-    return sorted(found) or [folder]
+    return sorted(path.parent for path in folder.rglob(run_files.CONFIG)) or [folder]
 
 
 def read_runs(folders: Sequence[Path]) -> list[RecordedRun]:

@@ -19,7 +19,7 @@ SCORES: dict[str, tuple[Callable[[RecordedRun], float | None], str]] = {
 class Comparison(NamedTuple):
     """A table of differences from a baseline."""
 
-    baseline: str  # label of the group
+    baseline: str  # label of the group, or what the groups of several data sets have in common
     table: GroupTable
 
 
@@ -32,8 +32,8 @@ def compare(
 
     Args:
       groups: the groups of runs.
-      baseline: method or label of the first group to compare with; None for FedAvg, or else the
-        first group.
+      baseline: method or label of the group to compare with, the first one on the same data; None
+        for FedAvg, or else the first group.
       score: one of `SCORES`.
 
     Returns:
@@ -42,20 +42,20 @@ def compare(
     Raises:
       ValueError: if no completed run is of the chosen baseline, or no group has two seeds.
     """
-    base = _find(groups, baseline)
+    bases = _find(groups, baseline)
     accuracy, title = SCORES[score]
     values = [_by_seed(group, accuracy) for group in groups]
-    if base is None or all(len(of_seeds) < 2 for of_seeds in values):
+    known = {base for base in bases if base is not None}
+    if not known or all(len(of_seeds) < 2 for of_seeds in values):
         if baseline is not None:
             raise ValueError(
                 f'--baseline={baseline} needs runs that differ only in their seeds, at least two '
                 'finished ones; run more seeds, or leave it out.'
             )
         return None
-    data = [data_of(group) for group in groups]
     results = [
-        paired(values[i], values[base]) if i != base and data[i] == data[base] else None
-        for i in range(len(groups))
+        None if base is None or base == i else paired(values[i], values[base])
+        for i, base in enumerate(bases)
     ]
     adjusted = holm([result.p_value if result else None for result in results])
     rows = []
@@ -72,11 +72,13 @@ def compare(
             ]
         )
     columns = [title, 'difference (points)', 'p, adjusted', 'common seeds']
-    return Comparison(groups[base].label, GroupTable(columns, rows))
+    shared = f'{baseline or "fedavg"} on the same data'
+    label = shared if len(known) > 1 else groups[min(known)].label
+    return Comparison(label, GroupTable(columns, rows))
 
 
-def _find(groups: Sequence[RunGroup], baseline: str | None) -> int | None:
-    """The place of the baseline among the groups, see `compare`; None if no run is completed."""
+def _find(groups: Sequence[RunGroup], baseline: str | None) -> list[int | None]:
+    """The place of the baseline of each group, see `compare`; None without one on its data."""
     done = [i for i, group in enumerate(groups) if group.counted[0].complete]
     names = {i: (groups[i].runs[0].config['method'], groups[i].label) for i in done}
     wanted = [i for i in done if ('fedavg' if baseline is None else baseline) in names[i]]
@@ -86,7 +88,9 @@ def _find(groups: Sequence[RunGroup], baseline: str | None) -> int | None:
             f'--baseline={baseline} is no method or label of a finished run: choose from '
             f'{known or "none"}.'
         )
-    return next(iter(wanted or done), None)
+    data = [data_of(group) for group in groups]
+    chosen = wanted or done[:1]
+    return [next((i for i in chosen if data[i] == of_group), None) for of_group in data]
 
 
 def _by_seed(

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxfed.report import grouping
-from jaxfed.report.__main__ import main
+from jaxfed.report.__main__ import find_workdirs, main
 from jaxfed.report.comparison import compare
 from jaxfed.report.reading import read_run
 from jaxfed.report.render import render
@@ -42,6 +42,30 @@ def test_differences_are_by_seed(tmp_path):
     assert '+20.00 ± 24.84' in page
 
 
+def test_every_partition_has_its_own_baseline(tmp_path):
+    groups = groups_of(
+        tmp_path, fedlmd=(0.5, 0.6), fedavg=(0.4, 0.4), fedlmd_other=(0.9, 0.8),
+        fedavg_other=(0.7, 0.5), kd_other=(0.7, 0.6),
+    )  # fmt: skip
+    comparison = compare(groups)
+    assert comparison.baseline == 'fedavg on the same data'
+    differences = {
+        (group.runs[0].config['method'], group.runs[0].config['alpha']): row[1].text[:6]
+        for group, row in zip(groups, comparison.table.rows, strict=True)
+    }
+    assert sorted(differences.items()) == sorted(
+        {
+            ('fedlmd', 0.1): '+15.00', ('fedavg', 0.1): '–', ('fedlmd', 3.0): '+25.00',
+            ('fedavg', 3.0): '–', ('kd', 3.0): '+5.00 ',
+        }.items()
+    )  # fmt: skip
+    assert 'Compared with fedavg on the same data, by seed' in render(groups)
+    label = next(g.label for g in groups if g.label.startswith('kd'))
+    chosen = compare(groups, baseline=label)
+    assert chosen.baseline == label
+    assert sum(row[1].text != '–' for row in chosen.table.rows) == 2
+
+
 def test_baseline_and_score_are_chosen(tmp_path):
     groups = groups_of(tmp_path, fedlmd=(0.5, 0.6), fedavg=(0.05, 0.4), kd=(0.1, 0.1))
     comparison = compare(groups, baseline='kd', score='best')
@@ -74,6 +98,16 @@ def test_the_command_passes_baseline_and_score_on(tmp_path, capsys):
     assert 'Compared with kd, by seed' in text and 'best accuracy (%)' in text
     assert main([*command, '--baseline=moon']) == 2
     assert '--baseline=moon is no method' in capsys.readouterr().err
+
+
+def test_runs_are_found_at_any_depth(tmp_path):
+    folders = [tmp_path / 'digits' / 'iid' / name / '.01' / 'seed0' for name in ('fedavg', 'kd')]
+    for folder in folders:
+        folder.parent.mkdir(parents=True)
+        make_run(folder)
+    assert find_workdirs(tmp_path) == folders
+    assert find_workdirs(folders[0]) == [folders[0]]
+    assert find_workdirs(tmp_path / 'nothing') == [tmp_path / 'nothing']
 
 
 def test_one_seed_has_no_comparison(tmp_path):
