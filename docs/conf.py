@@ -5,8 +5,10 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from sphinx.addnodes import download_reference
 from sphinx.application import Sphinx
 from sphinx.ext import apidoc
+from sphinx.writers.html5 import HTML5Translator
 
 import jaxfed
 
@@ -60,6 +62,15 @@ def write_reference(app: Sphinx) -> None:
     apidoc.main([*options, f'--output-dir={pages}', str(package)])
 
 
+def open_page(translator: HTML5Translator, node: download_reference) -> None:
+    """Links a page of results so that a browser opens it instead of saving it."""
+    HTML5Translator.visit_download_reference(translator, node)
+    if str(node.get('filename')).endswith('.html'):
+        translator.body[-1] = translator.body[-1].replace(' download=""', '')
+
+
 def setup(app: Sphinx) -> None:
-    """Connects the event to Sphinx."""
+    """Connects the event and the links to Sphinx."""
     app.connect('builder-inited', write_reference)
+    visitors = open_page, HTML5Translator.depart_download_reference
+    app.add_node(download_reference, override=True, html=visitors)
