@@ -38,7 +38,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
-from absl.testing import flagsaver
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding
 
@@ -239,29 +238,30 @@ def parse_cases(text: str) -> list[dict[str, str]]:
     return cases
 
 
-@flagsaver.flagsaver
-def config_of(case: Mapping[str, str]) -> Config:
-    """The settings of a case on top of those of the command; every lane has a client.
+def words_of(values: flags.FlagValues, *omitted: str) -> list[str]:
+    """The flags of the command as words, without those of all cases and the omitted ones."""
+    # The flags of a flag file are present themselves.
+    others = (*omitted, 'cases', 'output', 'flagfile')
+    chosen = [values[name] for name in values if values[name].present or name in BASE]
+    return [flag.serialize() for flag in chosen if flag.name not in others]
+
+
+def config_of(words: Sequence[str], case: Mapping[str, str], devices: int = 1) -> Config:
+    """The settings of a case on top of those of the command; every lane of a device has a client.
 
     Raises:
       UsageError: if they are invalid.
     """
     try:
-        for name, value in case.items():
-            flags.FLAGS[name].parse(value)
-        config = config_flags.from_flags()
+        of_case = [f'--{name}={value}' for name, value in case.items()]
+        config = config_flags.parse([*words, *of_case])
+        cohort = max(config.lanes * devices, config.clients_per_round)
+        config = dataclasses.replace(config, clients_per_round=cohort, devices='all')
         checks.check(config)
         build_method(config)
-        cohort = max(config.lanes, config.clients_per_round)
-        return dataclasses.replace(config, clients_per_round=cohort, devices='all')
-    except (ValueError, flags.Error) as error:
+    except ValueError as error:
         raise app.UsageError(str(error)) from None
-
-
-def settings_of(args: flags.FlagValues) -> dict[str, Any]:
-    """The flags that change the measures of all cases, as JSON has them."""
-    named = {f'--{name}': args[name].value for name in ('target', 'at_once')}
-    return json.loads(json.dumps(config_flags.common_settings(config_of({})) | named))
+    return config
 
 
 def devices_of(target: Target, text: str) -> int:
@@ -292,8 +292,7 @@ def read_cases(
         before = read_json(file)
     except ValueError as error:
         raise app.UsageError(str(error)) from None
-    now, then = (one.get('machine', {}) | one.get('settings', {}) for one in (report, before))
-    reporting.check_unchanged(output, now, then)
+    reporting.check_unchanged(output, report, before)
     found = before['cases']
     others = [name_of(case) for case in found if case['settings'] not in cases]
     if others:
@@ -304,18 +303,12 @@ def read_cases(
     return {json.dumps(case['settings']): case for case in found if 'failed' not in case}
 
 
-def words_of(values: flags.FlagValues) -> list[str]:
-    """The flags of the command as words, without those of all cases."""
-    given = [values[name] for name in values if values[name].present]
-    own = ('cases', 'output', 'flagfile')  # what a flag file holds is among the flags
-    return [flag.serialize() for flag in given if flag.name not in own]
-
-
 def compile_in_process(case: Mapping[str, str], limit: int) -> dict[str, Any]:
     """The measures of a case, from a process that ends after `limit` seconds."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / 'case'
-        words = [*words_of(flags.FLAGS), *(f'--{name}={value}' for name, value in case.items())]
+        words = words_of(flags.FLAGS, 'limit')
+        words += [f'--{name}={value}' for name, value in case.items()]
         command = [sys.executable, '-m', 'experiments.benchmarks.ahead_of_time', *words]
         try:
             done = subprocess.run(
@@ -439,7 +432,8 @@ def main(args: flags.FlagValues) -> None:
     """Compile every case, print the table and write the files after each case."""
     target = TARGETS[args.target]
     cases, devices = parse_cases(args.cases), devices_of(target, args.devices)
-    configs = [config_of(case) for case in cases]
+    settings = words_of(args, 'target', 'at_once', 'limit')
+    configs = [config_of(settings, case, devices) for case in cases]
     if importlib.util.find_spec(target.package) is None:
         extra = {'tpu': 'tpu', 'gpu': 'cuda12'}[target.platform]
         raise app.UsageError(
@@ -452,7 +446,7 @@ def main(args: flags.FlagValues) -> None:
         'devices': devices,
         'command': shlex.join(words),
         'machine': reporting.machine() | {target.package: version(target.package)},
-        'settings': settings_of(args),
+        'settings': {'target': args.target, 'at_once': args.at_once, 'flags': settings},
         'cases': [],
     }
     done = read_cases(args.output, report, cases)

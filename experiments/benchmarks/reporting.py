@@ -52,13 +52,16 @@ def run(main: Callable[[flags.FlagValues], None]) -> None:
     app.run(start)
 
 
-def check_unchanged(output: str | Path, now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
+def check_unchanged(
+    output: str | Path, report: Mapping[str, Any], written: Mapping[str, Any]
+) -> None:
     """Refuses to continue measurements of another machine or with other settings.
 
     Raises:
-      UsageError: if a value of `now` is another one in `then`, or is not there.
+      UsageError: if `machine` or `settings` of the written report lacks a value or has another one.
     """
-    changed = [key for key in now if now[key] != then.get(key)]
+    new, old = (one.get('machine', {}) | one.get('settings', {}) for one in (report, written))
+    changed = [key for key in new if new[key] != old.get(key)]
     if changed:
         raise app.UsageError(
             f'--output={output} holds measurements with other or unknown values of '

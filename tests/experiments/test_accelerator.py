@@ -269,7 +269,7 @@ def test_a_signal_is_not_the_fault_of_the_case(tmp_path, capsys):
     assert 'error: terminated; the same command continues.' in capsys.readouterr().err
 
 
-def test_a_signal_does_not_wait_for_the_end_of_a_round(work, monkeypatch):
+def test_a_recorded_run_does_not_replace_the_handlers_of_signals(work, monkeypatch):
     handlers = []
 
     def train(experiments, *args, **options):

@@ -128,10 +128,10 @@ def test_cases_are_all_combinations():
 @pytest.mark.parametrize(
     ('words', 'message'),
     [
-        (['--cases=lanes=1,abc'], '--lanes=abc'),
+        (['--cases=lanes=1,abc'], '--lanes must be an integer, got abc'),
         (['--cases=method=fedavg,nope'], "--method=nope: unknown method 'nope'"),
         (['--cases', 'num_clients=100,0'], '--num_clients must be at least 1, got 0'),
-        (['--cases=conv=grouped,foo', '--lanes=4'], '--conv=foo'),
+        (['--cases=conv=grouped,foo', '--lanes=4'], '--conv must be one of auto, grouped'),
         (['--devices=9'], '--devices=9 must be all (one device) or in 1..4.'),
     ],
 )
@@ -157,27 +157,40 @@ def test_results_of_another_command_are_not_lost(tmp_path):
     (tmp_path / 'a.json').write_text(json.dumps(report))
     with pytest.raises(app.UsageError, match="does not name, such as 'lanes=1 conv=patches'"):
         ahead_of_time.read_cases(str(tmp_path / 'a'), {}, [{'lanes': '1'}])
-    now = {'machine': {'jax': '1'}, 'settings': {'--target': 'h100', '--model': 'cnn'}}
-    then = {'machine': {'jax': '1'}, 'settings': {'--target': 'tpu-v5e', '--model': 'cnn'}}
-    (tmp_path / 'a.json').write_text(json.dumps(report | then))
-    with pytest.raises(app.UsageError, match='other or unknown values of --target; choose anothe'):
-        ahead_of_time.read_cases(str(tmp_path / 'a'), now, [{'lanes': '1', 'conv': 'patches'}])
+    new = {'machine': {'jax': '1'}, 'settings': {'flags': ['--model=cnn']}}
+    for flags_ in ['--model=cnn', '--devices=4'], []:
+        old = {'machine': {'jax': '1'}, 'settings': {'flags': flags_}}
+        (tmp_path / 'a.json').write_text(json.dumps(report | old))
+        with pytest.raises(app.UsageError, match='other or unknown values of flags; choose anoth'):
+            ahead_of_time.read_cases(str(tmp_path / 'a'), new, [{'lanes': '1', 'conv': 'patches'}])
     (tmp_path / 'a.json').write_text('{"machine"')
     with pytest.raises(app.UsageError, match=r'a.json.*use a copy of it, or move'):
-        ahead_of_time.read_cases(str(tmp_path / 'a'), now, [{}])
+        ahead_of_time.read_cases(str(tmp_path / 'a'), new, [{}])
+
+
+def test_every_lane_of_a_case_has_a_client():
+    config = ahead_of_time.config_of(['--clients_per_round=5'], {'lanes': '10', 'model': 'lenet'})
+    assert (config.lanes, config.clients_per_round, config.model) == (10, 10, 'lenet')
+    assert ahead_of_time.config_of([], {'lanes': '4'}, devices=4).clients_per_round == 16
+    with pytest.raises(app.UsageError, match='--clients_per_round must be at most --num_clients'):
+        ahead_of_time.config_of([], {'lanes': '101', 'num_clients': '100'})
+    config = ahead_of_time.config_of(['--tau=2'], {'method': 'fedlmd'})  # no setting of fedavg
+    assert config.hyperparameters == {'tau': 2}
 
 
 def test_every_case_has_the_flags_of_the_command(tmp_path):
     values = flags.FlagValues()
     config_flags.define_flags(values)
-    for name in 'cases', 'output':
+    for name in 'cases', 'output', 'limit':
         flags.DEFINE_string(name, None, '', flag_values=values)
     file = tmp_path / 'a.flags'
-    file.write_text('--model=lenet\n--alpha=0.2\n')
-    values(['', '--cases', 'lanes=1,2', '--output=a', '--alpha', '0.3', f'--flagfile={file}'])
-    words = ahead_of_time.words_of(values)
+    file.write_text('--model=lenet\n--partition=dirichlet\n')
+    command = ['--cases', 'lanes=1,2', '--output=a', '--alpha', '0.3', f'--flagfile={file}']
+    values(['', *command, '--limit=9'])
+    words = ahead_of_time.words_of(values, 'limit')
     assert config_flags.parse(words) == config_flags.from_flags(values)
-    assert sorted(words) == ['--alpha=0.2', '--model=lenet']
+    assert {'--alpha=0.3', '--model=lenet', '--partition=dirichlet'} < set(words)
+    assert '--limit=9' in ahead_of_time.words_of(values)
 
 
 def test_a_failed_case_is_a_row_of_the_page(tmp_path):
