@@ -68,14 +68,13 @@ def main(arguments: Sequence[str]) -> int:
     )
     if values['seeds'] is not None:
         suite = suite._replace(seeds=values['seeds'])
-    work = begin(suite, command.check_output(values['output']) / suite.name, parsed.run_flags)
     updated = [Path(path) for path in values['update']]
-    parts = ('datasets', 'skews', 'methods', 'seeds', 'rounds')
-    changed = [f'--{name}' for name in parts if values[name] is not None]
+    changed = shlex.split(suite_command(values | {'suite': None}, parsed.extra))[3:]
     if updated and changed:
         raise ValueError(
-            f'--update writes the answer of the whole suite; omit {", ".join(changed)}.'
+            f'--update writes the answer of the whole suite; omit {shlex.join(changed)}.'
         )
+    work = begin(suite, command.check_output(values['output']) / suite.name, parsed.run_flags)
     for path in updated:
         put(dict.fromkeys(KINDS, ''), suite.name, path)  # an error before training
     failed = 0

@@ -54,7 +54,7 @@ def advice(suite: Suite, rows: Sequence[Row]) -> str:
         f'seeds ± half of the 95 % interval. A method is better or worse than FedAvg if a paired '
         f"t-test, adjusted by Holm's rule for the methods of a line, has p below {LEVEL}."
     )
-    failed = ['/'.join(row.place).replace('_', ' ') for row in rows if row.failed]
+    failed = [f'{row.place.method} ({in_words([row.place[:2]])})' for row in rows if row.failed]
     diverged = f'Not compared, because a run diverged: {", ".join(failed)}.' if failed else ''
     over_all = rank_sentence(rank(rows))
     texts = [about, table_text, nothing, over_all, diverged, missing(suite, rows)]
@@ -74,7 +74,6 @@ def summary(suite: Suite, rows: Sequence[Row]) -> str:
         f'{suite.title}, {len(suite.trials)} methods, {suite.seeds} seeds.',
         f'Better than FedAvg beyond chance: {"; ".join(won)}.' if won else '',
         f'No method beats FedAvg beyond chance on {in_words(lost)}.' if lost else '',
-        rank_sentence(rank(rows)),
         missing(suite, rows),
     ]
     text = ' '.join(filter(None, sentences))

@@ -39,28 +39,26 @@ def rank(rows: Sequence[Row]) -> Ranks | None:
     frame = pandas.DataFrame(means, columns=methods)
     return Ranks(
         len(means),
-        frame.rank(axis=1, ascending=False).mean(),
+        frame.rank(axis=1, ascending=False).mean().to_dict(),
         float(stats.friedmanchisquare(*means.T).pvalue),
         scikit_posthocs.posthoc_nemenyi_friedman(frame),
     )
 
 
 def rank_sentence(ranks: Ranks | None) -> str:
-    """Which methods the ranks separate from FedAvg; empty without ranks or FedAvg."""
+    """The methods whose mean rank differs from FedAvg's; empty without ranks or FedAvg.
+
+    Nemenyi's test follows Friedman's, if that finds a difference at all.
+    """
     if ranks is None or BASELINE not in ranks.mean:
         return ''
-    base = ranks.mean[BASELINE]
-    apart = sorted(
-        (mean, method)
-        for method, mean in ranks.mean.items()
-        if method != BASELINE and ranks.nemenyi.loc[method, BASELINE] < LEVEL
+    mean, p = ranks.mean[BASELINE], ranks.nemenyi[BASELINE]
+    different = [name for name in ranks.mean if name != BASELINE and p[name] < LEVEL]
+    about = (
+        f'Mean ranks of {len(ranks.mean)} methods over {ranks.tables} tables, which are taken as '
+        f'independent: Friedman test p = {ranks.friedman:.2g}'
     )
-    over = f'Over {ranks.tables} tables the Nemenyi test'
-    sides = {
-        'better': [f'{method} ({mean:.1f})' for mean, method in apart if mean < base],
-        'worse': [f'{method} ({mean:.1f})' for mean, method in apart if mean > base],
-    }
-    named = [f'{", ".join(names)} {side}' for side, names in sides.items() if names]
-    if not named:
-        return f'{over} separates no method from FedAvg.'
-    return f'{over} ranks {" and ".join(named)} than FedAvg ({base:.1f}).'
+    if not different or ranks.friedman >= LEVEL:
+        return f'{about}; no method differs from FedAvg ({mean:.1f}).'
+    named = [f'{name} ({ranks.mean[name]:.1f}, p = {p[name]:.2g})' for name in different]
+    return f'{about}; by the Nemenyi test FedAvg ({mean:.1f}) differs from {", ".join(named)}.'

@@ -136,7 +136,7 @@ def verdicts(rows: Sequence[Row]) -> dict[Place, Verdict]:
         baseline = next((row for row in table if row.place.method == BASELINE), None)
         results = [
             None
-            if baseline is None or row is baseline or not row.complete
+            if baseline is None or not baseline.complete or row is baseline or not row.complete
             else paired(row.values('final'), baseline.values('final'))
             for row in table
         ]
@@ -169,10 +169,11 @@ def missing(suite: Suite, rows: Sequence[Row]) -> str:
 
 def left_out(suite: Suite) -> str:
     """A sentence about the parts of the suite that were not selected; empty if all were."""
-    parts = {'data sets': suite.left_out.get('datasets'), 'skews': suite.left_out.get('skews')}
-    parts['methods'] = suite.left_out.get('trials')
-    named = [f'{what} {", ".join(names)}' for what, names in parts.items() if names]
-    return f'Left out of the suite: {"; ".join(named).replace("_", " ")}.' if named else ''
+    fields = {'datasets': 'data sets', 'skews': 'skews', 'trials': 'methods'}
+    names = {text: suite.left_out.get(field, ()) for field, text in fields.items()}
+    names['skews'] = tuple(name.replace('_', ' ') for name in names['skews'])
+    named = [f'{text} {", ".join(of_field)}' for text, of_field in names.items() if of_field]
+    return f'Left out of the suite: {"; ".join(named)}.' if named else ''
 
 
 def unfinished(suite: Suite, rows: Sequence[Row]) -> str:

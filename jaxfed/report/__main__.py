@@ -1,6 +1,7 @@
 """Compare runs: python -m jaxfed.report WORKDIR ... --output=FILE.html [--csv=FILE.csv]."""
 
 import argparse
+import glob
 import os
 import sys
 from collections.abc import Sequence
@@ -78,7 +79,10 @@ def find_workdirs(folder: Path) -> list[Path]:
     """Return the work directory itself, or the work directories in a folder, at any depth."""
     if (folder / run_files.CONFIG).exists():
         return [folder]
-    return sorted(path.parent for path in folder.rglob(run_files.CONFIG)) or [folder]
+    # Unlike Path.rglob, this follows links to folders.
+    pattern = f'**/{run_files.CONFIG}'
+    found = glob.glob(pattern, root_dir=folder, recursive=True, include_hidden=True)
+    return sorted((folder / path).parent for path in found) or [folder]
 
 
 def read_runs(folders: Sequence[Path]) -> list[RecordedRun]:

@@ -33,7 +33,7 @@ def compare(
     Args:
       groups: the groups of runs.
       baseline: method or label of the group to compare with, the first one on the same data; None
-        for FedAvg, or else the first group.
+        for FedAvg, or for the first group if there is no FedAvg.
       score: one of `SCORES`.
 
     Returns:
@@ -57,7 +57,12 @@ def compare(
         None if base is None or base == i else paired(values[i], values[base])
         for i, base in enumerate(bases)
     ]
-    adjusted = holm([result.p_value if result else None for result in results])
+    adjusted: list[float | None] = [None] * len(groups)
+    for base in known:
+        places = [i for i, other in enumerate(bases) if other == base]
+        tested = [result.p_value if (result := results[i]) else None for i in places]
+        for i, p in zip(places, holm(tested), strict=True):
+            adjusted[i] = p
     rows = []
     for of_seeds, result, p in zip(values, results, adjusted, strict=True):
         interval = mean_interval(list(of_seeds.values()))
@@ -72,8 +77,10 @@ def compare(
             ]
         )
     columns = [title, 'difference (points)', 'p, adjusted', 'common seeds']
-    shared = f'{baseline or "fedavg"} on the same data'
-    label = shared if len(known) > 1 else groups[min(known)].label
+    methods = {groups[base].runs[0].config['method'] for base in known}
+    name = baseline or (min(methods) if len(methods) == 1 else 'run')
+    several = f'the first {name} on the same data'
+    label = several if len(known) > 1 else groups[min(known)].label
     return Comparison(label, GroupTable(columns, rows))
 
 
@@ -89,8 +96,7 @@ def _find(groups: Sequence[RunGroup], baseline: str | None) -> list[int | None]:
             f'{known or "none"}.'
         )
     data = [data_of(group) for group in groups]
-    chosen = wanted or done[:1]
-    return [next((i for i in chosen if data[i] == of_group), None) for of_group in data]
+    return [next((i for i in wanted or done if data[i] == of_group), None) for of_group in data]
 
 
 def _by_seed(

@@ -48,7 +48,7 @@ def test_every_partition_has_its_own_baseline(tmp_path):
         fedavg_other=(0.7, 0.5), kd_other=(0.7, 0.6),
     )  # fmt: skip
     comparison = compare(groups)
-    assert comparison.baseline == 'fedavg on the same data'
+    assert comparison.baseline == 'the first fedavg on the same data'
     differences = {
         (group.runs[0].config['method'], group.runs[0].config['alpha']): row[1].text[:6]
         for group, row in zip(groups, comparison.table.rows, strict=True)
@@ -59,11 +59,34 @@ def test_every_partition_has_its_own_baseline(tmp_path):
             ('fedavg', 3.0): '–', ('kd', 3.0): '+5.00 ',
         }.items()
     )  # fmt: skip
-    assert 'Compared with fedavg on the same data, by seed' in render(groups)
+    assert 'Compared with the first fedavg on the same data, by seed' in render(groups)
     label = next(g.label for g in groups if g.label.startswith('kd'))
     chosen = compare(groups, baseline=label)
     assert chosen.baseline == label
     assert sum(row[1].text != '–' for row in chosen.table.rows) == 2
+
+
+def test_p_is_adjusted_for_the_runs_on_the_same_data(tmp_path):
+    # 10, 20 and 40 points: t = sqrt(7), p = 1 - sqrt(7) / 3
+    one = {'fedlmd': (0.5, 0.6, 0.8), 'fedavg': (0.4, 0.4, 0.4)}
+    other = {'fedavg_other': (0.7, 0.5, 0.6), 'kd_other': (0.7, 0.6, 0.7)}
+
+    def p_of_fedlmd(folder, accuracies):
+        folder.mkdir()
+        groups = groups_of(folder, **accuracies)
+        rows = zip(groups, compare(groups).table.rows, strict=True)
+        return next(row[2].text for group, row in rows if group.label.startswith('fedlmd'))
+
+    assert p_of_fedlmd(tmp_path / 'a', one) == p_of_fedlmd(tmp_path / 'b', one | other) == '0.12'
+
+
+def test_without_fedavg_the_first_run_on_the_same_data_is_the_baseline(tmp_path):
+    groups = groups_of(
+        tmp_path, kd=(0.5, 0.6), moon=(0.4, 0.4), kd_other=(0.9, 0.8), moon_other=(0.7, 0.5)
+    )
+    comparison = compare(groups)
+    assert comparison.baseline == 'the first kd on the same data'
+    assert sum(row[1].text != '–' for row in comparison.table.rows) == 2
 
 
 def test_baseline_and_score_are_chosen(tmp_path):
@@ -107,6 +130,10 @@ def test_runs_are_found_at_any_depth(tmp_path):
         make_run(folder)
     assert find_workdirs(tmp_path) == folders
     assert find_workdirs(folders[0]) == [folders[0]]
+    linked = tmp_path / 'view' / 'digits'
+    linked.parent.mkdir()
+    linked.symlink_to(tmp_path / 'digits')
+    assert len(find_workdirs(linked.parent)) == 2
     assert find_workdirs(tmp_path / 'nothing') == [tmp_path / 'nothing']
 
 

@@ -85,8 +85,8 @@ def answers(rows: Sequence[Row]) -> list[str]:
         better = [row.place.method for row in table if judged[row.place].sign > 0]
         where = f'{dataset}, {skew.replace("_", " ")}'
         compared = sum(judged[row.place].compared for row in table)
-        if all(row.place.method != BASELINE for row in table):
-            lines.append(f'{where}: no run of FedAvg is finished, so nothing is compared.')
+        if not any(row.place.method == BASELINE and row.complete for row in table):
+            lines.append(f'{where}: FedAvg is not finished with all seeds, so nothing is compared.')
         elif not compared:
             lines.append(f'{where}: not enough seeds to compare with FedAvg.')
         elif better:

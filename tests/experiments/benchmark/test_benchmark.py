@@ -302,8 +302,10 @@ def test_verdicts_are_against_fedavg_of_the_same_table():
     assert 'No method' not in text
     texts = page.answers(rows)
     assert texts[0] == 'digits, iid: better than FedAvg beyond chance: fedlmd.'
-    assert texts[1] == 'digits, other: no run of FedAvg is finished, so nothing is compared.'
-    assert 'because a run diverged: digits/iid/moon.' in advice.advice(read, rows)
+    assert texts[1].endswith(
+        'other: FedAvg is not finished with all seeds, so nothing is compared.'
+    )
+    assert 'because a run diverged: moon (digits (iid)).' in advice.advice(read, rows)
 
 
 def test_equal_methods_are_compared_and_single_seeds_are_not():
@@ -332,22 +334,36 @@ def test_ranks_separate_methods_over_the_tables():
     # Mean ranks differ beyond chance by q sqrt(k (k + 1) / (6 N)) = 6.77, with q = 3.164 for 10.
     assert found.tables == 4 and found.mean['fedavg'] == 9 and found.mean['h'] == 1
     assert ranks.rank_sentence(found) == (
-        'Over 4 tables the Nemenyi test ranks h (1.0), g (2.0) better than FedAvg (9.0).'
+        'Mean ranks of 10 methods over 4 tables, which are taken as independent: Friedman test '
+        'p = 4e-05; by the Nemenyi test FedAvg (9.0) differs from g (2.0, p = 0.036), h (1.0, p = '
+        '0.0072).'
     )
     read = suite.read_suite('small')
-    text = 'Nemenyi test ranks h (1.0), g (2.0) better than FedAvg'
-    summary = ' '.join(advice.summary(read, rows).split())
-    assert text in summary and text in advice.advice(read, rows)
-    assert f'<li>Over 4 tables the {text}' in page.render(read, rows, command='')
+    text = ranks.rank_sentence(found)
+    assert text in advice.advice(read, rows)
+    assert f'<li>{text}</li>' in page.render(read, rows, command='')
+    assert 'no method differs from FedAvg' in ranks.rank_sentence(found._replace(friedman=0.06))
     few = [row for row in rows if row.place.method in ('fedavg', 'bad', 'a')]
     assert ranks.rank_sentence(ranks.rank(few)) == (
-        'Over 4 tables the Nemenyi test separates no method from FedAvg.'
+        'Mean ranks of 3 methods over 4 tables, which are taken as independent: Friedman test '
+        'p = 0.018; no method differs from FedAvg (2.0).'
     )
     without = [row for row in rows if row.place.method != 'fedavg']
     assert ranks.rank_sentence(ranks.rank(without)) == ''
     three = [row for row in rows if row.place.skew != 's4']
     assert ranks.rank(three) is None and ranks.rank_sentence(None) == ''
     assert 'complete in the same 4 tables' in page.diagram(None)
+
+
+def test_a_baseline_that_diverged_is_not_compared():
+    rows = [made_row('fedavg', [0.5, None, 0.7]), made_row('kd', [0.5, 0.6, 0.7])]
+    assert not results.verdicts(rows)[rows[1].place].compared
+    assert page.answers(rows) == [
+        'digits, iid: FedAvg is not finished with all seeds, so nothing is compared.'
+    ]
+    assert 'a run diverged: fedavg (digits (iid)).' in advice.advice(
+        suite.read_suite('small'), rows
+    )
 
 
 def test_a_page_says_what_was_left_out_of_its_suite():
@@ -399,7 +415,7 @@ def test_a_replayed_benchmark_is_not_tuned(tmp_path, capsys):
         (['word'], 'unexpected arguments word'),
         (
             ['--update=README.md', '--skews=iid', '--seeds=2'],
-            '--update writes the answer of the whole suite; omit --skews, --seeds.',
+            '--update writes the answer of the whole suite; omit --skews=iid --seeds=2.',
         ),
     ],
 )
