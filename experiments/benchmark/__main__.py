@@ -22,8 +22,9 @@ from experiments.benchmark.plan import in_words, plan
 from experiments.benchmark.records import as_csv
 from experiments.benchmark.results import make_rows
 from experiments.benchmark.suite import names, read_suite, select
-from experiments.benchmark.work import CSV, Work, begin, check, train
+from experiments.benchmark.work import CSV, Work, begin, check, look, train
 from experiments.grid import command
+from jaxfed.sweeps.claims import wait_for_lock
 
 
 def define(values: flags.FlagValues) -> None:
@@ -102,18 +103,23 @@ def suite_command(values: Mapping[str, Any], extra: Sequence[str]) -> str:
 
 def write(work: Work, updated: Iterable[Path], made_by: str) -> None:
     """Write the page and the CSV of what is finished, and update Markdown files."""
-    tests = work.tests
-    trials = {place: work.trials[place] for place in tests}
-    rows = [row for row in make_rows(tests, trials, work.finished) if row.runs]
-    asked = len(work.trials) * work.suite.seeds
-    done = sum(len(row.runs) for row in rows)
-    command.say(f'{done} of {asked} tests are done.')
-    texts = {work.output / CSV: as_csv(work.finished)} if work.finished else {}
-    if rows:
-        texts[work.output / PAGE] = render(work.suite, rows, command=made_by)
-        answer = sections(work.suite, rows)
-        texts |= {path: put(answer, work.suite.name, path) for path in updated}
-    command.write_all(texts)
+    if not work.finished:
+        command.say('no run is finished.')
+        return
+    with wait_for_lock(work.output / f'.{CSV}.lock'):
+        work = look(work)  # another process may have written rows in the meantime
+        tests = work.tests
+        trials = {place: work.trials[place] for place in tests}
+        rows = [row for row in make_rows(tests, trials, work.finished) if row.runs]
+        asked = len(work.trials) * work.suite.seeds
+        done = sum(len(row.runs) for row in rows)
+        command.say(f'{done} of {asked} tests are done.')
+        texts = {work.output / CSV: as_csv(work.finished)}
+        if rows:
+            texts[work.output / PAGE] = render(work.suite, rows, command=made_by)
+            answer = sections(work.suite, rows)
+            texts |= {path: put(answer, work.suite.name, path) for path in updated}
+        command.write_all(texts)
 
 
 if __name__ == '__main__':

@@ -43,12 +43,12 @@ class Work(NamedTuple):
 def begin(suite: Suite, output: Path, run_flags: Sequence[str]) -> Work:
     """Read what is finished; errors as of `records.finished`."""
     trials = {place: tuning_cells(suite, place, output, run_flags) for place in places(suite)}
-    work = Work(suite, output, run_flags, trials, read_csv(output / CSV))
-    return look(work)
+    return look(Work(suite, output, run_flags, trials, {}))
 
 
 def look(work: Work) -> Work:
-    """Add the runs whose work directories are finished now."""
+    """Add the runs in the CSV file or in work directories that are finished now."""
+    work = work._replace(finished=read_csv(work.output / CSV) | work.finished)
     work = work._replace(finished=work.finished | finished(flat(work.trials), work.finished))
     return work._replace(finished=work.finished | finished(flat(work.tests), work.finished))
 

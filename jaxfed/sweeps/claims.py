@@ -26,7 +26,7 @@ def finish_programs(folder: Path) -> None:
       OSError: if a summary cannot be written.
     """
     if unwritten(folder):
-        with _wait_for_lock(folder / CLAIMS):
+        with wait_for_lock(folder / CLAIMS):
             for path in unwritten(folder):
                 finish_program(path, folder)
 
@@ -44,7 +44,7 @@ def claim(workdirs: Mapping[int, Path], folder: Path) -> Iterator[dict[int, Exce
         with contextlib.ExitStack() as turn:
             with contextlib.suppress(OSError):  # every work directory raises it again
                 folder.mkdir(parents=True, exist_ok=True)
-                turn.enter_context(_wait_for_lock(folder / CLAIMS))
+                turn.enter_context(wait_for_lock(folder / CLAIMS))
             for i, workdir in workdirs.items():
                 try:
                     workdir.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def claim(workdirs: Mapping[int, Path], folder: Path) -> Iterator[dict[int, Exce
         yield failed
 
 
-def _wait_for_lock(path: Path) -> contextlib.AbstractContextManager[Any]:
+def wait_for_lock(path: Path) -> contextlib.AbstractContextManager[Any]:
     """Acquire a lock that every process holds for a short time.
 
     Raises:

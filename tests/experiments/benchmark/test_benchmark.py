@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.benchmark import advice, page, plan, ranks, records, results, suite, work
-from experiments.benchmark.__main__ import define, main, suite_command
+from experiments.benchmark.__main__ import define, main, suite_command, write
 from experiments.grid import command, runner
 from jaxfed.runs import config_flags
 
@@ -139,6 +139,18 @@ def test_finished_runs_are_skipped(output, toy, monkeypatch, capsys):
     finally:
         for name in ('runs', 'tuning'):
             shutil.move(output / name, output / 'toy' / name)
+
+
+def test_rows_that_another_process_writes_meanwhile_are_kept(tmp_path):
+    small, begun = suite.read_suite('small'), []
+    for skew in ('iid', 'label_quantity_2'):
+        begun.append(work.begin(suite.select(small, skews=[skew]), tmp_path, []))
+        cell = work.flat(begun[-1].trials)[0]
+        record = records.record_of(cell, made_run(0.5, on='validation'))
+        begun[-1].finished[records.key_of(cell)] = record
+    write(begun[1], [], '')
+    write(begun[0], [], '')
+    assert records.read_csv(tmp_path / work.CSV) == begun[0].finished | begun[1].finished
 
 
 @pytest.mark.slow
