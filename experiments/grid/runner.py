@@ -15,7 +15,7 @@ from jaxfed.runs import checks, config_flags
 from jaxfed.runs.experiment import Experiment, set_up
 from jaxfed.runs.rounds import Stop, never
 from jaxfed.sweeps import runner
-from jaxfed.sweeps.claims import finish_programs
+from jaxfed.sweeps.claims import RunsElsewhere, finish_programs
 from jaxfed.sweeps.training import group
 
 # The grid sets these flags for each cell.
@@ -195,7 +195,7 @@ def run_cells(
       quiet: show no progress.
 
     Returns:
-      The failed cells, name -> reason.
+      The failed cells, name -> reason; cells that another process is running have not failed.
     """
     if cells:
         finish_programs(cells[0].output)
@@ -216,7 +216,7 @@ def run_cells(
     return {
         cell.name: str(result)
         for cell, result in zip(left, results, strict=True)
-        if isinstance(result, Exception)
+        if isinstance(result, Exception) and not isinstance(result, RunsElsewhere)
     }
 
 

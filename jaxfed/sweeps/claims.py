@@ -15,6 +15,10 @@ _TURN = 20.0  # seconds of waiting for a lock before its holder is asked for
 _TURNS = 9  # a slow disk may take minutes
 
 
+class RunsElsewhere(ValueError):
+    """Another process trains the experiment."""
+
+
 def finish_programs(folder: Path) -> None:
     """Write the summaries that processes had yet to write when they ended.
 
@@ -51,9 +55,11 @@ def claim(workdirs: Mapping[int, Path], folder: Path) -> Iterator[dict[int, Exce
                     path = workdir.with_name(f'.{workdir.name}.lock')
                     locks.enter_context(files.lock(path, timeout=0))
                 except Timeout as error:
-                    advice = files.removal(error)
-                    advice = advice and f': wait{advice}'
-                    failed[i] = ValueError(f'another process is running it{advice}.')
+                    text = 'another process is running it'
+                    if advice := files.removal(error):  # or the lock is left over
+                        failed[i] = ValueError(f'{text}: wait{advice}.')
+                    else:
+                        failed[i] = RunsElsewhere(f'{text}.')
                 except OSError as error:
                     failed[i] = error
             try:

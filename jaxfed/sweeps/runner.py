@@ -23,7 +23,7 @@ from jaxfed.runs.program_cache import kept_programs
 from jaxfed.runs.rounds import never
 from jaxfed.runs.seeds import seed_of
 from jaxfed.runs.simulate import Diverged, Result
-from jaxfed.sweeps.claims import claim, finish_programs
+from jaxfed.sweeps.claims import RunsElsewhere, claim, finish_programs
 from jaxfed.sweeps.training import StopOf, group, train_group
 from jaxfed.types import Dataset
 
@@ -162,7 +162,11 @@ def run_groups(
             errors = {i: str(r) for i, r in found.items() if isinstance(r, Exception)}
             for text in dict.fromkeys(errors.values()) if show_failures else ():
                 same = [i for i, other in errors.items() if other == text]
-                console.show_error(f'{describe(same)}: {text}')
+                line = f'{describe(same)}: {text}'
+                if isinstance(found[same[0]], RunsElsewhere):
+                    console.say(line, quiet=False)
+                else:
+                    console.show_error(line)
             results |= found
     return [results[i] for i in range(len(configs))]
 

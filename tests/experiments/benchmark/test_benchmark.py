@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from experiments.benchmark import advice, page, plan, ranks, records, results, suite, work
 from experiments.benchmark.__main__ import define, main, suite_command, write
@@ -151,6 +152,22 @@ def test_rows_that_another_process_writes_meanwhile_are_kept(tmp_path):
     write(begun[1], [], '')
     write(begun[0], [], '')
     assert records.read_csv(tmp_path / work.CSV) == begun[0].finished | begun[1].finished
+
+
+@pytest.mark.slow
+def test_a_run_of_another_process_is_skipped_and_left(toy, tmp_path, capsys):
+    command = [f'--suite={toy}', f'--output={tmp_path}', '--skews=iid', '--methods=fedavg']
+    read = suite.select(suite.read_suite(str(toy)), skews=['iid'], trials=['fedavg'])
+    cell = work.flat(work.begin(read, tmp_path / 'toy', []).trials)[0]
+    cell.folder.parent.mkdir(parents=True)
+    with FileLock(cell.folder.with_name('.seed0.lock')):
+        assert main(command) == 0
+    printed = capsys.readouterr()
+    assert f'{cell.name}: another process is running it.\n' in printed.out
+    assert '0 of 2 tests are done.' in printed.out and 'error' not in printed.err
+    assert main(command) == 0
+    printed = capsys.readouterr()
+    assert '3 runs to train' in printed.out and '2 of 2 tests are done.' in printed.out
 
 
 @pytest.mark.slow
