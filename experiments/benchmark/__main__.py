@@ -5,7 +5,7 @@ trained on all training data and tested once, for every seed. The time and memor
 are printed first, from one round of every method on every data set. One data set and skew is
 finished after another. Finished runs are skipped, also those of an earlier benchmark.csv whose work
 directories are gone, and several processes may work on one suite. Flags after -- apply to every
-run.
+run; the suite must not set them.
 """
 
 import shlex
@@ -21,7 +21,7 @@ from experiments.benchmark.page import PAGE, render
 from experiments.benchmark.plan import in_words, plan
 from experiments.benchmark.records import as_csv
 from experiments.benchmark.results import make_rows
-from experiments.benchmark.suite import names, read_suite, select
+from experiments.benchmark.suite import names, read_suite, refuse, select
 from experiments.benchmark.work import CSV, Work, begin, check, look, train
 from experiments.grid import command
 from jaxfed.sweeps.claims import wait_for_lock
@@ -64,6 +64,8 @@ def main(arguments: Sequence[str]) -> int:
     if parsed.names:
         raise ValueError(f'unexpected arguments {" ".join(parsed.names)}; flags begin with --.')
     suite = read_suite(values['suite'])
+    command.refuse(parsed.extra, {'rounds': command.ROUNDS})
+    refuse(suite, parsed.extra)
     suite = select(
         suite, datasets=values['datasets'], skews=values['skews'], trials=values['methods']
     )

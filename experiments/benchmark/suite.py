@@ -9,6 +9,7 @@ from experiments.benchmark.records import COLUMNS, Key, Record, key_of
 from experiments.grid import runner
 from experiments.grid.runner import Cell, GridRow
 from jaxfed.internal.type_checks import suggestion
+from jaxfed.runs import config_flags
 
 SUITES = Path(__file__).with_name('suites')
 KEYS = ('title', 'seeds', 'validation', 'flags', 'datasets', 'skews', 'trials')
@@ -124,6 +125,19 @@ def select(suite: Suite, **chosen: Sequence[str] | None) -> Suite:
         dropped = {field: tuple(name for name in held if name not in names_)}
         suite = suite._replace(**kept, left_out={**suite.left_out, **dropped})
     return suite
+
+
+def refuse(suite: Suite, extra: Sequence[str]) -> None:
+    """Raise a ValueError for the first flag after -- that the suite sets for some of its runs."""
+    groups = [suite.flags, *suite.datasets.values(), *suite.skews.values()]
+    groups += [trial for trials in suite.trials.values() for trial in trials]
+    own = config_flags.read_flags([flag for flags in groups for flag in flags])
+    for name, value in config_flags.read_flags(extra).items():
+        if name in (*own, *runner.RESERVED, 'rounds', 'validation'):
+            raise ValueError(
+                f'--{name}={value} after --: the suite {suite.name} sets --{name} for its runs; '
+                'leave it out.'
+            )
 
 
 def places(suite: Suite) -> list[Place]:

@@ -195,6 +195,12 @@ def from_flags(values: flags.FlagValues = flags.FLAGS) -> Config:
     )
 
 
+def read_flags(arguments: Sequence[str]) -> dict[str, Any]:
+    """Name -> value of the flags that are set, also by flag files; arguments as of `parse`."""
+    values = _parse(arguments)
+    return {name: values[name].value for name in values if values[name].present}
+
+
 def parse(arguments: Sequence[str]) -> Config:
     """Read settings from command-line flags, separate from the flags of the program.
 
@@ -208,6 +214,10 @@ def parse(arguments: Sequence[str]) -> Config:
       ValueError: for an unknown flag, an invalid value, an argument that is not a flag, or an
         unreadable flag file.
     """
+    return from_flags(_parse(arguments))
+
+
+def _parse(arguments: Sequence[str]) -> flags.FlagValues:
     values = flags.FlagValues()
     define_flags(values)
     try:
@@ -222,7 +232,7 @@ def parse(arguments: Sequence[str]) -> Config:
                 f'--{name}={printable(str(values[name].value))} is a flag of a command, not a '
                 'setting; omit it.'
             )
-    return from_flags(values)
+    return values
 
 
 def common_settings(config: Config) -> dict[str, Any]:

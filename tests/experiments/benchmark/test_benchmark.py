@@ -2,6 +2,7 @@
 
 import csv
 import html
+import os
 import re
 import shutil
 from pathlib import Path
@@ -268,9 +269,9 @@ def test_the_page_names_the_learning_rates_of_the_trials():
 
 def test_the_command_of_a_suite_has_what_was_asked_for():
     arguments = ['--suite=small', '--datasets=digits,mnist', '--seeds=2', '--', '--data_dir=d']
-    parsed = command.parse([*arguments, '--alpha=.3'], define, '')
+    parsed = command.parse([*arguments, '--momentum=.9'], define, '')
     made = 'python -m experiments.benchmark --suite=small --datasets=digits,mnist --seeds=2'
-    assert suite_command(parsed.values, parsed.extra) == f'{made} -- --alpha=.3'
+    assert suite_command(parsed.values, parsed.extra) == f'{made} -- --momentum=.9'
 
 
 def test_the_page_lists_trials_that_diverged():
@@ -446,11 +447,23 @@ def test_a_replayed_benchmark_is_not_tuned(tmp_path, capsys):
             ['--update=README.md', '--skews=iid', '--seeds=2'],
             '--update writes the answer of the whole suite; omit --skews=iid --seeds=2.',
         ),
+        (['--', '--alpha=.3'], '--alpha=0.3 after --: the suite small sets --alpha for its runs;'),
+        (['--', '--learning_rate=.05'], '--learning_rate=0.05 after --: the suite small sets'),
+        (['--', '--validation=0.1'], '--validation=0.1 after --: the suite small sets'),
+        (['--', '--method=kd'], '--method=kd after --: the suite small sets'),
+        (['--', '--flagfile=FILE'], '--mu=5.0 after --: the suite small sets'),
+        (['--', '--rounds=2'], '--rounds is a flag of this command; leave --rounds=2 out'),
+        (['--', '--seeds=2'], '--seeds=2 is a flag of a command'),
+        (['--suite=niid_bench', '--', '--nobalanced'], '--balanced=False after --: the suite'),
     ],
 )
-def test_invalid_input_is_one_line(flags, message, capsys):
+def test_invalid_input_is_one_line(flags, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path('FILE').write_text('--mu=5')
     assert main(flags) == 2
-    assert message in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert message in error and error.count('\n') == 1
+    assert os.listdir() == ['FILE']
 
 
 def test_a_skew_that_does_not_fit_is_refused_before_training(toy, tmp_path, capsys):
