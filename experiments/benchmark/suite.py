@@ -109,15 +109,17 @@ def select(suite: Suite, **chosen: Sequence[str] | None) -> Suite:
     """A suite with some of its data sets, skews or methods (`trials`).
 
     Raises:
-      ValueError: for a name that the suite lacks.
+      ValueError: for a name that the suite lacks, or no name.
     """
     for field, names_ in chosen.items():
         held: Mapping[str, Any] = getattr(suite, field)
         if names_ is None:
             continue
+        flag = 'methods' if field == 'trials' else field
+        if not names_:
+            raise ValueError(f'--{flag} must name some of {", ".join(held)}, got none.')
         for name in names_:
             if name not in held:
-                flag = 'methods' if field == 'trials' else field
                 raise ValueError(
                     f'--{flag}: the suite {suite.name} has no {name}{suggestion(name, held)}'
                 )

@@ -442,6 +442,9 @@ def test_a_replayed_benchmark_is_not_tuned(tmp_path, capsys):
         (['--suite=smal'], '--suite=smal is no file; did you mean small?'),
         (['--methods=fedlm'], '--methods: the suite small has no fedlm; did you mean fedlmd'),
         (['--skews=x'], '--skews: the suite small has no x.'),
+        (['--methods='], '--methods must name some of fedavg, fedprox, scaffold, kd, fedntd, '),
+        (['--skews='], '--skews must name some of dirichlet_0.1, label_quantity_2, iid, got none.'),
+        (['--datasets='], '--datasets must name some of digits, mnist, got none.'),
         (['word'], 'unexpected arguments word'),
         (
             ['--update=README.md', '--skews=iid', '--seeds=2'],
