@@ -8,6 +8,7 @@ directories are gone, and several processes may work on one suite. Flags after -
 run; the suite must not set them.
 """
 
+import importlib.util
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,9 +20,10 @@ from absl import flags
 from experiments.benchmark.advice import KINDS, put, sections
 from experiments.benchmark.page import PAGE, render
 from experiments.benchmark.plan import in_words, plan
+from experiments.benchmark.ranks import LEAST_BLOCKS, LEAST_METHODS
 from experiments.benchmark.records import as_csv
 from experiments.benchmark.results import make_rows
-from experiments.benchmark.suite import names, read_suite, refuse, select
+from experiments.benchmark.suite import Suite, names, read_suite, refuse, select
 from experiments.benchmark.work import CSV, Work, begin, check, look, train
 from experiments.grid import command
 from jaxfed.sweeps.claims import wait_for_lock
@@ -82,6 +84,7 @@ def main(arguments: Sequence[str]) -> int:
         put(dict.fromkeys(KINDS, ''), suite.name, path)  # an error before training
     failed = 0
     if not values['report_only']:
+        check_packages(suite)
         command.use_machine()
         check(work)
         command.say(in_words(plan(work)))
@@ -90,6 +93,17 @@ def main(arguments: Sequence[str]) -> int:
         work, failed = train(work, together=values['together'])
     write(work, updated, suite_command(values, parsed.extra))
     return 1 if failed else 0
+
+
+def check_packages(suite: Suite) -> None:
+    """Raise a ValueError if the page will rank methods, but the package for it is not installed."""
+    tables = len(suite.datasets) * len(suite.skews)
+    ranked = tables >= LEAST_BLOCKS and len(suite.trials) >= LEAST_METHODS
+    if ranked and importlib.util.find_spec('scikit_posthocs') is None:
+        raise ValueError(
+            f'the page of --suite={suite.name} needs the package scikit-posthocs: '
+            "pip install 'jaxfed[benchmark]'."
+        )
 
 
 def suite_command(values: Mapping[str, Any], extra: Sequence[str]) -> str:
@@ -116,12 +130,12 @@ def write(work: Work, updated: Iterable[Path], made_by: str) -> None:
         asked = len(work.trials) * work.suite.seeds
         done = sum(len(row.runs) for row in rows)
         command.say(f'{done} of {asked} tests are done.')
-        texts = {work.output / CSV: as_csv(work.finished)}
+        command.write_all({work.output / CSV: as_csv(work.finished)})  # also if the page fails
         if rows:
-            texts[work.output / PAGE] = render(work.suite, rows, command=made_by)
+            page = render(work.suite, rows, command=made_by)
             answer = sections(work.suite, rows)
-            texts |= {path: put(answer, work.suite.name, path) for path in updated}
-        command.write_all(texts)
+            texts = {path: put(answer, work.suite.name, path) for path in updated}
+            command.write_all({work.output / PAGE: page} | texts)
 
 
 if __name__ == '__main__':

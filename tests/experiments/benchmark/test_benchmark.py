@@ -5,13 +5,14 @@ import html
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
 from experiments.benchmark import advice, page, plan, ranks, records, results, suite, work
-from experiments.benchmark.__main__ import define, main, suite_command, write
+from experiments.benchmark.__main__ import check_packages, define, main, suite_command, write
 from experiments.grid import command, runner
 from jaxfed.runs import config_flags
 
@@ -476,6 +477,29 @@ def test_a_skew_that_does_not_fit_is_refused_before_training(toy, tmp_path, caps
     message = 'digits/sharding_6, fedavg: --num_clients=4 with --shards_per_client=2 makes 8 shards'
     assert message in capsys.readouterr().err
     assert not list(tmp_path.rglob('metrics.jsonl'))
+
+
+def test_a_missing_package_of_the_page_is_reported_before_training(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, 'scikit_posthocs', None)
+    assert main(['--suite=small', f'--output={tmp_path}']) == 2
+    error = "needs the package scikit-posthocs: pip install 'jaxfed[benchmark]'."
+    assert error in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    small = suite.read_suite('small')
+    check_packages(suite.select(small, trials=['fedavg', 'kd']))  # no ranks
+    check_packages(suite.select(small, datasets=['digits']))
+
+
+def test_the_csv_is_written_before_the_page(tmp_path, monkeypatch, capsys):
+    held = ROOT / 'experiments' / 'results' / 'benchmark' / 'small'
+    (tmp_path / 'small').mkdir()
+    text = (held / 'benchmark.csv').read_text()
+    first, *lines = text.splitlines(keepends=True)
+    (tmp_path / 'small' / 'benchmark.csv').write_text(''.join([first, *reversed(lines)]))
+    monkeypatch.setitem(sys.modules, 'scikit_posthocs', None)
+    assert main(['--suite=small', f'--output={tmp_path}', '--report_only']) == 2
+    assert 'needs the package scikit-posthocs' in capsys.readouterr().err
+    assert (tmp_path / 'small' / 'benchmark.csv').read_text() == text
 
 
 def test_unequal_budgets_are_refused(toy, tmp_path):
