@@ -56,8 +56,8 @@ def advice(suite: Suite, rows: Sequence[Row]) -> str:
     )
     failed = [f'{row.place.method} ({in_words([row.place[:2]])})' for row in rows if row.failed]
     diverged = f'Not compared, because a run diverged: {", ".join(failed)}.' if failed else ''
-    over_all = rank_sentence(rank(rows))
-    texts = [about, table_text, nothing, over_all, diverged, missing(suite, rows)]
+    ranking = rank_sentence(rank(rows))
+    texts = [about, table_text, nothing, ranking, diverged, missing(suite, rows)]
     return '\n\n'.join(filter(None, texts)) + '\n'
 
 

@@ -133,9 +133,9 @@ def refuse(suite: Suite, extra: Sequence[str]) -> None:
     """Raise a ValueError for the first flag after -- that the suite sets for some of its runs."""
     groups = [suite.flags, *suite.datasets.values(), *suite.skews.values()]
     groups += [trial for trials in suite.trials.values() for trial in trials]
-    own = config_flags.read_flags([flag for flags in groups for flag in flags])
+    settings = config_flags.read_flags([flag for flags in groups for flag in flags])
     for name, value in config_flags.read_flags(extra).items():
-        if name in (*own, *runner.RESERVED, 'rounds', 'validation'):
+        if name in (*settings, *runner.RESERVED, 'rounds', 'validation'):
             raise ValueError(
                 f'--{name}={value} after --: the suite {suite.name} sets --{name} for its runs; '
                 'leave it out.'
