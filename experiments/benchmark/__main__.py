@@ -8,7 +8,6 @@ directories are gone, and several processes may work on one suite. Flags after -
 run; the suite must not set them.
 """
 
-import importlib.util
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from absl import flags
 from experiments.benchmark.advice import KINDS, put, sections
 from experiments.benchmark.page import PAGE, render
 from experiments.benchmark.plan import in_words, plan
-from experiments.benchmark.ranks import LEAST_BLOCKS, LEAST_METHODS
+from experiments.benchmark.ranks import LEAST_BLOCKS, LEAST_METHODS, check_package
 from experiments.benchmark.records import as_csv
 from experiments.benchmark.results import make_rows
 from experiments.benchmark.suite import Suite, names, read_suite, refuse, select
@@ -98,12 +97,8 @@ def main(arguments: Sequence[str]) -> int:
 def check_packages(suite: Suite) -> None:
     """Raise a ValueError if the page will rank methods, but the package for it is not installed."""
     tables = len(suite.datasets) * len(suite.skews)
-    ranked = tables >= LEAST_BLOCKS and len(suite.trials) >= LEAST_METHODS
-    if ranked and importlib.util.find_spec('scikit_posthocs') is None:
-        raise ValueError(
-            f'the page of --suite={suite.name} needs the package scikit-posthocs: '
-            "pip install 'jaxfed[benchmark]'."
-        )
+    if tables >= LEAST_BLOCKS and len(suite.trials) >= LEAST_METHODS:
+        check_package()
 
 
 def suite_command(values: Mapping[str, Any], extra: Sequence[str]) -> str:

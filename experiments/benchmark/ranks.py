@@ -1,5 +1,6 @@
 """Ranks of the methods over the tables of a benchmark: Friedman's test, and Nemenyi's."""
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,14 @@ class Ranks(NamedTuple):
     nemenyi: Any  # p-values of all pairs, as a frame of pandas
 
 
+def check_package() -> None:
+    """Raise a ValueError if scikit-posthocs is not installed."""
+    if importlib.util.find_spec('scikit_posthocs') is None:
+        raise ValueError(
+            "the page needs the package scikit-posthocs: pip install 'jaxfed[benchmark]'."
+        )
+
+
 def rank(rows: Sequence[Row]) -> Ranks | None:
     """Rank the methods; None with too few of them or too few tables.
 
@@ -28,13 +37,9 @@ def rank(rows: Sequence[Row]) -> Ranks | None:
     methods, means = matrix(rows)
     if len(methods) < LEAST_METHODS or len(means) < LEAST_BLOCKS:
         return None
-    try:
-        import pandas
-        import scikit_posthocs
-    except ImportError as error:
-        raise ValueError(
-            "the page needs the package scikit-posthocs: pip install 'jaxfed[benchmark]'."
-        ) from error
+    check_package()
+    import pandas
+    import scikit_posthocs
 
     frame = pandas.DataFrame(means, columns=methods)
     return Ranks(
