@@ -19,8 +19,8 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from rich.table import Table
 
-from experiments.benchmarks import reporting
-from experiments.benchmarks.timing import time_in_turns
+from experiments.benchmarks.measuring import reporting
+from experiments.benchmarks.measuring.timing import time_in_turns
 from jaxfed.engine.devices import AXIS, cores, make_mesh, replicate, split, use_every_core
 from jaxfed.engine.stacking import stacking
 from jaxfed.models.ops import LOWERINGS, conv_general_dilated, conv_max_pool, lowering

@@ -17,9 +17,10 @@ from collections.abc import Mapping
 import jax
 from absl import flags
 
-from experiments.benchmarks import compiled, programs, reporting
-from experiments.benchmarks.profiling import trace
-from experiments.benchmarks.programs import Size
+from experiments.benchmarks.measuring import compiled, reporting
+from experiments.benchmarks.measuring.profiling import trace
+from experiments.benchmarks.programs import local_steps
+from experiments.benchmarks.programs.local_steps import Size
 from jaxfed.engine.devices import cores
 
 PRODUCTS, COPIES, REST = ('products', 'copies', 'the rest')
@@ -52,8 +53,10 @@ def kinds(text: str) -> dict[str, str]:
 
 def profile_round(size: Size, devices: str) -> dict[str, float]:
     """Core-milliseconds of a client-step of jaxfed's engine by kind."""
-    mesh = programs.use_devices(devices, most=size.clients)
-    compiled_round = programs.round_program(size, programs.network(size.model), mesh=mesh, lanes=1)
+    mesh = local_steps.use_devices(devices, most=size.clients)
+    compiled_round = local_steps.round_program(
+        size, local_steps.network(size.model), mesh=mesh, lanes=1
+    )
     of_instruction = kinds(compiled_round.train.as_text())
     compiled_round.run()
     spent = dict.fromkeys((PRODUCTS, COPIES, REST), 0.0)
@@ -69,7 +72,7 @@ def profile_torch(size: Size) -> dict[str, float]:
     """Core-milliseconds of a client-step of PyTorch's loop by kind."""
     import torch.profiler
 
-    run = programs.torch_program(size)
+    run = local_steps.torch_program(size)
     run()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         start = time.perf_counter_ns()
@@ -109,7 +112,7 @@ def main(args: flags.FlagValues) -> None:
         size = Size(model, args.clients, args.batch_size, args.steps)
         profiles[model] = {'jaxfed': profile_round(size, args.devices)}
         if reporting.has('torch'):
-            profiles[model][programs.TORCH] = profile_torch(size)
+            profiles[model][local_steps.TORCH] = profile_torch(size)
     machine = reporting.machine()
     table = reporting.make_table(
         'core-milliseconds of a client-step',

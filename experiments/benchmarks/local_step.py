@@ -11,98 +11,32 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import optax
 from absl import app, flags
-from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
-from experiments.benchmarks import programs, reporting
-from experiments.benchmarks.programs import TORCH, Comparison, Size, network, round_program
-from experiments.benchmarks.rounds import CLASSES, LEARNING_RATE, MOMENTUM
-from experiments.benchmarks.timing import seconds
-from jaxfed import losses
-from jaxfed.engine.devices import AXIS, make_mesh, replicate, split
-from jaxfed.engine.lanes import schedule
-from jaxfed.engine.optimizers import local_optimizer
-from jaxfed.engine.stacking import STACKED, Stacking, row, stacking
-from jaxfed.internal.backend import compile_program
+from experiments.benchmarks.measuring import reporting
+from experiments.benchmarks.measuring.timing import seconds
+from experiments.benchmarks.programs import local_steps
+from experiments.benchmarks.programs.local_steps import (
+    TORCH,
+    Comparison,
+    Size,
+    network,
+    round_program,
+    step_program,
+)
+from jaxfed.engine.devices import make_mesh
+from jaxfed.engine.stacking import STACKED
 from jaxfed.models.ops import convolution
-from jaxfed.types import Array, Model, PyTree
 
 BATCH_SIZES = {'cnn': 50, 'lenet': 64}  # of the papers
 NAIVE = 'vmap of lax.conv'
 
 
-def step_program(
-    model: Model,
-    size: Size,
-    *,
-    mesh: Mesh,
-    lanes: int,
-    method: str = 'fedavg',
-    stack: Stacking | None = None,
-) -> Callable[[], Any]:
-    """Bare local steps in a compiled loop, as many on each device and lane as in a round.
-
-    Args:
-      model: the network.
-      size: the work.
-      mesh: the devices.
-      lanes: clients side by side on each device.
-      method: 'fedavg', or 'fedlmd' for its loss with a teacher's forward pass.
-      stack: how lanes are held; None for the device's default.
-
-    Returns:
-      A function that runs them and waits.
-    """
-    stack = stack or stacking()
-    # Two batches in turn, so that the compiler cannot move work out of the loop.
-    images = programs.random_images(lanes, 2 * size.batch_size)
-    x, y = (a.reshape(lanes, 2, size.batch_size, *a.shape[2:]) for a in map(jnp.asarray, images))
-    optimizer = local_optimizer('sgd', LEARNING_RATE, momentum=MOMENTUM, weight_decay=0.0)
-    majority = jnp.arange(CLASSES) < 3
-
-    def loss(params: PyTree, teacher: PyTree, x: Array, y: Array) -> Array:
-        logits = model.apply(params, x).logits
-        supervised = jnp.mean(losses.cross_entropy(logits, y))
-        if method == 'fedavg':
-            return supervised
-        taught = lax.stop_gradient(model.apply(teacher, x).logits)
-        return supervised + jnp.mean(
-            losses.label_masking_distillation(logits, taught, y, majority, temperature=1.0)
-        )
-
-    # The number of steps is an argument: a loop of known length 1 would be compiled away.
-    def train(params: PyTree, teacher: PyTree, steps: Array, x: Array, y: Array) -> PyTree:
-        def local_step(client: tuple) -> tuple:
-            params, state, x, y, step = client
-            gradient = jax.grad(loss)(params, teacher, x[step % 2], y[step % 2])
-            updates, state = optimizer.update(gradient, state, params)
-            return optax.apply_updates(params, updates), state, x, y, step + 1
-
-        first = jnp.zeros(lanes, jnp.int32)
-        clients = stack.from_stack((params, jax.vmap(optimizer.init)(params), x, y, first))
-        trained = lax.fori_loop(0, steps[0], lambda _, c: stack.map(local_step, c), clients)
-        last = trained[0] if isinstance(trained, list) else row(trained, 0)
-        return jax.tree.map(lambda leaf: leaf[None], last[0])
-
-    plan = schedule([size.steps] * size.clients, lanes=lanes, devices=mesh.size)
-    params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), lanes))
-    whole, dealt = PartitionSpec(), PartitionSpec(AXIS)
-    specs = (whole, whole, dealt, whole, whole)
-    over_devices = jax.shard_map(train, mesh=mesh, in_specs=specs, out_specs=dealt, check_vma=False)
-    params, teacher, x, y = replicate((params, model.init(jax.random.key(1)), x, y), mesh)
-    arguments = (params, teacher, split(plan.steps.sum(axis=1), mesh), x, y)
-    compiled = compile_program(over_devices, *arguments)
-    return lambda: jax.block_until_ready(compiled(*arguments))
-
-
 def make_programs(size: Size, mesh: Mesh, lanes: list[int]) -> dict[str, Callable[[], Any]]:
     """PyTorch's program if it is installed, and those of jaxfed for each number of lanes."""
     model = network(size.model)
-    runs = {TORCH: programs.torch_program(size)} if reporting.has('torch') else {}
+    runs = {TORCH: local_steps.torch_program(size)} if reporting.has('torch') else {}
     for number in lanes:
         step = functools.partial(step_program, model, size, mesh=mesh, lanes=number)
         whole = functools.partial(round_program, size, model, mesh=mesh, lanes=number)
@@ -187,14 +121,14 @@ def main(args: flags.FlagValues) -> None:
     """Measures, prints the table and writes the file."""
     batch_size = args.batch_size or BATCH_SIZES[args.model]
     size = Size(args.model, args.clients, batch_size, args.steps)
-    mesh = programs.use_devices(args.devices, most=size.clients)
+    mesh = local_steps.use_devices(args.devices, most=size.clients)
     lanes = parse_lanes(args.lanes, mesh, size.clients)
     if not reporting.has('torch'):
         hint = "PyTorch is not installed and is left out: pip install 'jaxfed[bench]'."
         reporting.console.print(hint, markup=False)
     with reporting.console.status('compiling'):
         runs = make_programs(size, mesh, lanes)
-    comparison = programs.compare(size, runs, repeats=args.repeats)
+    comparison = local_steps.compare(size, runs, repeats=args.repeats)
     if args.naive_steps:
         comparison.milliseconds[NAIVE] = measure_naive(size._replace(steps=args.naive_steps))
     report = {

@@ -14,9 +14,10 @@ import jax
 from absl import app, flags
 from jax.sharding import Mesh
 
-from experiments.benchmarks import programs, reporting
-from experiments.benchmarks.programs import TORCH, Size, network, round_program
-from experiments.benchmarks.rounds import CLASSES
+from experiments.benchmarks.measuring import reporting
+from experiments.benchmarks.programs import local_steps
+from experiments.benchmarks.programs.local_steps import TORCH, Size, network, round_program
+from experiments.benchmarks.programs.rounds import CLASSES
 from jaxfed.models import MODELS, options
 
 
@@ -28,11 +29,11 @@ def count_parameters(name: str) -> int:
 
 def torch_program(size: Size) -> Callable[[], None]:
     """PyTorch's loop, whose network must have as many parameters as jaxfed's."""
-    from experiments.benchmarks.torch_networks import torch_network
+    from experiments.benchmarks.programs.torch_networks import torch_network
 
     count = sum(p.numel() for p in torch_network(size.model, CLASSES).parameters())
     assert count == count_parameters(size.model), (size.model, count)
-    return programs.torch_program(size)
+    return local_steps.torch_program(size)
 
 
 def measure(size: Size, mesh: Mesh, repeats: int) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def measure(size: Size, mesh: Mesh, repeats: int) -> dict[str, Any]:
     runs: dict[str, Callable[[], Any]] = {name: compiled.run for name, compiled in rounds.items()}
     if reporting.has('torch'):
         runs = {TORCH: torch_program(size), **runs}
-    comparison = programs.compare(size, runs, repeats=repeats)
+    comparison = local_steps.compare(size, runs, repeats=repeats)
     memory = {name: compiled.memory for name, compiled in rounds.items()}
     return {
         'model': size.model,
@@ -78,7 +79,7 @@ def main(args: flags.FlagValues) -> None:
     for name in args.models:
         if name not in MODELS:
             raise app.UsageError(f'--models: {name!r} must be one of {", ".join(MODELS)}.')
-    mesh = programs.use_devices(args.devices, most=args.clients)
+    mesh = local_steps.use_devices(args.devices, most=args.clients)
     jax.config.update('jax_default_matmul_precision', 'float32')
     entries = []
     for name in args.models:

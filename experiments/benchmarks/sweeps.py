@@ -23,10 +23,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.progress import track
 
-from experiments.benchmarks import reporting
-from experiments.benchmarks.rounds import Trainer
-from experiments.benchmarks.timing import interleave
-from experiments.benchmarks.unequal_clients import (
+from experiments.benchmarks.measuring import reporting
+from experiments.benchmarks.measuring.timing import interleave
+from experiments.benchmarks.programs.cohorts import (
     ALPHAS,
     CLIENTS,
     COHORT,
@@ -34,6 +33,7 @@ from experiments.benchmarks.unequal_clients import (
     partition_sizes,
     shares_of,
 )
+from experiments.benchmarks.programs.rounds import Trainer
 from jaxfed import Config
 from jaxfed.engine.devices import use_every_core
 from jaxfed.engine.lanes import choose_lanes, schedule

@@ -14,7 +14,6 @@ python -m experiments.benchmarks.unequal_clients --output=FILE.json --figure=FIL
 
 import statistics
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,61 +22,40 @@ import numpy as np
 from absl import flags
 from matplotlib.figure import Figure
 
-from experiments.benchmarks import reporting
-from experiments.benchmarks.rounds import (
+from experiments.benchmarks.measuring import reporting
+from experiments.benchmarks.measuring.timing import time_in_turns
+from experiments.benchmarks.programs.cohorts import (
+    ALPHAS,
+    BATCH_SIZE,
+    CLIENTS,
+    COHORT,
+    EPOCHS,
+    client_steps,
+    partition_sizes,
+    shares_of,
+)
+from experiments.benchmarks.programs.rounds import (
     CLASSES,
     SHAPE,
     CohortRound,
     compile_cohort,
     largest_difference,
 )
-from experiments.benchmarks.timing import time_in_turns
 from jaxfed.engine.devices import make_mesh, use_every_core
-from jaxfed.engine.lanes import Schedule, choose_lanes, schedule
-from jaxfed.engine.local import steps_per_epoch
+from jaxfed.engine.lanes import choose_lanes, schedule
 from jaxfed.models import make_model
-from jaxfed.partition import make_partition
 from jaxfed.recording.style import COLOURS, style
 
-CLIENTS, COHORT = 100, 10
-BATCH_SIZE, EPOCHS = 50, 5
-ALPHAS, TIMED_ALPHAS = (0.05, 0.1, 0.5), (0.05, 0.1)
+TIMED_ALPHAS = (0.05, 0.1)
 TOLERANCE = 1e-4
 # (lanes, devices); the first is the padded engine.
 ARRANGEMENTS = [(10, 1), (2, 1), (3, 1), (4, 1), (5, 1), (8, 1), (1, 2), (1, 4), (1, 8)]
-
-
-def partition_sizes(alpha: float, seed: int) -> np.ndarray:
-    """Examples of each client, [N], of CIFAR-10 partitioned with this alpha."""
-    labels = np.repeat(np.arange(CLASSES), 5000)
-    parts = make_partition(
-        'dirichlet', labels, num_clients=CLIENTS, seed=seed, alpha=alpha, min_size=10
-    )
-    return np.array([len(part) for part in parts])
-
-
-def client_steps(sizes: np.ndarray) -> np.ndarray:
-    """Local steps of clients with `sizes` examples."""
-    return EPOCHS * steps_per_epoch(sizes, BATCH_SIZE)
 
 
 def count(cohorts: np.ndarray, *, lanes: int, devices: int) -> dict[str, Any]:
     """Real work as a share of other work, over rounds of clients with [R, S] examples."""
     plans = [schedule(client_steps(sizes), lanes=lanes, devices=devices) for sizes in cohorts]
     return shares_of(plans, EPOCHS * cohorts.sum() / BATCH_SIZE, lanes=lanes, devices=devices)
-
-
-def shares_of(
-    plans: Sequence[Schedule], real: float, *, lanes: int, devices: int
-) -> dict[str, Any]:
-    """The share of `real` steps in the executed ones, and in the capacity of lanes and devices."""
-    capacity = sum(plan.length for plan in plans) * lanes * devices
-    return {
-        'lanes': lanes,
-        'devices': devices,
-        'executed': float(real / sum(plan.executed for plan in plans)),
-        'busy': float(real / capacity),
-    }
 
 
 def compile_round(model: str, sizes: np.ndarray, *, lanes: int, devices: int) -> CohortRound:

@@ -23,9 +23,9 @@ from absl import flags
 from matplotlib.figure import Figure
 from rich.progress import track
 
-from experiments.benchmarks import reporting, workers
-from experiments.benchmarks.rounds import Trainer, largest_difference, write_images
-from experiments.benchmarks.timing import interleave
+from experiments.benchmarks.measuring import reporting, workers
+from experiments.benchmarks.measuring.timing import interleave
+from experiments.benchmarks.programs.rounds import Trainer, largest_difference, write_images
 from jaxfed import Config
 from jaxfed.engine.stacking import row
 from jaxfed.recording.style import COLOURS, DASHES, save, style

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from absl import flags
 
-from experiments.benchmarks import reporting
+from experiments.benchmarks.measuring import reporting
 from experiments.stress.numbers import faster_compilation
 from tests import combinations, plain
 

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from absl import app, flags
 
-from experiments.benchmarks import reporting
+from experiments.benchmarks.measuring import reporting
 from jaxfed.recording.checkpoints import FOLDER
 from jaxfed.recording.run_files import CONFIG, METRICS, MODEL, SUMMARIES, SUMMARY
 from jaxfed.sweeps.sweep import TABLE

@@ -24,7 +24,7 @@ import numpy as np
 from absl import flags
 
 import jaxfed
-from experiments.benchmarks import reporting
+from experiments.benchmarks.measuring import reporting
 
 METHODS = ('fedavg', 'fedlmd', 'fedcad', 'scaffold', 'fedlmd+fedavgm')
 ENGINES = ('simulation', 'deployment')

@@ -26,7 +26,7 @@ from unittest import mock
 
 from absl import flags
 
-from experiments.benchmarks import reporting
+from experiments.benchmarks.measuring import reporting
 from experiments.stress import power_loss
 from jaxfed.internal import files
 from jaxfed.recording import checkpoints, log

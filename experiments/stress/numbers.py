@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from absl import flags
 
-from experiments.benchmarks import reporting
+from experiments.benchmarks.measuring import reporting
 from jaxfed import methods
 from tests import extremes, plain
 

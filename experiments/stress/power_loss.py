@@ -30,7 +30,7 @@ import numpy as np
 from absl import flags
 
 import jaxfed
-from experiments.benchmarks import reporting
+from experiments.benchmarks.measuring import reporting
 from jaxfed import Config
 from jaxfed.internal import console, files
 from jaxfed.recording import run_files

@@ -28,7 +28,7 @@ import psutil
 from absl import flags
 
 import jaxfed
-from experiments.benchmarks import reporting
+from experiments.benchmarks.measuring import reporting
 from jaxfed.runs.experiment import Experiment, set_up
 from jaxfed.runs.prepare import Prepared, prepare
 from jaxfed.runs.program_cache import kept_programs

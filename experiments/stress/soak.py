@@ -22,7 +22,7 @@ from absl import flags
 from matplotlib.figure import Figure
 
 import jaxfed
-from experiments.benchmarks import reporting
+from experiments.benchmarks.measuring import reporting
 from jaxfed.recording.style import line, save, style
 from jaxfed.runs.experiment import set_up
 from jaxfed.runs.simulate import train

@@ -15,15 +15,10 @@ import numpy as np
 import pytest
 from absl import app
 
-from experiments.benchmarks import (
-    accelerator,
-    accelerator_host,
-    accelerator_rounds,
-    accelerator_steps,
-    plain_loop,
-)
-from experiments.benchmarks.accelerator import PARTS, Part
-from experiments.benchmarks.accelerator_work import (
+from experiments.benchmarks.accelerator import __main__ as accelerator
+from experiments.benchmarks.accelerator import host, rounds, steps
+from experiments.benchmarks.accelerator.__main__ import PARTS, Part
+from experiments.benchmarks.accelerator.work import (
     PRODUCTS,
     TOY,
     Clock,
@@ -31,8 +26,9 @@ from experiments.benchmarks.accelerator_work import (
     Work,
     load_images,
 )
-from experiments.benchmarks.ahead_of_time import products
-from experiments.benchmarks.programs import plain_gradient
+from experiments.benchmarks.measuring.operations import products
+from experiments.benchmarks.programs import plain_loop
+from experiments.benchmarks.programs.local_steps import plain_gradient
 from jaxfed.internal import signals
 from jaxfed.models import MODELS
 
@@ -84,12 +80,12 @@ def test_every_part_is_measured(work, tmp_path, cheap_runs):
     for name in PRODUCTS:
         settings = json.loads((work.folder / f'run_{name}' / 'config.json').read_text())
         assert settings['precision'] == name
-    host = {row['case']: row['ms'] for row in rows['host']['rounds']['rows']}
-    total = host.pop('round as users run it')
-    programs = host.pop('compiled programs alone')
-    assert host.pop('host') == pytest.approx(total - programs)
-    assert host.pop('processor time of the calling thread') > 0
-    assert sum(host.values()) == pytest.approx(total)  # the steps of a round
+    times = {row['case']: row['ms'] for row in rows['host']['rounds']['rows']}
+    total = times.pop('round as users run it')
+    programs = times.pop('compiled programs alone')
+    assert times.pop('host') == pytest.approx(total - programs)
+    assert times.pop('processor time of the calling thread') > 0
+    assert sum(times.values()) == pytest.approx(total)  # the steps of a round
     page = (tmp_path / 'accelerator.md').read_text()
     assert page.splitlines()[0] == '# cpu' and '`python`' in page
     assert (
@@ -99,12 +95,12 @@ def test_every_part_is_measured(work, tmp_path, cheap_runs):
 
 @pytest.mark.slow
 def test_a_wrong_round_does_not_agree(work, monkeypatch):
-    cases = accelerator_steps.agreement(work)
-    params, after = accelerator_steps.loop_round(work)
+    cases = steps.agreement(work)
+    params, after = steps.loop_round(work)
     wrong = jax.tree.map(lambda leaf: leaf * (1 + 1e-3), after)
     (row,) = cases['grouped']()
     assert row['agrees'] and row['relative'] < 1e-5
-    monkeypatch.setattr(accelerator_steps, 'loop_round', lambda work: (params, wrong))
+    monkeypatch.setattr(steps, 'loop_round', lambda work: (params, wrong))
     (row,) = cases['grouped']()
     assert not row['agrees']
 
@@ -123,7 +119,7 @@ def test_two_runs_are_compiled_anew(work, tmp_path):
     jax.monitoring.register_event_listener(note)
     jax.monitoring.register_event_duration_secs_listener(note)
     try:
-        (row,) = accelerator_host.compare_runs(work)
+        (row,) = host.compare_runs(work)
         assert jax.config.jax_compilation_cache_dir == str(tmp_path / 'compiled')
     finally:
         jax.monitoring.unregister_event_listener(note)
@@ -133,7 +129,7 @@ def test_two_runs_are_compiled_anew(work, tmp_path):
     assert len(trained) == 2 and '/jax/compilation_cache/cache_hits' not in events
     work.clock = clock_at([])
     with pytest.raises(RuntimeError, match='the time was over before the last round'):
-        accelerator_host.run_anew(work, 'late')
+        host.run_anew(work, 'late')
 
 
 def test_the_time_ends_after_its_minutes():
@@ -277,9 +273,9 @@ def test_a_recorded_run_does_not_replace_the_handlers_of_signals(work, monkeypat
             handlers.append(signal.getsignal(signal.SIGTERM))
         return [experiments[0].workdir]
 
-    monkeypatch.setattr(accelerator_rounds, 'train_experiments', train)
+    monkeypatch.setattr(rounds, 'train_experiments', train)
     with signals.ending(str):
-        result, ticks = accelerator_rounds.run_recorded(work, 'run', 2)
+        result, ticks = rounds.run_recorded(work, 'run', 2)
         assert handlers == [signal.getsignal(signal.SIGTERM)]
     assert result == work.folder / 'run' and ticks == []
 
@@ -361,13 +357,13 @@ def test_a_case_with_several_rows_names_them():
 
 def test_an_estimate_has_a_measurement_only_if_it_raised_the_peak(monkeypatch):
     statistics = {'peak_bytes_in_use': 5 << 20, 'bytes_in_use': 1 << 20}
-    monkeypatch.setattr(accelerator_rounds, 'device_memory', lambda: statistics)
+    monkeypatch.setattr(rounds, 'device_memory', lambda: statistics)
     before = {'peak_bytes_in_use': 4 << 20, 'bytes_in_use': 1 << 20}
-    row = accelerator_rounds.memory_of(before, 2 << 20)
+    row = rounds.memory_of(before, 2 << 20)
     assert row == {'estimated_mib': 2, 'used_mib': 4, 'ratio': 0.5}
-    assert accelerator_rounds.memory_of(statistics, 2 << 20) == {'estimated_mib': 2}
-    monkeypatch.setattr(accelerator_rounds, 'device_memory', dict)
-    assert accelerator_rounds.memory_of({}, 2 << 20) == {'estimated_mib': 2}
+    assert rounds.memory_of(statistics, 2 << 20) == {'estimated_mib': 2}
+    monkeypatch.setattr(rounds, 'device_memory', dict)
+    assert rounds.memory_of({}, 2 << 20) == {'estimated_mib': 2}
 
 
 def test_the_memory_of_a_usual_job_is_measured_first(monkeypatch):
@@ -384,8 +380,8 @@ def test_the_memory_of_a_usual_job_is_measured_first(monkeypatch):
 
     memory = {'peak_bytes_in_use': 1 << 20, 'bytes_in_use': 1 << 20}
     work = types.SimpleNamespace(experiment=lambda **changes: None)
-    monkeypatch.setattr(accelerator_rounds, 'device_memory', memory.copy)
-    monkeypatch.setattr(accelerator_rounds, 'Trainer', FirstRound)
+    monkeypatch.setattr(rounds, 'device_memory', memory.copy)
+    monkeypatch.setattr(rounds, 'Trainer', FirstRound)
     (row,) = PARTS['memory'].cases(work)['fedlmd']()
     sizes = {'estimated_mib': 4, 'used_mib': 4, 'compiling_mib': 2}
     assert row == sizes | {'ratio': 1, 'lanes': 10}
@@ -426,7 +422,7 @@ def test_the_difference_is_relative_to_the_change_of_each_array():
     before = {'a': np.zeros(2, np.float32), 'b': np.ones(4, np.float32)}
     expected = {'a': np.array([3, 4], np.float32), 'b': np.full(4, 1.5, np.float32)}
     after = {'a': expected['a'], 'b': expected['b'] + np.array([0.01, 0, 0, 0], np.float32)}
-    relative = accelerator_steps.relative_difference
+    relative = steps.relative_difference
     assert relative(after, expected, before) == pytest.approx(0.01, rel=1e-3)  # of sqrt(4 * 0.5**2)
     # of an array that does not change, the difference itself
     assert relative({'a': np.full(1, 0.5)}, {'a': np.zeros(1)}, {'a': np.zeros(1)}) == 0.5
@@ -438,15 +434,15 @@ def test_the_difference_is_relative_to_the_change_of_each_array():
 def test_pytorch_is_timed(work):
     pytest.importorskip('torch')
     work.sizes = TOY._replace(model='lenet')
-    (row,) = accelerator_steps.time_torch(work, 'float32', 'cpu')
+    (row,) = steps.time_torch(work, 'float32', 'cpu')
     assert row['ms'] > 0 and set(row) < set(PARTS['steps'].columns)
 
 
 def test_pytorch_has_its_cases_on_a_gpu(work, monkeypatch):
     def cases(backend, installed):
         monkeypatch.setattr(jax, 'default_backend', lambda: backend)
-        monkeypatch.setattr(accelerator_steps.reporting, 'has', lambda module: installed)
-        return [case for case in accelerator_steps.local_steps(work) if 'PyTorch' in case]
+        monkeypatch.setattr(steps.reporting, 'has', lambda module: installed)
+        return [case for case in steps.local_steps(work) if 'PyTorch' in case]
 
     assert cases('gpu', True) == ['PyTorch, float32', 'PyTorch, tf32']
     assert cases('gpu', False) == cases('cpu', True) == []

@@ -14,8 +14,11 @@ import pytest
 from absl import app, flags
 from jax import lax
 
-from experiments.benchmarks import ahead_of_time, compiled
-from experiments.benchmarks.targets import TARGETS
+from experiments.benchmarks.ahead_of_time import __main__ as ahead_of_time
+from experiments.benchmarks.ahead_of_time import page
+from experiments.benchmarks.ahead_of_time.compiling import least_traffic
+from experiments.benchmarks.ahead_of_time.targets import TARGETS
+from experiments.benchmarks.measuring import compiled, operations
 from jaxfed.config import Config
 from jaxfed.internal import backend
 from jaxfed.runs import config_flags
@@ -90,18 +93,18 @@ def test_operations_are_those_of_products_and_convolutions():
     shapes = [(5, 7), (7, 6), (2, 8, 8, 3), (3, 3, 3, 4)]
     jaxpr = jax.make_jaxpr(function)(*(np.zeros(shape) for shape in shapes))
     product, convolution = 2 * 5 * 7 * 6, 2 * (2 * 6 * 6 * 4) * (3 * 3 * 3)
-    assert ahead_of_time.products(jaxpr.jaxpr) == product + convolution  # one turn of the loop
+    assert operations.products(jaxpr.jaxpr) == product + convolution  # one turn of the loop
 
 
 def test_the_operations_of_lowered_programs_are_counted_by_name():
     def product(a):
         return a @ a
 
-    with ahead_of_time.counted() as operations:
+    with operations.counted() as counted:
         backend.lower(product, np.zeros((4, 4)))
         backend.lower(partial(product), np.zeros((5, 5)))
     backend.lower(product, np.zeros((6, 6)))
-    assert operations == {'product': 2 * 5**3}
+    assert counted == {'product': 2 * 5**3}
 
 
 def test_least_traffic_of_a_step():
@@ -112,7 +115,7 @@ def test_least_traffic_of_a_step():
     inputs = int(np.prod(experiment.input_shape))
     numbers = sum(leaf.size for leaf in jax.tree.leaves(params))
     want = 3 * 4 * (2 * numbers + 5 * (inputs + outputs))
-    assert ahead_of_time.least_traffic(experiment, 3) == want
+    assert least_traffic(experiment, 3) == want
 
 
 def test_cases_are_all_combinations():
@@ -214,7 +217,7 @@ def test_a_failed_case_is_a_row_of_the_page(tmp_path):
             {'settings': {'lanes': '9'}, 'failed': 'not compiled after 1 s'},
         ],
     }
-    ahead_of_time.write_page(report, tmp_path / 'page.md')
+    page.write_page(report, tmp_path / 'page.md')
     lines = (tmp_path / 'page.md').read_text().splitlines()
     assert lines[0] == '# Programs compiled for tpu-v5e, 1 device'
     assert 'A loop counts as one turn.' in (tmp_path / 'page.md').read_text()
@@ -224,7 +227,7 @@ def test_a_failed_case_is_a_row_of_the_page(tmp_path):
     )
     assert any(line.startswith('| lanes=9 | not compiled after 1 s |') for line in lines)
     assert lines[-1] == '- lanes=4: 5 MB fusion.1 (add)'
-    assert ahead_of_time.notes_of(report['cases'][0]) == (
+    assert page.notes_of(report['cases'][0]) == (
         'collectives: 2 all-reduce in step\nlargest of a step: 5 MB fusion.1 (add)'
     )
 

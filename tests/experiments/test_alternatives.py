@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from absl import app
 
-from experiments.benchmarks import alternatives, torch_work
+from experiments.benchmarks.alternatives import __main__ as alternatives
+from experiments.benchmarks.alternatives import torch_work
 
 TASK = alternatives.TASKS['blazefl']._replace(clients=10, examples_per_client=20, test_examples=30)
 

@@ -8,18 +8,12 @@ import numpy as np
 import pytest
 from absl import flags
 
-from experiments.benchmarks import (
-    cost_cases,
-    cost_model,
-    reporting,
-    rounds,
-    sweeps,
-    timing,
-    unequal_clients,
-    weak_scaling,
-    workers,
-)
-from experiments.benchmarks.cost_cases import Case
+from experiments.benchmarks import sweeps, unequal_clients, weak_scaling
+from experiments.benchmarks.cost_model import __main__ as cost_model
+from experiments.benchmarks.cost_model import cases
+from experiments.benchmarks.cost_model.cases import Case
+from experiments.benchmarks.measuring import reporting, timing, workers
+from experiments.benchmarks.programs import rounds
 from jaxfed.engine.devices import make_mesh
 from jaxfed.models import make_model
 
@@ -156,7 +150,7 @@ def test_cost_model_recovers_the_coefficients_of_synthetic_data():
 
 
 def test_cost_model_counts_a_step_by_its_layers():
-    step = cost_cases.step_of('mlp')
+    step = cases.step_of('mlp')
     weights = 3072 * 200 + 200 * 200 + 200 * 10
     assert step.parameters == weights + 410
     # a multiplication and an addition a weight; backward the same for weights, and for inputs
@@ -166,22 +160,22 @@ def test_cost_model_counts_a_step_by_its_layers():
 
 
 def test_cost_model_measures_and_compares(tmp_path):
-    cases = [
+    fitted = [
         Case('mlp', 40, 4, 2, 4),
         Case('mlp', 40, 4, 4, 4),
         Case('mlp', 40, 2, 2, 1, 2, held_out='lanes'),
     ]
     measured = []
-    for case in cases:
-        trainer, counts = cost_cases.compile_case(case, tmp_path, rounds=1)
-        turns = [cost_cases.measure_turn(trainer)]
-        measured.append(cost_cases.Measured(case, counts, turns))
+    for case in fitted:
+        trainer, counts = cases.compile_case(case, tmp_path, rounds=1)
+        turns = [cases.measure_turn(trainer)]
+        measured.append(cases.Measured(case, counts, turns))
     # two lanes run two steps each
     assert [one.counts.busiest for one in measured] == [(1, 2), (1, 4), (2, 4)]
     assert [one.counts.executed for one in measured] == [8, 16, 4]
     entries = cost_model.compare(measured, cost_model.fit_all(measured))
     for entry, one in zip(entries, measured):
-        size = 4 * cost_cases.step_of('mlp').parameters
+        size = 4 * cases.step_of('mlp').parameters
         assert entry['memory']['measured'] == one.counts.memory > size
         assert np.isfinite([entry[name]['error'] for name in ('round', 'test', 'memory')]).all()
     assert [cost_model.read(entry) for entry in entries] == measured
@@ -192,7 +186,7 @@ def test_cost_model_measures_and_compares(tmp_path):
 
 def test_traffic_is_that_of_the_parameters():
     sent = cost_model.traffic('mlp', 'fedavg', clients=10, devices=4)
-    size = 4 * cost_cases.step_of('mlp').parameters
+    size = 4 * cases.step_of('mlp').parameters
     assert sent['federation_bytes'] == 10 * 2 * size
     assert sent['all_reduce_bytes_per_device'] == 1.5 * size
     assert sent['client_state_bytes'] == 0
@@ -201,5 +195,5 @@ def test_traffic_is_that_of_the_parameters():
 
 
 def test_the_clients_of_a_case_are_equal():
-    for case in cost_cases.CASES:
-        assert cost_cases.EXAMPLES % (case.batch_size * case.steps) == 0
+    for case in cases.CASES:
+        assert cases.EXAMPLES % (case.batch_size * case.steps) == 0

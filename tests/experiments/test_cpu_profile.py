@@ -8,7 +8,7 @@ from experiments.benchmarks.cpu_profile import (
     kinds,
     per_step,
 )
-from experiments.benchmarks.programs import Size
+from experiments.benchmarks.programs.local_steps import Size
 from tests.experiments.test_ahead_of_time import PROGRAM
 
 FUSED = """HloModule jit_g

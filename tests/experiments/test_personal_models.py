@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from absl import app
 
-from experiments.benchmarks import personal_clients, personal_models, personal_networks
-from experiments.benchmarks.personal_clients import Protocol
+from experiments.benchmarks.personal_models import __main__ as personal_models
+from experiments.benchmarks.personal_models import clients, networks
+from experiments.benchmarks.personal_models.clients import Protocol
 from jaxfed import Dataset
 from jaxfed.data import channel_statistics
 from jaxfed.models import MODELS, make_model
@@ -17,8 +18,8 @@ PROTOCOL = Protocol(clients=3, examples=400, multiple=20, seeds=1)
 
 
 @pytest.fixture(autouse=True)
-def networks(monkeypatch):
-    for name, network in personal_networks.NETWORKS.items():
+def registered(monkeypatch):
+    for name, network in networks.NETWORKS.items():
         monkeypatch.setitem(MODELS, name, network)
 
 
@@ -58,8 +59,8 @@ def test_pfllib_reads_the_clients_of_jaxfed(dataset, tmp_path):
 
 def test_clients_are_cut_to_whole_batches():
     parts = [np.arange(95), np.arange(100, 139)]
-    assert [len(part) for part in personal_clients.cut(parts, 20, None, 0)] == [80, 20]
-    equal = personal_clients.cut(parts, 20, 20, 0)
+    assert [len(part) for part in clients.cut(parts, 20, None, 0)] == [80, 20]
+    equal = clients.cut(parts, 20, 20, 0)
     assert [len(part) for part in equal] == [20, 20] and set(equal[1]) < set(parts[1])
 
 
@@ -71,7 +72,7 @@ def test_folders_of_another_protocol_are_refused(dataset, tmp_path):
 
 @pytest.mark.parametrize('name', ['unpadded_cnn', 'normalised_cnn'])
 def test_start_has_the_layout_of_pytorch(name, dataset, tmp_path):
-    personal_clients.write_start(name, dataset, 0, tmp_path / 'start.safetensors')
+    clients.write_start(name, dataset, 0, tmp_path / 'start.safetensors')
     with np.load(tmp_path / 'start.npz') as start:
         arrays = dict(start)
     assert {n: a.shape for n, a in arrays.items() if n.endswith('weight')} == {

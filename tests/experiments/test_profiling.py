@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from experiments.benchmarks import profiling
-from experiments.benchmarks.profiling import Event, operation_lines, self_times
+from experiments.benchmarks.measuring import profiling
+from experiments.benchmarks.measuring.profiling import Event, operation_lines, self_times
 
 
 def test_time_of_inner_operations_counts_once():

@@ -250,7 +250,7 @@ def run_pfllib(job: Job) -> list[dict[str, Any]]:
     from flcore.clients.clientbase import Client
     from flcore.servers import serverbase
 
-    from experiments.benchmarks.pfllib_work import DEFAULTS, SERVERS
+    from experiments.benchmarks.personal_models.pfllib_work import DEFAULTS, SERVERS
 
     loaders = batches(job)
     settings = {

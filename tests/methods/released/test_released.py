@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from experiments.benchmarks.personal_networks import apfl_overwritten
+from experiments.benchmarks.personal_models.networks import apfl_overwritten
 from jaxfed import methods
 from jaxfed.engine import local
 from jaxfed.engine.cohorts import everyone

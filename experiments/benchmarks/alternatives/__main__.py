@@ -34,9 +34,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import app, flags
 
-from experiments.benchmarks import reporting
-from experiments.benchmarks.systems import MIB, SYSTEMS
-from experiments.benchmarks.torch_work import Rounds, Task, Work
+from experiments.benchmarks.alternatives.systems import MIB, SYSTEMS
+from experiments.benchmarks.alternatives.torch_work import Rounds, Task, Work
+from experiments.benchmarks.measuring import reporting
 from jaxfed.data import channel_statistics, load_dataset
 from jaxfed.partition import client_dirichlet
 
@@ -234,7 +234,7 @@ def run(key: str, folder: str, steps: int) -> dict[str, Any]:
     """
     system = SYSTEMS[key]
     output, errors = Path(folder, f'{key}.out'), Path(folder, f'{key}.err')
-    command = [sys.executable, '-m', 'experiments.benchmarks.systems', key, folder]
+    command = [sys.executable, '-m', 'experiments.benchmarks.alternatives.systems', key, folder]
     peak: float | None = None
     with output.open('w') as out, errors.open('w') as err:
         process = subprocess.Popen(command, stdout=out, stderr=err)
@@ -246,9 +246,9 @@ def run(key: str, folder: str, steps: int) -> dict[str, Any]:
             status = process.wait()
         finally:
             process.kill()
-    answer = last_line(output)
+    answer = reporting.last_line(output)
     report: dict[str, Any] = json.loads(answer) if answer.startswith('{"') else {}
-    error = report.get('error') or last_line(errors) or f'ended with exit status {status}'
+    error = report.get('error') or reporting.last_line(errors) or f'ended with exit status {status}'
     rounds = Rounds(**report['rounds']) if 'rounds' in report else None
     seconds = statistics.median(rounds.seconds[1:]) if rounds else None
     return {
@@ -265,16 +265,10 @@ def run(key: str, folder: str, steps: int) -> dict[str, Any]:
     }
 
 
-def last_line(file: Path) -> str:
-    """The last line of a file that is not empty, or ''."""
-    lines = [line.strip() for line in file.read_text(errors='replace').splitlines()]
-    return next((line for line in reversed(lines) if line), '')
-
-
 def describe_machine() -> dict[str, Any]:
     """The machine, described by another process: in this one, JAX would occupy the device."""
     code = (
-        'import json; from experiments.benchmarks.reporting import machine; '
+        'import json; from experiments.benchmarks.measuring.reporting import machine; '
         'print(json.dumps(machine()))'
     )
     result = subprocess.run([sys.executable, '-c', code], stdout=subprocess.PIPE, check=True)

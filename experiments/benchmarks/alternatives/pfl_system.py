@@ -17,7 +17,7 @@ from pfl.hyperparam import NNTrainHyperParams
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 
-from experiments.benchmarks.torch_work import (
+from experiments.benchmarks.alternatives.torch_work import (
     Rounds,
     Work,
     measure_accuracy,

@@ -12,13 +12,13 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
-from experiments.benchmarks import compiled
-from experiments.benchmarks.accelerator_rounds import run_recorded
-from experiments.benchmarks.accelerator_steps import Cases, repeat_round, same
-from experiments.benchmarks.accelerator_work import Row, Work, steps_of_round
-from experiments.benchmarks.profiling import kernel_name, trace
-from experiments.benchmarks.rounds import Trainer
-from experiments.benchmarks.timing import interleave, seconds
+from experiments.benchmarks.accelerator.rounds import run_recorded
+from experiments.benchmarks.accelerator.steps import Cases, repeat_round, same
+from experiments.benchmarks.accelerator.work import Row, Work, steps_of_round
+from experiments.benchmarks.measuring import compiled
+from experiments.benchmarks.measuring.profiling import kernel_name, trace
+from experiments.benchmarks.measuring.timing import interleave, seconds
+from experiments.benchmarks.programs.rounds import Trainer
 from jaxfed.engine import client_states
 from jaxfed.engine.devices import replicate, split
 from jaxfed.engine.execution import state_rows

@@ -8,13 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmarks import reporting
-from experiments.benchmarks.accelerator_work import PRODUCTS, Row, Work
-from experiments.benchmarks.ahead_of_time import products
-from experiments.benchmarks.local_step import step_program
-from experiments.benchmarks.plain_loop import PLAIN, Optimizer, make_step, train_round
-from experiments.benchmarks.programs import Size, network, plain_gradient, torch_program
-from experiments.benchmarks.rounds import (
+from experiments.benchmarks.accelerator.work import PRODUCTS, Row, Work
+from experiments.benchmarks.measuring import reporting
+from experiments.benchmarks.measuring.operations import products
+from experiments.benchmarks.measuring.timing import seconds
+from experiments.benchmarks.programs.local_steps import (
+    Size,
+    network,
+    plain_gradient,
+    step_program,
+    torch_program,
+)
+from experiments.benchmarks.programs.plain_loop import PLAIN, Optimizer, make_step, train_round
+from experiments.benchmarks.programs.rounds import (
     LEARNING_RATE,
     MOMENTUM,
     SHAPE,
@@ -23,7 +29,6 @@ from experiments.benchmarks.rounds import (
     largest_difference,
     random_data,
 )
-from experiments.benchmarks.timing import seconds
 from jaxfed.data.augment import normalise
 from jaxfed.engine import evaluation
 from jaxfed.engine.devices import replicate

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.benchmarks.timing import seconds
+from experiments.benchmarks.measuring.timing import seconds
 from jaxfed import methods
 from jaxfed.data.augment import make_augment, normalise
 from jaxfed.engine import client_states

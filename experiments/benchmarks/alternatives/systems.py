@@ -4,7 +4,7 @@ Flower and pfl-research.
 jaxfed and torch are imported by the functions that need them: every module that a system's process
 imports counts as its memory.
 
-python -m experiments.benchmarks.systems SYSTEM FOLDER
+python -m experiments.benchmarks.alternatives.systems SYSTEM FOLDER
 """
 
 import copy
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.benchmarks.torch_work import (
+from experiments.benchmarks.alternatives.torch_work import (
     Rounds,
     Task,
     Work,
@@ -202,14 +202,14 @@ def run_flower(work: Work) -> Rounds:
 
 def run_blazefl(work: Work) -> Rounds:
     """Runs the work with BlazeFL's pool of processes: one client per core at a time."""
-    from experiments.benchmarks.blazefl_system import run
+    from experiments.benchmarks.alternatives.blazefl_system import run
 
     return run(work)
 
 
 def run_pfl(work: Work) -> Rounds:
     """Runs the work with pfl-research."""
-    from experiments.benchmarks.pfl_system import run
+    from experiments.benchmarks.alternatives.pfl_system import run
 
     return run(work)
 

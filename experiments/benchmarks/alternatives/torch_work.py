@@ -60,7 +60,7 @@ class Rounds(NamedTuple):
 
 def network(work: Work) -> 'torch.nn.Module':
     """The network in PyTorch, initialised by its defaults, on the device that trains."""
-    from experiments.benchmarks.torch_networks import torch_network
+    from experiments.benchmarks.programs.torch_networks import torch_network
 
     height, width, channels = work.task.shape
     model = torch_network(work.task.model, work.task.classes, shape=(height, width, channels))

@@ -3,7 +3,7 @@
 PFLlib's own classes train and evaluate. This module gives them the clients, the network and the
 initial parameters, and also tests each client right after its local training.
 
-python -m experiments.benchmarks.pfllib_work WORK.json
+python -m experiments.benchmarks.personal_models.pfllib_work WORK.json
 """
 
 import argparse

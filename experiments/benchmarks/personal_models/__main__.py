@@ -37,9 +37,9 @@ import numpy as np
 from absl import app, flags
 
 import jaxfed
-from experiments.benchmarks import personal_networks, reporting
-from experiments.benchmarks.alternatives import last_line
-from experiments.benchmarks.personal_clients import (
+from experiments.benchmarks.measuring import reporting
+from experiments.benchmarks.personal_models import networks
+from experiments.benchmarks.personal_models.clients import (
     PROTOCOLS,
     Protocol,
     choose_images,
@@ -230,12 +230,14 @@ def run_pfllib(
     work.write_text(json.dumps({'pfllib': str(checkout), 'jobs': jobs}, indent=2))
     with log.open('w') as out:
         status = subprocess.run(
-            [python, '-m', 'experiments.benchmarks.pfllib_work', str(work)],
+            [python, '-m', 'experiments.benchmarks.personal_models.pfllib_work', str(work)],
             stdout=out,
             stderr=subprocess.STDOUT,
         ).returncode
     if status:
-        raise app.UsageError(f'PFLlib in --python={python} failed ({last_line(log)}), see {log}.')
+        raise app.UsageError(
+            f'PFLlib in --python={python} failed ({reporting.last_line(log)}), see {log}.'
+        )
 
 
 def score(curve: dict[str, Any], last: int) -> float:
@@ -379,7 +381,7 @@ def main(args: flags.FlagValues) -> None:
         raise app.UsageError(
             f'--runs names {unknown[0]}; choose of {", ".join(dict.fromkeys(chosen))}.'
         )
-    personal_networks.register()
+    networks.register()
     jaxfed.use_every_core()
     changes: Any = {name: args[name].value for name in ('rounds', 'seeds') if args[name].value}
     protocol = PROTOCOLS[args.protocol]._replace(**changes)

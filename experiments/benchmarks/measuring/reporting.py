@@ -143,3 +143,9 @@ def write(
     if draw:
         draw(report, Path(output))
     console.print(f'Written to {file}.', soft_wrap=True)
+
+
+def last_line(file: Path) -> str:
+    """The last line of a file that is not empty, or ''."""
+    lines = [line.strip() for line in file.read_text(errors='replace').splitlines()]
+    return next((line for line in reversed(lines) if line), '')

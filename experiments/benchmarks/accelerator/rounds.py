@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmarks import reporting
-from experiments.benchmarks.accelerator_steps import Cases
-from experiments.benchmarks.accelerator_work import (
+from experiments.benchmarks.accelerator.steps import Cases
+from experiments.benchmarks.accelerator.work import (
     PRODUCTS,
     ROUNDS,
     Row,
@@ -21,16 +20,17 @@ from experiments.benchmarks.accelerator_work import (
     next_round,
     steps_of_round,
 )
-from experiments.benchmarks.plain_loop import (
+from experiments.benchmarks.measuring import reporting
+from experiments.benchmarks.measuring.timing import interleave, seconds
+from experiments.benchmarks.programs.local_steps import network
+from experiments.benchmarks.programs.plain_loop import (
     PLAIN,
     Optimizer,
     draw_batches,
     make_step,
     train_round,
 )
-from experiments.benchmarks.programs import network
-from experiments.benchmarks.rounds import Trainer
-from experiments.benchmarks.timing import interleave, seconds
+from experiments.benchmarks.programs.rounds import Trainer
 from jaxfed.data.augment import normalise
 from jaxfed.models import Precision, with_precision
 from jaxfed.runs.experiment import Experiment, cohort_of, set_up

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmarks.programs import matrix_product, network
-from experiments.benchmarks.rounds import CLASSES, SHAPE, Trainer
+from experiments.benchmarks.measuring.timing import seconds
+from experiments.benchmarks.programs.local_steps import matrix_product, network
+from experiments.benchmarks.programs.rounds import CLASSES, SHAPE, Trainer
 from experiments.benchmarks.sweeps import GRID
-from experiments.benchmarks.timing import seconds
 from jaxfed.config import DEFAULTS, Config
 from jaxfed.data import load_dataset
 from jaxfed.engine.devices import make_mesh
@@ -28,7 +28,7 @@ from jaxfed.types import Dataset, Model
 
 # The partition of the released code takes half a minute.
 DEALT = ('--partition=dirichlet', '--sampling=uniform')
-FLAGS = Path(__file__).parents[1] / 'fedlmd' / 'cifar10_lda0.05.flags'
+FLAGS = Path(__file__).parents[2] / 'fedlmd' / 'cifar10_lda0.05.flags'
 ROUNDS = 200  # of a run
 PATIENCE = 10  # seconds for the measurements of a program
 # --precision -> type of the operands and precision of a matrix product.

@@ -8,13 +8,28 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from absl import app
-from jax.sharding import Mesh
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 
-from experiments.benchmarks import rounds
-from experiments.benchmarks.rounds import CLASSES, LEARNING_RATE, MOMENTUM, SHAPE
-from experiments.benchmarks.timing import time_in_turns
-from jaxfed.engine.devices import check_devices, cores, make_mesh, use_every_core
+from experiments.benchmarks.measuring.timing import time_in_turns
+from experiments.benchmarks.programs import rounds
+from experiments.benchmarks.programs.rounds import CLASSES, LEARNING_RATE, MOMENTUM, SHAPE
+from jaxfed import losses
+from jaxfed.engine.devices import (
+    AXIS,
+    check_devices,
+    cores,
+    make_mesh,
+    replicate,
+    split,
+    use_every_core,
+)
+from jaxfed.engine.lanes import schedule
+from jaxfed.engine.optimizers import local_optimizer
+from jaxfed.engine.stacking import Stacking, row, stacking
+from jaxfed.internal.backend import compile_program
 from jaxfed.models import make_model
 from jaxfed.models.ops import convolution
 from jaxfed.types import Array, Model, PyTree
@@ -81,7 +96,7 @@ def torch_program(size: Size, device: str = 'cpu') -> Callable[[], None]:
     import torch
     from torch import nn
 
-    from experiments.benchmarks.torch_networks import torch_network
+    from experiments.benchmarks.programs.torch_networks import torch_network
 
     torch.set_num_threads(cores())
     x, y = random_images(size.clients, size.batch_size)
@@ -100,6 +115,70 @@ def torch_program(size: Size, device: str = 'cpu') -> Callable[[], None]:
             torch.cuda.synchronize()
 
     return run
+
+
+def step_program(
+    model: Model,
+    size: Size,
+    *,
+    mesh: Mesh,
+    lanes: int,
+    method: str = 'fedavg',
+    stack: Stacking | None = None,
+) -> Callable[[], Any]:
+    """Bare local steps in a compiled loop, as many on each device and lane as in a round.
+
+    Args:
+      model: the network.
+      size: the work.
+      mesh: the devices.
+      lanes: clients side by side on each device.
+      method: 'fedavg', or 'fedlmd' for its loss with a teacher's forward pass.
+      stack: how lanes are held; None for the device's default.
+
+    Returns:
+      A function that runs them and waits.
+    """
+    stack = stack or stacking()
+    # Two batches in turn, so that the compiler cannot move work out of the loop.
+    images = random_images(lanes, 2 * size.batch_size)
+    x, y = (a.reshape(lanes, 2, size.batch_size, *a.shape[2:]) for a in map(jnp.asarray, images))
+    optimizer = local_optimizer('sgd', LEARNING_RATE, momentum=MOMENTUM, weight_decay=0.0)
+    majority = jnp.arange(CLASSES) < 3
+
+    def loss(params: PyTree, teacher: PyTree, x: Array, y: Array) -> Array:
+        logits = model.apply(params, x).logits
+        supervised = jnp.mean(losses.cross_entropy(logits, y))
+        if method == 'fedavg':
+            return supervised
+        taught = lax.stop_gradient(model.apply(teacher, x).logits)
+        return supervised + jnp.mean(
+            losses.label_masking_distillation(logits, taught, y, majority, temperature=1.0)
+        )
+
+    # The number of steps is an argument: a loop of known length 1 would be compiled away.
+    def train(params: PyTree, teacher: PyTree, steps: Array, x: Array, y: Array) -> PyTree:
+        def local_step(client: tuple) -> tuple:
+            params, state, x, y, step = client
+            gradient = jax.grad(loss)(params, teacher, x[step % 2], y[step % 2])
+            updates, state = optimizer.update(gradient, state, params)
+            return optax.apply_updates(params, updates), state, x, y, step + 1
+
+        first = jnp.zeros(lanes, jnp.int32)
+        clients = stack.from_stack((params, jax.vmap(optimizer.init)(params), x, y, first))
+        trained = lax.fori_loop(0, steps[0], lambda _, c: stack.map(local_step, c), clients)
+        last = trained[0] if isinstance(trained, list) else row(trained, 0)
+        return jax.tree.map(lambda leaf: leaf[None], last[0])
+
+    plan = schedule([size.steps] * size.clients, lanes=lanes, devices=mesh.size)
+    params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), lanes))
+    whole, dealt = PartitionSpec(), PartitionSpec(AXIS)
+    specs = (whole, whole, dealt, whole, whole)
+    over_devices = jax.shard_map(train, mesh=mesh, in_specs=specs, out_specs=dealt, check_vma=False)
+    params, teacher, x, y = replicate((params, model.init(jax.random.key(1)), x, y), mesh)
+    arguments = (params, teacher, split(plan.steps.sum(axis=1), mesh), x, y)
+    compiled = compile_program(over_devices, *arguments)
+    return lambda: jax.block_until_ready(compiled(*arguments))
 
 
 def round_program(size: Size, model: Model, **keywords: Any) -> rounds.CohortRound:

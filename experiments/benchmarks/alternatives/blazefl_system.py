@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader
 
-from experiments.benchmarks.torch_work import (
+from experiments.benchmarks.alternatives.torch_work import (
     TEST_BATCH_SIZE,
     Rounds,
     Work,

@@ -35,10 +35,19 @@ from absl import flags
 from matplotlib.figure import Figure
 from scipy.optimize import nnls
 
-from experiments.benchmarks import cost_cases, reporting
-from experiments.benchmarks.cost_cases import CASES, TESTED, Case, Counts, Measured, Turn, step_of
-from experiments.benchmarks.rounds import CLASSES, SHAPE
-from experiments.benchmarks.timing import seconds
+from experiments.benchmarks.cost_model import cases
+from experiments.benchmarks.cost_model.cases import (
+    CASES,
+    TESTED,
+    Case,
+    Counts,
+    Measured,
+    Turn,
+    step_of,
+)
+from experiments.benchmarks.measuring import reporting
+from experiments.benchmarks.measuring.timing import seconds
+from experiments.benchmarks.programs.rounds import CLASSES, SHAPE
 from jaxfed import methods
 from jaxfed.engine.evaluation import chunk_size
 from jaxfed.engine.lanes import choose_lanes, schedule
@@ -294,7 +303,7 @@ def main(args: flags.FlagValues) -> None:
         measured = [read(entry) for entry in earlier['cases']]
         machine, host = earlier['machine'], earlier['host']
     else:
-        measured = cost_cases.measure(args.repeats)
+        measured = cases.measure(args.repeats)
         machine, host = reporting.machine(), [host_seconds(size) for size in COHORTS]
     fits = fit_all(measured)
     entries = compare(measured, fits)

@@ -29,11 +29,11 @@ from typing import Any, NamedTuple
 import jax
 from absl import app, flags
 
-from experiments.benchmarks import accelerator_host as host
-from experiments.benchmarks import accelerator_rounds as whole
-from experiments.benchmarks import accelerator_steps as bare
-from experiments.benchmarks import reporting
-from experiments.benchmarks.accelerator_work import TOY, Clock, Row, Sizes, Tiny, Work, load_images
+from experiments.benchmarks.accelerator import host
+from experiments.benchmarks.accelerator import rounds as whole
+from experiments.benchmarks.accelerator import steps as bare
+from experiments.benchmarks.accelerator.work import TOY, Clock, Row, Sizes, Tiny, Work, load_images
+from experiments.benchmarks.measuring import reporting
 from jaxfed.engine.devices import CUDA
 from jaxfed.internal.console import show_error
 from jaxfed.internal.files import read_json, versions, write_atomic, write_json

@@ -18,9 +18,9 @@ import numpy as np
 from absl import flags
 from rich.progress import track
 
-from experiments.benchmarks import reporting, workers
-from experiments.benchmarks.rounds import CLASSES, SHAPE, Trainer, write_images
-from experiments.benchmarks.timing import interleave
+from experiments.benchmarks.measuring import reporting, workers
+from experiments.benchmarks.measuring.timing import interleave
+from experiments.benchmarks.programs.rounds import CLASSES, SHAPE, Trainer, write_images
 from jaxfed import Config
 from jaxfed.engine.execution import peak_memory
 from jaxfed.engine.lanes import schedule
@@ -30,7 +30,7 @@ from jaxfed.runs.experiment import make_experiment
 from jaxfed.types import Array, PyTree
 
 EXAMPLES, TESTED = 8000, 1000
-MODULE = 'experiments.benchmarks.cost_cases'
+MODULE = 'experiments.benchmarks.cost_model.cases'
 
 
 class Case(NamedTuple):

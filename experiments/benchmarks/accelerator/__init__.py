@@ -1,0 +1,1 @@
+"""Everything worth knowing about jaxfed on one device."""

@@ -1,0 +1,1 @@
+"""Programs compiled for an accelerator that this machine does not have."""

@@ -1,0 +1,1 @@
+"""Rounds of jaxfed beside those of other simulators."""

@@ -1,0 +1,1 @@
+"""A model of the time, memory and traffic of a round."""

@@ -1,0 +1,1 @@
+"""Timing, profiles, counts of operations, tables and files of benchmarks."""

@@ -1,0 +1,1 @@
+"""The accuracy of personal models beside that of PFLlib."""
