@@ -44,7 +44,6 @@ def fedssd(
     check(max_weight >= 0, 'max_weight', max_weight, 'at least 0')
     check(form in ('linear', 'squared'), 'form', form, "'linear' or 'squared'")
     check(auxiliary >= 1, 'auxiliary', auxiliary, 'at least 1')
-    scale = max_weight if form == 'squared' else jnp.sqrt(max_weight)  # the norm squares it
 
     def share(server: ServerView) -> Array:
         assert server.auxiliary is not None  # because `auxiliary` is above 0
@@ -52,6 +51,7 @@ def fedssd(
 
     def penalty(view: LocalView) -> Array:
         teacher = view.teacher.logits
+        scale = max_weight if form == 'squared' else jnp.sqrt(max_weight)  # the norm squares it
         weights = losses.credibility_weights(teacher, view.batch.y, view.shared, max_weight=scale)
         return view.mean(losses.masked_mse_distillation(view.outputs.logits, teacher, weights))
 

@@ -2,6 +2,8 @@
 
 import functools
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -133,6 +135,16 @@ def test_weights_are_not_dropped_by_a_later_part(text):
 def test_chain_without_parts():
     with pytest.raises(ValueError, match='at least one'):
         chain()
+
+
+def test_building_methods_starts_no_device():
+    # `jaxfed.use_every_core()` comes after the settings are checked, and before JAX starts.
+    code = (
+        'import jax; from jaxfed import methods; '
+        '[build() for build in methods.METHODS.values()]; '
+        "jax.config.update('jax_num_cpu_devices', 2)"  # refused once JAX has started
+    )
+    subprocess.run([sys.executable, '-c', code], check=True)
 
 
 @pytest.mark.parametrize('name', methods.METHODS)
