@@ -83,7 +83,8 @@ def draw_cohort(
     `ceil((1 + over_selection) S)` clients are sampled. Each fails with probability `dropout`. Each
     of the others is a straggler with probability `stragglers`: it completes 1 to E local epochs,
     uniformly, instead of E. The server waits for the S clients that report first, which are those
-    with the fewest examples to process. The work of the others is lost.
+    with the fewest examples to process, in random order if they are equal. The work of the others
+    is lost.
 
     Args:
       round_: number of the round, from 1.
@@ -114,9 +115,9 @@ def draw_cohort(
     slow = rng.random(sampled) < stragglers
     fewer = rng.integers(1, local_epochs, sampled, endpoint=True)
     epochs = np.where(arrives, np.where(slow, fewer, local_epochs), 0)
-    # A client that fails never reports.
+    # A client that fails never reports. Of those with equal work, a random one is the first.
     work = np.where(arrives, epochs * size[chosen], np.inf)
-    first = np.sort(np.argsort(work, kind='stable')[:clients_per_round])
+    first = np.sort(np.lexsort((rng.random(sampled), work))[:clients_per_round])
     return Cohort(chosen[first].astype(np.int32), epochs[first].astype(np.int32))
 
 

@@ -133,6 +133,14 @@ def test_over_selection_keeps_the_first_to_report():
     clients, epochs = draw(clients_per_round=5, over_selection=1.0)  # all ten
     np.testing.assert_array_equal(clients, [0, 1, 3, 4, 7])  # the smallest
     assert (epochs == 5).all()
+    # Clients with equal work are all as likely to be the first.
+    equal = np.full(20, 7)
+    cohorts = [
+        draw_cohort(round_, equal, clients_per_round=5, local_epochs=5, over_selection=0.3, **SEEDS)
+        for round_ in range(1, 1001)
+    ]
+    times = np.bincount(np.concatenate([cohort.clients for cohort in cohorts]))
+    assert times.min() > 200 and times.max() < 300  # binomial, mean 250, deviation 14
     # A failed client only fills the cohort up.
     for round_ in range(1, 100):
         cohort = draw(round_, clients_per_round=2, over_selection=4.0, dropout=0.5)
