@@ -28,7 +28,6 @@ from jaxfed.flower.messages import (
 from jaxfed.flower.programs import Programs, make_programs
 from jaxfed.runs.deal import Dealt, deal
 from jaxfed.runs.experiment import build_method
-from jaxfed.runs.learning_rate import learning_rate
 from jaxfed.runs.program_cache import kept_programs
 from jaxfed.runs.seeds import seed_of
 from jaxfed.types import Cohort, PyTree
@@ -136,7 +135,7 @@ def client_inputs(
     cohort = np.full((1, config.clients_per_round), (client + 1) % clients, np.int32)
     epochs = (np.arange(config.clients_per_round) < round_.cohort_size).astype(np.int32)[None]
     cohort[0, 0], epochs[0, 0] = client, round_.epochs
-    rate = np.array([learning_rate(config, round_.number + 1)], np.float32)
+    rate = np.array([round_.learning_rate], np.float32)
     return RoundInputs(
         server=ServerState(params, (), number, stats),
         cohort=Cohort(cohort, epochs),

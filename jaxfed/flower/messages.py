@@ -43,6 +43,7 @@ class RoundOfClient(NamedTuple):
     client: int
     epochs: int  # local epochs that it completes
     cohort_size: int  # clients that train in the round; it learns of no other client
+    learning_rate: float  # rounds without an update count for it, but not for `number`
 
     def record(self) -> ConfigRecord:
         """The values as a record of a message."""

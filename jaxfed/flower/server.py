@@ -304,7 +304,7 @@ def train_clients(
     """
     shared = programs.round.share(inputs)
     model = pack((inputs.server.params, inputs.server.stats, shared))
-    number = int(inputs.server.round[0])
+    number, rate = int(inputs.server.round[0]), float(inputs.tuned.learning_rate[0])
     clients, epochs = (np.asarray(rows)[0].tolist() for rows in inputs.cohort)
     slots = {client: slot for slot, client in enumerate(clients) if epochs[slot]}
     present, training = set(grid.get_node_ids()), len(slots)
@@ -314,7 +314,7 @@ def train_clients(
                 {
                     MODEL: model,
                     FACTS: facts.record(),
-                    ROUND: RoundOfClient(number, client, epochs[slot], training).record(),
+                    ROUND: RoundOfClient(number, client, epochs[slot], training, rate).record(),
                 }
             ),
             dst_node_id=nodes[client],

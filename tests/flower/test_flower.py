@@ -104,6 +104,18 @@ def test_lost_clients_are_those_of_a_round_without_them(simulate, tmp_path, monk
     check_same(here.params, parameters(config))
 
 
+def test_a_round_without_clients_counts_for_the_learning_rate(simulate, tmp_path):
+    def config(name):
+        rates = {'learning_rate': 0.1, 'lr_decay': 0.1, 'dropout': 0.5, 'seed': 3}
+        settings = SETTINGS | rates | {'clients_per_round': 1}
+        return jaxfed.Config(**settings, workdir=str(tmp_path / name))
+
+    result = simulate(config('here'))
+    assert result.metrics[0]['clients'] == 0
+    run(config('there'))
+    check_same(result.params, parameters(config('there')))
+
+
 def test_nodes_that_join_later_do_not_end_a_run(tmp_path, monkeypatch, capsys):
     config = jaxfed.Config(**SETTINGS, workdir=str(tmp_path / 'run'))
     grid = LocalGrid(client_app(config), NODES)
@@ -325,9 +337,8 @@ def test_clients_learn_of_no_other_client_and_not_the_noise(tmp_path, monkeypatc
         monkeypatch.setattr(grid, '_answer', listening)
         server.run(grid, server.set_up(config), None)
         assert len(seen) == 3
-        assert all(
-            record.keys() == {'number', 'client', 'epochs', 'cohort_size'} for record in seen
-        )
+        known = {'number', 'client', 'epochs', 'cohort_size', 'learning_rate'}
+        assert all(record.keys() == known for record in seen)
         return parameters(config)['hidden1']['kernel']
 
     assert np.abs(kernel('one') - kernel('other')).max() > 0.1  # other noise with the same seeds
