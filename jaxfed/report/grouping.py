@@ -29,6 +29,13 @@ _HEADER = {
     'learning_rate': 'learning rate',
 }
 
+# What sets the data and the clients, beside the settings of the partition.
+_DATA = (
+    'dataset', 'npz', 'path', 'image_column', 'label_column', 'validation', 'partition',
+    'num_clients', 'label_noise', 'label_noise_form', 'feature_shift', 'shift_strength',
+    'personal_test',
+)  # fmt: skip
+
 
 class RunGroup(NamedTuple):
     """Runs with the same settings and different seeds."""
@@ -83,9 +90,8 @@ def settings_of_partition(run: RecordedRun) -> dict[str, str]:
 def data_of(group: RunGroup) -> tuple[Any, ...]:
     """The settings of data and partition, equal for groups whose accuracies compare."""
     run, values = group.runs[0], settings(group.runs[0])
-    data = [values[name] for name in ('dataset', 'npz', 'path', 'validation')]
-    clients = values['num_clients'], values['partition']
-    return (*data, *clients, *settings_of_partition(run).items())
+    chosen = [values[name] for name in _DATA]
+    return (*chosen, *settings_of_partition(run).items())
 
 
 def header(groups: Sequence[RunGroup]) -> dict[str, tuple[str, str]]:

@@ -9,13 +9,15 @@ from jaxfed.report.reading import read_run
 from jaxfed.report.render import render
 from tests.recorded_runs import entry, make_run
 
+OTHER_DATA = {'label_noise': 0.4}
+
 
 def groups_of(folder, **accuracies):
-    """Groups of runs with these last accuracies by seed; a name may end in '_other_data'."""
+    """Groups of runs with these last accuracies by seed; a name may end in '_other' or '_noisy'."""
     for name, values in accuracies.items():
         for seed, last in enumerate(values):
             method, *other = name.split('_')
-            settings = {'alpha': 3.0} if other else {}
+            settings = OTHER_DATA if other == ['noisy'] else {'alpha': 3.0} if other else {}
             lines = [entry(1, 0.1), entry(2, 0.1), entry(3, last)]
             make_run(folder / f'{name}{seed}', lines, method=method, seed=seed, **settings)
     return grouping.group([read_run(path) for path in sorted(folder.iterdir())])
@@ -40,6 +42,14 @@ def test_differences_are_by_seed(tmp_path):
     page = render(groups)
     assert 'Compared with fedavg, by seed' in page
     assert '+20.00 ± 24.84' in page
+
+
+def test_noisy_labels_are_other_data(tmp_path):
+    groups = groups_of(
+        tmp_path, fedavg_noisy=(0.4, 0.4), fedavg=(0.5, 0.5), fedlmd=(0.7, 0.6)
+    )  # fmt: skip
+    differences = [row[1].text for row in compare(groups).table.rows]
+    assert [text[:6] for text in differences if text != '–'] == ['+15.00']
 
 
 def test_every_partition_has_its_own_baseline(tmp_path):
