@@ -15,7 +15,7 @@ from jaxfed.recording import log, run_files
 from jaxfed.recording.progress import grid_progress
 from jaxfed.runs.arrays import checked_arrays, name_arrays
 from jaxfed.runs.deal import columns_of, data_digest, deal
-from jaxfed.runs.experiment import Experiment, make_experiment
+from jaxfed.runs.experiment import Experiment, build_method, make_experiment
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.load import load
 from jaxfed.runs.own_optimizer import name_optimizers
@@ -68,7 +68,11 @@ def check_same_data(done: Iterable[Config]) -> None:
     for config in first.values():
         path = Path(str(config.workdir)) / run_files.PARTITION
         recorded = files.read_json(path).get('data_digest') if path.exists() else None
-        if recorded and recorded != data_digest(deal(config).dataset, {}):
+        if not recorded:
+            continue
+        _, method = build_method(config)  # the server's examples are not dealt to clients
+        dealt = deal(config, auxiliary_per_class=method.auxiliary)
+        if recorded != data_digest(dealt.dataset, {}):
             raise ValueError(
                 f'{path} describes other data than the dataset has now, but the runs of a folder '
                 'are compared with each other: name another directory, or move this one away.'

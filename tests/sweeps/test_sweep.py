@@ -919,6 +919,13 @@ def test_seeds_that_halving_stopped_in_other_rounds_have_no_mean(cheap_runs, tmp
     assert capsys.readouterr().out.count('1 of 2 stopped early') == 2
 
 
+def test_a_sweep_with_examples_on_the_server_and_noisy_labels_is_extended(cheap_runs, tmp_path):
+    config = small(method='fedcad', rounds=1, label_noise=0.2)
+    run(config, '', 1, tmp_path)
+    run(config, '', 2, tmp_path)
+    assert len(folders(tmp_path)) == 2
+
+
 def test_a_sweep_is_not_extended_with_other_data(cheap_runs, tmp_path):
     rng = np.random.default_rng(0)
     arrays = {f'x_{split}': rng.integers(0, 256, (40, 4, 4, 1), np.uint8) for split in SPLITS}
