@@ -65,7 +65,8 @@ def _checked_inputs(array: np.ndarray, source: str, key: str) -> np.ndarray:
     """Returns examples as [n, H, W, channels] uint8 or float32, or token ids as int32."""
     shape = array.shape
     whole = array.dtype.kind in 'iu' and array.dtype != np.uint8
-    if whole and array.size and (array.ndim == 2 or shape[1:] == (1, shape[-2], 1)):
+    sequences = array.ndim == 2 or (array.ndim == 4 and shape[1] == shape[3] == 1)
+    if whole and array.size and sequences:
         return _checked_tokens(array.reshape(len(array), 1, -1, 1), source, key)
     if array.ndim not in (2, 3, 4) or not array.size:
         raise ValueError(

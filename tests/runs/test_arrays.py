@@ -95,6 +95,7 @@ def test_arrays_give_the_results_of_a_file(tmp_path):
         ({'name': 'a/b'}, {}, "dataset='a/b' must have a name of letters"),
         ({'name': 3}, {}, 'dataset=3 must have a name of letters'),
         ({'x_test': None}, {}, r"dataset='mine' has shape \(\) in x_test"),
+        ({'x_test': np.arange(6)}, {}, r"dataset='mine' has shape \(6,\) in x_test"),
         ({'num_classes': 0}, {}, "dataset='mine' must have num_classes from 1 to 1000001, got 0"),
         ({'num_classes': 10**7}, {}, 'must have num_classes from 1 to 1000001, got 10000000'),
         (
