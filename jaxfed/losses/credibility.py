@@ -37,7 +37,7 @@ def credibility_matrix(
     logits = as_float(logits)
     true = one_hot(labels, logits, where)
     predicted = one_hot(jnp.argmax(logits, axis=-1), logits, None)
-    confusion = jnp.einsum('bj,bk->jk', true, predicted)
+    confusion = jnp.einsum('bj,bk->jk', true, predicted, precision='highest')
     return confusion / jnp.maximum(jnp.sum(confusion, axis=-1, keepdims=True), 1.0)
 
 

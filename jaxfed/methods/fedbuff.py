@@ -46,7 +46,7 @@ def fedbuff(*, delay: int = 2, exponent: float = 0.5) -> Method:
     def finish(client: ClientView) -> tuple[PyTree, PyTree]:
         arrives = arrival(client)
         share = arrives * (1.0 + jnp.arange(delay + 1)) ** -exponent
-        late = jax.tree.map(lambda u: jnp.tensordot(share, u, axes=0), client.update)
+        late = jax.tree.map(lambda u: jnp.multiply.outer(share, u), client.update)
         return (), (late, arrives)
 
     def merge(view: MergeView) -> tuple[PyTree, PyTree]:

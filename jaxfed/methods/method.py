@@ -186,7 +186,11 @@ class MergeView(NamedTuple):
 
 def weighted_sum(view: CombineView) -> PyTree:
     """Sums the updates of a cohort with their weights, as the engine does without `combine`."""
-    return jax.tree.map(lambda rows: jnp.tensordot(view.weights, rows, axes=1), view.updates)
+
+    def add(rows: Array) -> Array:
+        return jnp.tensordot(view.weights, rows, axes=1, precision='highest')
+
+    return jax.tree.map(add, view.updates)
 
 
 def _supervised(view: LocalView) -> Array:

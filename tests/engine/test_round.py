@@ -20,7 +20,7 @@ from jaxfed.engine.round import Round, ServerState, TrainingData, make_round
 from jaxfed.engine.stacking import STACKED, UNROLLED
 from jaxfed.methods.chain import chain
 from jaxfed.methods.method import Method
-from jaxfed.models import DEFAULT_CONVOLUTION, as_model, make_model
+from jaxfed.models import DEFAULT_CONVOLUTION, as_model, make_model, with_precision
 from jaxfed.models.blocks import ConvNorm
 from jaxfed.models.layers import linear
 from jaxfed.types import Batch, Model, Outputs
@@ -140,7 +140,8 @@ def make(name):
     if setting:
         key, value = setting.split('=')
         options[key] = value if value.isalpha() else float(value)
-    return methods.build(methods.resolve(specification, options))
+    switched = 1 if ',' in specification else None
+    return methods.build(methods.resolve(specification, options), switch_round=switched)
 
 
 METHODS = [
@@ -265,6 +266,26 @@ def test_round_equals_plain_loop(name):
     chex.assert_trees_all_equal(rounds(run, settings, server, states, cohorts, 2, data), got)
     chex.assert_trees_all_equal_shapes_and_dtypes(got[0], server)
     chex.assert_trees_all_equal_shapes_and_dtypes(got[1], states)
+
+
+# Without the methods of this file and the personal ones, whose parts are tested alone.
+OF_PACKAGE = [name for name in (*METHODS, 'fedavg,median') if 'chained' not in name]
+OF_PACKAGE.remove('drifting')
+
+
+@pytest.mark.parametrize('name', only_fast(OF_PACKAGE, *KINDS, 'fedbuff', 'fedavg,median'))
+def test_products_have_the_digits_of_float32(name):
+    method, clients = make(name), everyone([0, 1, 2, 3], 2)
+    model = with_precision(method.adapt(network()), 'float32')
+    plain = method._replace(adapt=lambda model: model)
+    _, settings, server, states, (functions, mesh) = set_up(plain, model)
+    arguments = server, states, clients, plan(settings, clients.clients, 2, 1), 0.03
+    lowered = lower_round(
+        functions, mesh, *add_axis(*arguments, jax.random.key(5), training_data())
+    )
+    assert 'HIGHEST' in lowered.train.as_text()
+    for program in lowered:  # a GPU and a TPU take fewer digits by default
+        assert 'DEFAULT' not in program.as_text()
 
 
 WITH_STATISTICS = [
