@@ -46,13 +46,13 @@ def fedcurv(*, lam: float = 1e-3) -> Method:
         return jax.tree.map(lambda total, share: total - recent * share, client.shared, last)
 
     def penalty(view: LocalView) -> Array:
-        slope = jax.tree.map(
+        factors = jax.tree.map(
             lambda w, f, fw: f * w - 2 * fw,
             view.params,
             view.begun['fisher'],
             view.begun['fisher_params'],
         )
-        return lam * optax.tree.vdot(view.params, slope)
+        return lam * optax.tree.vdot(view.params, factors)
 
     def finish(client: ClientView) -> tuple[PyTree, PyTree]:
         def loss(params: PyTree, x: Array, y: Array) -> Array:

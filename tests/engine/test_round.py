@@ -268,7 +268,7 @@ def test_round_equals_plain_loop(name):
     chex.assert_trees_all_equal_shapes_and_dtypes(got[1], states)
 
 
-# Without the methods of this file and the personal ones, whose parts are tested alone.
+# Without `drifting`, which computes with JAX's default precision.
 OF_PACKAGE = [name for name in (*METHODS, 'fedavg,median') if 'chained' not in name]
 OF_PACKAGE.remove('drifting')
 

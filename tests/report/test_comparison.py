@@ -9,17 +9,16 @@ from jaxfed.report.reading import read_run
 from jaxfed.report.render import render
 from tests.recorded_runs import entry, make_run
 
-OTHER_DATA = {'label_noise': 0.4}
+OTHER_DATA = {'': {}, 'other': {'alpha': 3.0}, 'noisy': {'label_noise': 0.4}}
 
 
 def groups_of(folder, **accuracies):
     """Groups of runs with these last accuracies by seed; a name may end in '_other' or '_noisy'."""
     for name, values in accuracies.items():
         for seed, last in enumerate(values):
-            method, *other = name.split('_')
-            settings = OTHER_DATA if other == ['noisy'] else {'alpha': 3.0} if other else {}
+            method, _, data = name.partition('_')
             lines = [entry(1, 0.1), entry(2, 0.1), entry(3, last)]
-            make_run(folder / f'{name}{seed}', lines, method=method, seed=seed, **settings)
+            make_run(folder / f'{name}{seed}', lines, method=method, seed=seed, **OTHER_DATA[data])
     return grouping.group([read_run(path) for path in sorted(folder.iterdir())])
 
 
