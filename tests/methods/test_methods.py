@@ -142,9 +142,11 @@ def test_building_methods_starts_no_device():
     code = (
         'import jax; from jaxfed import methods; '
         '[build() for build in methods.METHODS.values()]; '
-        "jax.config.update('jax_num_cpu_devices', 2)"  # refused once JAX has started
+        "jax.config.update('jax_num_cpu_devices', 3); "  # refused once JAX has started
+        'print(jax.device_count())'
     )
-    subprocess.run([sys.executable, '-c', code], check=True)
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert done.stdout == '3\n', done.stderr
 
 
 @pytest.mark.parametrize('name', methods.METHODS)
