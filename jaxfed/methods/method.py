@@ -126,8 +126,16 @@ class LocalView(NamedTuple):
 
         Returns:
           [], the mean; 0 if there is no real example.
+
+        Raises:
+          ValueError: if the values have another shape.
         """
         mask = self.batch.mask
+        if jnp.shape(values) != mask.shape:
+            raise ValueError(
+                f'view.mean must get one value for each example, shape {list(mask.shape)}, got '
+                f'{list(jnp.shape(values))}.'
+            )
         return jnp.sum(jnp.where(mask, values, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxfed.config import SEEDS, settings_that_affect
+from jaxfed.config import SEEDS, SETTINGS, settings_that_affect
 from jaxfed.partition import PARTITIONS, partition_settings
 from jaxfed.report.reading import RecordedRun, with_defaults
 
@@ -29,11 +29,10 @@ _HEADER = {
     'learning_rate': 'learning rate',
 }
 
-# What sets the data and the clients, beside the settings of the partition.
+# What sets the data and the clients.
 _DATA = (
-    'dataset', 'npz', 'path', 'image_column', 'label_column', 'validation', 'partition',
-    'num_clients', 'label_noise', 'label_noise_form', 'feature_shift', 'shift_strength',
-    'personal_test',
+    'dataset', 'npz', 'path', 'image_column', 'label_column', 'validation',
+    *(name for name, setting in SETTINGS.items() if setting.group == 'partition'),
 )  # fmt: skip
 
 
@@ -89,9 +88,8 @@ def settings_of_partition(run: RecordedRun) -> dict[str, str]:
 
 def data_of(group: RunGroup) -> tuple[Any, ...]:
     """The settings of data and partition, equal for groups whose accuracies compare."""
-    run, values = group.runs[0], settings(group.runs[0])
-    chosen = [values[name] for name in _DATA]
-    return (*chosen, *settings_of_partition(run).items())
+    values = settings(group.runs[0]).items()
+    return tuple(pair for pair in values if pair[0] in _DATA or pair[0].startswith('partition.'))
 
 
 def header(groups: Sequence[RunGroup]) -> dict[str, tuple[str, str]]:

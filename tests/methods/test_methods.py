@@ -193,6 +193,15 @@ def test_chain_adds_penalties_and_keeps_the_one_supervised_loss():
     assert float(both.supervised(view)) == 2
 
 
+def test_the_mean_of_a_batch_is_of_one_value_for_each_real_example():
+    batch = Batch(jnp.zeros((3, 1)), jnp.zeros(3, int), jnp.array([True, True, False]))
+    view = LocalView(*[None] * len(LocalView._fields))._replace(batch=batch)
+    assert view.mean(jnp.array([1.0, 3.0, 9.0])) == 2
+    for values in (jnp.ones((3, 1)), jnp.ones(()), jnp.ones(2)):
+        with pytest.raises(ValueError, match=r'one value for each example, shape \[3\], got'):
+            view.mean(values)
+
+
 @pytest.mark.parametrize('form, factor', [('linear', 0.01), ('squared', 0.01**2)])
 def test_fedssd_squares_the_weights_of_classes_and_max_weight_by_its_form(form, factor):
     # p^g = (1/4, 3/4): M_sample = 1 - sqrt(1/4); M_class = 1, as the global model makes no mistake.
