@@ -219,7 +219,11 @@ def train_sweep(config: Config) -> tuple[int, str]:
 
 def run() -> None:
     """Define the flags, parse them and run `main`."""
-    config_flags.define_flags()
+    try:
+        config_flags.define_flags()
+    except ValueError as error:  # of a function that the program has registered
+        console.show_error(str(error))
+        sys.exit(2)
     try:
         app.run(main, flags_parser=command_line.parse_program)
     finally:

@@ -29,6 +29,7 @@ from jaxfed.methods import METHODS
 from jaxfed.metrics.measures import MEASURES
 from jaxfed.models import MODELS
 from jaxfed.partition import PARTITIONS
+from jaxfed.recording import entries
 from jaxfed.report import __main__ as report_command
 from jaxfed.runs import checks, config_flags, deal
 from jaxfed.runs.own_optimizer import name_optimizers
@@ -243,14 +244,15 @@ def test_every_example_runs(text, trained, registries, cheap_runs, tmp_path, mon
 
     def short(settings, *, method=None, **options):
         parts = methods.resolve(settings.method, settings.hyperparameters)
-        built = method or methods.build(parts)
+        if method is None:
+            methods.build(parts)
         small = SMALL if settings.model in networks else {**SMALL, 'model': settings.model}
         (settings,) = name_optimizers([dataclasses.replace(settings, **small)])
         checks.check(settings)
         deal.deal(settings)
         new = {part.name for part in parts} - known or {settings.model} - networks
         new = new or {settings.measure} - {'none'}
-        return simulate(settings, method=built, **options) if method or new or options else trained
+        return simulate(settings, method=method, **options) if method or new or options else trained
 
     def all_short(configs, folder):
         return {name: short(settings) for name, settings in configs.items()}
@@ -266,6 +268,12 @@ def test_every_field_of_the_records_is_explained(trained):
     explained = set(re.findall(r'`(\w+)`', (ROOT / 'docs' / 'records.md').read_text()))
     fields = trained.metrics[0].keys() | trained.summary.keys() | trained.summary['cost'].keys()
     assert fields <= explained
+
+
+def test_measures_cannot_take_the_name_of_another_field(trained):
+    assert trained.metrics[0].keys() | trained.summary.keys() <= entries.RESERVED
+    explained = set(re.findall(r'`(\w+)`', (ROOT / 'docs' / 'records.md').read_text()))
+    assert explained >= entries.RESERVED
 
 
 def anchors(page):

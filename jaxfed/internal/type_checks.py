@@ -1,7 +1,8 @@
 """Checks of a setting's value against its annotation."""
 
 import difflib
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, get_args, get_origin
 
 _WORDS = {
@@ -15,6 +16,41 @@ _LARGEST_INT = 2**63 - 1
 _LARGEST_FLOAT = 3.4e38  # of float32, the precision of all settings in the program
 
 
+def checked_parameters(
+    function: Callable[..., Any], place: str, without: Iterable[str] = ()
+) -> dict[str, inspect.Parameter]:
+    """The parameters of a registered function, whose types flags can have.
+
+    Args:
+      function: any callable.
+      place: for the message, as "METHODS['mine']".
+      without: names of parameters that are neither checked nor returned.
+
+    Raises:
+      ValueError: if the type of a parameter is missing, unknown or another one.
+    """
+    try:
+        parameters = inspect.signature(function, eval_str=True).parameters
+    except (NameError, AttributeError, SyntaxError, TypeError) as error:
+        raise ValueError(f'{place}: the types of its parameters are unknown: {error}.') from error
+    found = {name: p for name, p in parameters.items() if name not in without}
+    for name, parameter in found.items():
+        kind = parameter.annotation
+        plain = {*(get_args(kind) or (kind,))} - {type(None)}
+        if not choices_of(kind) and not (len(plain) == 1 and plain <= _WORDS.keys()):
+            raise ValueError(
+                f'{place}: its parameter {name} must have the type bool, int, float, str, a '
+                f'Literal of texts, or one of them or None, as in {name}: float = 1.0.'
+            )
+    return found
+
+
+def choices_of(kind: Any) -> tuple[str, ...]:
+    """The choices of a Literal or of an optional one, () for other types."""
+    literals = (k for k in (kind, *get_args(kind)) if get_origin(k) is Literal)
+    return get_args(next(literals, None))
+
+
 def check_value(name: str, value: Any, kind: Any) -> None:
     """Raises a ValueError unless a value has its annotated type and float32 or int64 can hold it.
 
@@ -23,11 +59,10 @@ def check_value(name: str, value: Any, kind: Any) -> None:
     must have no NUL character and no line break.
     """
     kinds = get_args(kind) or (kind,)
-    literal = next((k for k in (kind, *kinds) if get_origin(k) is Literal), None)
-    if literal is not None:
+    if choices := choices_of(kind):
         optional = value is None and type(None) in kinds
-        if not optional and value not in get_args(literal):
-            choices, text = get_args(literal), printable(str(value))
+        if not optional and value not in choices:
+            text = printable(str(value))
             end = suggestion(text, choices, f'{name}=')
             raise ValueError(f'{name} must be one of {", ".join(choices)}, got {text}{end}')
         return

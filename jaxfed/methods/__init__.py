@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxfed.internal.type_checks import check_value, printable
+from jaxfed.internal.type_checks import check_value, checked_parameters, printable
 from jaxfed.methods.apfl import apfl
 from jaxfed.methods.chain import chain
 from jaxfed.methods.ditto import ditto
@@ -95,7 +95,8 @@ def hyperparameters(name: str) -> dict[str, inspect.Parameter]:
       Name -> inspect.Parameter, in the order of the factory's signature.
 
     Raises:
-      ValueError: if the registered value is not a function, or a parameter of it has no default.
+      ValueError: if the registered value is not a function, or a parameter of it has no default
+        or a type that a flag cannot have.
     """
     factory = METHODS[name]
     if not callable(factory):
@@ -103,7 +104,7 @@ def hyperparameters(name: str) -> dict[str, inspect.Parameter]:
             f'METHODS[{name!r}] must be a function that returns a jaxfed.Method, got a '
             f'{type(factory).__name__}; write METHODS[{name!r}] = lambda: ...'
         )
-    parameters = dict(inspect.signature(factory).parameters)
+    parameters = checked_parameters(factory, f'METHODS[{name!r}]')
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty:
             raise ValueError(f'METHODS[{name!r}]: its parameter {key} must have a default value.')

@@ -6,7 +6,7 @@ import optax
 
 from jaxfed.methods._check import check
 from jaxfed.methods.method import ClientView, MergeView, Method, Privacy
-from jaxfed.types import Model, PyTree
+from jaxfed.types import PyTree
 
 
 def dp(*, clip: float = 1.0, noise: float = 1.0, delta: float = 1e-5) -> Method:
@@ -52,16 +52,7 @@ def dp(*, clip: float = 1.0, noise: float = 1.0, delta: float = 1e-5) -> Method:
         noisy = [leaf + scale * draw for leaf, draw in zip(leaves, normal, strict=True)]
         return jax.tree.unflatten(structure, noisy), view.state
 
-    def adapt(model: Model) -> Model:
-        if model.stats:
-            raise ValueError(
-                'dp needs a network without batch statistics, which are averaged without clipping '
-                'and noise; choose one, as --model=cnn.'
-            )
-        return model
-
     return Method(
-        adapt=adapt,
         weigh=lambda cohort: (cohort.weights > 0) / cohort.round.expected_size,
         send=send,
         merge=merge,

@@ -116,6 +116,11 @@ def _outside_rounds(method: Any) -> dict[str, Any]:
         adapted = method.adapt(model)
         if not isinstance(adapted, Model):
             raise _error('adapt', 'a jaxfed.types.Model', adapted)
+        if method.privacy is not None and adapted.stats:
+            raise ValueError(
+                'noise for privacy, as of dp, needs a network without batch statistics, which are '
+                'averaged without clipping and noise; choose one, as --model=cnn.'
+            )
         return adapted
 
     return {

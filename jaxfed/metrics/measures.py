@@ -3,12 +3,13 @@
 A measure is a value: what it records, what it costs, and pure functions of a round's results.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+import reprlib
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from jaxfed.internal.type_checks import suggestion
+from jaxfed.internal.type_checks import printable, suggestion
 from jaxfed.metrics.accuracy import Evaluation
 from jaxfed.metrics.confusion import confusion_matrix, prediction_share
 from jaxfed.metrics.consistency import class_consistency, same_predictions
@@ -266,6 +267,37 @@ def parse_measures(text: str) -> tuple[str, ...]:
     return names
 
 
+def check_measures(names: Sequence[str], reserved: Collection[str]) -> None:
+    """Checks the measures of a run, which may be registered ones.
+
+    Args:
+      names: out of MEASURES.
+      reserved: the fields of records that are not of measures.
+
+    Raises:
+      ValueError: if one is not a `Measure`, needs an unknown part of `LocalModels`, or records a
+        field of something else; measures may share arrays.
+    """
+    owners = dict.fromkeys(reserved, 'jaxfed')
+    for name in names:
+        measure, place = MEASURES[name], f'MEASURES[{name!r}]'
+        if not isinstance(measure, Measure):
+            raise ValueError(f'{place} must be a Measure, got {printable(reprlib.repr(measure))}.')
+        for need in measure.needs:
+            if need not in get_args(Need):
+                choices = ' or '.join(map(repr, get_args(Need)))
+                raise ValueError(f'{place}.needs must name {choices}, got {need!r}.')
+        for scalar in measure.scalars:
+            owners.setdefault(scalar, f'--measure={name}')
+    for name in names:
+        for field in MEASURES[name].fields:
+            owner = owners.get(field, f'--measure={name}')
+            if owner != f'--measure={name}':
+                raise ValueError(
+                    f'MEASURES[{name!r}] records {field!r}, as {owner} does; rename the field.'
+                )
+
+
 def parse_clients(text: str | None) -> tuple[int, ...]:
     """Parses a comma-separated list of client ids.
 
@@ -340,10 +372,26 @@ def measure_round(
 
     Returns:
       All fields of the measures; None for a field without a value in this round.
+
+    Raises:
+      ValueError: if a measure returns a field that it does not list, or an array as a scalar.
     """
     values: Fields = dict.fromkeys(fields(names))
-    for measure in (MEASURES[name] for name in names):
-        values |= measure.of_round(data)
-        values |= {} if now is None else measure.of_global(data, now)
-        values |= {} if local is None else measure.of_locals(data, local)
+    for name in names:
+        measure = MEASURES[name]
+        found = dict(measure.of_round(data))
+        found |= {} if now is None else measure.of_global(data, now)
+        found |= {} if local is None else measure.of_locals(data, local)
+        for field, value in found.items():
+            if field not in measure.fields:
+                raise ValueError(
+                    f'MEASURES[{name!r}] returns {field!r}, but its scalars and arrays do not list '
+                    'it; add it to one of them.'
+                )
+            if field in measure.scalars and np.ndim(value):
+                raise ValueError(
+                    f'MEASURES[{name!r}] must return a number as its scalar {field!r}, got the '
+                    f'shape {list(np.shape(value))}; list it in arrays instead.'
+                )
+        values |= found
     return values

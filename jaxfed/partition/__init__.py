@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxfed.internal.type_checks import checked_parameters
 from jaxfed.partition.checks import Seed, checked_parts
 from jaxfed.partition.client_dirichlet import client_dirichlet
 from jaxfed.partition.counts import label_counts, one_class_share
@@ -35,7 +36,7 @@ PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
     )
 }  # fmt: skip
 
-_COMMON = ('labels', 'num_clients', 'seed', 'users', 'dealt')
+_COMMON = ('labels', 'num_clients', 'seed', 'users', 'dealt')  # the caller passes these
 
 
 def partition_settings(name: str) -> dict[str, inspect.Parameter]:
@@ -46,9 +47,11 @@ def partition_settings(name: str) -> dict[str, inspect.Parameter]:
 
     Returns:
       Name -> inspect.Parameter, in the order of the function's signature.
+
+    Raises:
+      ValueError: if a setting has a type that a flag cannot have.
     """
-    parameters = inspect.signature(PARTITIONS[name]).parameters
-    return {key: parameter for key, parameter in parameters.items() if key not in _COMMON}
+    return checked_parameters(PARTITIONS[name], f'PARTITIONS[{name!r}]', without=_COMMON)
 
 
 def make_partition(

@@ -15,6 +15,18 @@ Entry = dict[str, Any]  # a line of metrics.jsonl
 _LOCAL = ('local_accuracy', 'personal_accuracy', 'personal_global_accuracy')
 _SPREAD = ('personal_worst_tenth', 'personal_deviation')  # with --personal_test only
 _EVALUATED = ('test_accuracy', 'test_loss', 'class_accuracy', *_LOCAL)
+# The fields of metrics.jsonl and summary.json that are not of measures.
+RESERVED = frozenset({
+    *_EVALUATED, *_SPREAD,
+    'round', 'train_loss', 'learning_rate', 'failed', 'clients', 'seconds', 'evaluation_seconds',
+    'local_evaluation_seconds', 'epsilon', 'delta', 'neighbours',
+    'method', 'dataset', 'rounds', 'final_accuracy', 'best_accuracy', 'best_round',
+    'moving_accuracy', 'best_moving_accuracy', 'target_accuracy', 'rounds_to_target',
+    'seconds_per_round', 'compile_seconds', 'seconds_total', 'client_steps',
+    'client_steps_per_second', 'evaluation_share', 'local_evaluation_share', 'cost', 'evaluated_on',
+    'devices', 'lanes', 'experiments', 'memory_bytes', 'auxiliary_examples', 'resumed_after',
+    'trackers_failed', 'stopped_early',
+})  # fmt: skip
 
 
 def title_of(config: Config) -> str:

@@ -9,8 +9,9 @@ from jaxfed.config import MAPPINGS, SETTINGS, Config
 from jaxfed.data import check_source
 from jaxfed.engine.cohorts import candidates
 from jaxfed.internal.type_checks import check_value
-from jaxfed.metrics.measures import MEASURES, parse_clients, parse_measures
+from jaxfed.metrics.measures import MEASURES, check_measures, parse_clients, parse_measures
 from jaxfed.partition import PARTITIONS, partition_settings
+from jaxfed.recording.entries import RESERVED
 from jaxfed.runs.attack import check_attack
 from jaxfed.runs.deal import columns_of
 from jaxfed.runs.learning_rate import check_learning_rate
@@ -99,6 +100,7 @@ def _check_clients(config: Config) -> None:
 
 def _check_measures(config: Config) -> None:
     names, clients = parse_measures(config.measure), parse_clients(config.confusion_clients)
+    check_measures(names, RESERVED)
     last = config.num_clients - 1
     _require(config, 'confusion_clients', max(clients, default=0) <= last, f'from 0 to {last}')
     if clients and 'confusion' not in names:

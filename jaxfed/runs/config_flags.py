@@ -3,14 +3,14 @@
 import dataclasses
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from absl import flags
 
 from jaxfed import methods
 from jaxfed.config import DEFAULTS, GROUPS, MAPPINGS, SETTINGS, Config
 from jaxfed.internal import command_line, config_file
-from jaxfed.internal.type_checks import printable
+from jaxfed.internal.type_checks import choices_of, printable
 from jaxfed.partition import PARTITIONS, partition_settings
 from jaxfed.runs.checks import annotations
 
@@ -124,7 +124,7 @@ def help_rows() -> dict[str, list[command_line.FlagHelp]]:
     rows: dict[str, list[command_line.FlagHelp]] = {group: [] for group in GROUPS}
     kinds = annotations()
     for name, setting in SETTINGS.items():
-        row = command_line.FlagHelp(name, setting.help, DEFAULTS[name], _choices(kinds[name]))
+        row = command_line.FlagHelp(name, setting.help, DEFAULTS[name], choices_of(kinds[name]))
         rows[setting.group].append(row)
     for name, flag in COMMAND_FLAGS.items():
         if flag.group:
@@ -143,14 +143,8 @@ def _owners(
     return owners
 
 
-def _choices(kind: Any) -> tuple[str, ...]:
-    """The choices of a Literal or of an optional one, () for other types."""
-    literals = (k for k in (kind, *typing.get_args(kind)) if typing.get_origin(k) is Literal)
-    return typing.get_args(next(literals, None))
-
-
 def _define(into: flags.FlagValues, name: str, kind: Any, default: Any, help_: str) -> None:
-    if choices := _choices(kind):
+    if choices := choices_of(kind):
         flags.DEFINE_enum(name, default, choices, help_, flag_values=into)
         return
     (plain,) = set(typing.get_args(kind) or (kind,)) - {type(None)}

@@ -1,5 +1,7 @@
 """An experiment: settings checked and parsed, data dealt, method and network built."""
 
+import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -7,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxfed import methods
-from jaxfed.config import Config
+from jaxfed.config import DEFAULTS, Config
 from jaxfed.data.augment import check_augment, parse_augment
 from jaxfed.data.feature_shift import check_feature_shift
 from jaxfed.data.statistics import channel_statistics
@@ -72,9 +74,13 @@ def set_up(
 
     Args:
       config: the settings.
-      method: used instead of the one that `config.method` names.
+      method: used instead of the one that `config.method` names; the records name it so, if the
+        settings have another method than the default, else `own`.
       dataset: arrays in memory, used instead of the data that `config.dataset` names.
     """
+    if method is not None:
+        methods.check_method(method)
+        config = _name_method(config)
     arrays = None if dataset is None else checked_arrays(dataset, columns_of(config))
     if arrays is not None:
         config = name_arrays(config, arrays)
@@ -90,8 +96,6 @@ def make_experiment(
     config: Config, method: Method | None = None, dataset: Dataset | None = None
 ) -> Experiment:
     """Check the settings, load and deal the data, build method and network; write nothing."""
-    if method is not None:
-        methods.check_method(method)
     checks.check(config)
     distributed.check_settings(config_flags.common_settings(config))
     distributed.check_work(config.clients_per_round, config.lanes)
@@ -142,6 +146,23 @@ def make_experiment(
             'lower it, or raise --rounds.'
         )
     return experiment
+
+
+def _name_method(config: Config) -> Config:
+    """The settings with the name of a method object in the records."""
+    if config.hyperparameters:
+        raise ValueError(
+            f'hyperparameters={config.hyperparameters} have no effect on a method object; pass '
+            'them to the function that makes it.'
+        )
+    if config.method == DEFAULTS['method']:
+        return dataclasses.replace(config, method='own')
+    if not methods.METHODS.keys().isdisjoint(re.split('[+,]', str(config.method))):
+        raise ValueError(
+            f'--method={config.method} and a method object exclude each other; omit one, or give '
+            'the object a name that is not in METHODS.'
+        )
+    return config
 
 
 def build_method(config: Config, method: Method | None = None) -> tuple[list[methods.Part], Method]:

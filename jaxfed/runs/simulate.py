@@ -71,7 +71,9 @@ def simulate(
 
     Args:
       config: the settings.
-      method: a method object, used instead of the one that `config.method` names.
+      method: a method object, used instead of the one that `config.method` names. The records name
+        it by `config.method`, which must not be registered, or `own` by default. A run that
+        continues must pass the same object: it is not compared.
       dataset: arrays in memory, or splits of Hugging Face's library `datasets`, used instead of the
         data that `config.dataset` names. The records name it `arrays/NAME-DIGEST`, so an
         interrupted run continues with the same arrays only.

@@ -159,6 +159,7 @@ METHODS = [
     'personal chained',
     'fedper+fedlmd',
     'ditto+fedprox',
+    'apfl+dp',
     'moon+median',
     'scaffold+fedper',
     'fedlmd+topk+quantize+dp+fedavgm',

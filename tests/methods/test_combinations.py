@@ -240,6 +240,23 @@ def test_a_run_that_diverges_can_be_recorded(cheap_runs, tmp_path):
     assert result.summary['rounds'] == last['round']
 
 
+@pytest.mark.parametrize('personal', ['ditto', 'apfl'])
+def test_clipping_a_pair_of_models_clips_the_one_that_is_sent(personal, cheap_runs, tmp_path):
+    def common(method):
+        settings = jaxfed.Config(
+            method=method,
+            hyperparameters={'noise': 0.0, 'clip': 0.05},
+            rounds=2,
+            model='mlp',
+            devices='1',
+            lanes=1,
+            workdir=str(tmp_path / method),
+        )
+        return jaxfed.simulate(settings).params
+
+    chex.assert_trees_all_close(common(f'{personal}+dp')['model'], common('dp'), rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_the_method_of_the_readme_runs(tmp_path):
     readme = (Path(__file__).parents[2] / 'README.md').read_text()

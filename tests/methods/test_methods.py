@@ -4,6 +4,7 @@ import functools
 import re
 import subprocess
 import sys
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from jaxfed.methods import (
     switch,
 )
 from jaxfed.methods.method import LocalView, MergeView
+from jaxfed.runs import config_flags
 from jaxfed.types import Batch, Outputs
 
 
@@ -284,6 +286,18 @@ def test_a_combination_names_the_part_that_is_not_a_method():
         switch(Method(), 'fedavg', rounds=1)
 
 
+def _without_default(*, beta: float) -> Method:
+    return Method()
+
+
+def _of_unknown_type(*, beta: 'Nowhere' = 1.0) -> Method:  # noqa: F821
+    return Method()
+
+
+def _of_types_as_text(*, beta: 'float | None' = None, kind: "Literal['a', 'b']" = 'a') -> Method:
+    return Method()
+
+
 @pytest.mark.parametrize(
     'factory, message',
     [
@@ -297,8 +311,17 @@ def test_a_combination_names_the_part_that_is_not_a_method():
             "METHODS['mine'] must be a function that returns a jaxfed.Method, got a Method;",
         ),
         (
-            lambda *, beta: Method(),
+            _without_default,
             "METHODS['mine']: its parameter beta must have a default value.",
+        ),
+        (
+            lambda *, beta=1.0: Method(),
+            "METHODS['mine']: its parameter beta must have the type bool, int, float, str, a "
+            'Literal of texts, or one of them or None, as in beta: float = 1.0.',
+        ),
+        (
+            _of_unknown_type,
+            "METHODS['mine']: the types of its parameters are unknown: name 'Nowhere' is not",
         ),
     ],
 )
@@ -306,3 +329,29 @@ def test_a_registered_function_that_does_not_return_a_method(factory, message, m
     monkeypatch.setitem(methods.METHODS, 'mine', factory)
     with pytest.raises(ValueError, match=re.escape(message)):
         build(resolve('mine', {}))
+
+
+def test_types_as_text_are_types(monkeypatch):
+    monkeypatch.setitem(methods.METHODS, 'mine', _of_types_as_text)
+    assert resolve('mine', {}) == [Part('mine', {'beta': None, 'kind': 'a'})]
+    assert config_flags.parse(['--method=mine', '--mine.kind=b']).hyperparameters == {
+        'mine.kind': 'b'
+    }
+    with pytest.raises(ValueError, match=r'--mine\.beta must be a number, got x'):
+        config_flags.parse(['--method=mine', '--mine.beta=x'])
+    with pytest.raises(ValueError, match='--method=mine: kind must be one of a, b, got c'):
+        build(resolve('mine', {'kind': 'c'}))
+
+
+def test_a_program_with_an_invalid_method_ends_with_one_line(tmp_path):
+    (tmp_path / 'mine.py').write_text(
+        'from jaxfed import main, methods\n'
+        "methods.METHODS['mine'] = lambda *, beta=1.0: methods.METHODS['fedavg']()\n"
+        'main.run()\n'
+    )
+    done = subprocess.run(
+        [sys.executable, 'mine.py', '--help'], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.count('\n') == 1
+    assert done.stderr.startswith("error: METHODS['mine']: its parameter beta must have the type")

@@ -7,6 +7,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from jaxfed.methods import METHODS, chain, switch
+from jaxfed.methods.hooks import check_hooks
 from jaxfed.methods.method import ClientView, CombineView, MergeView, Method
 from jaxfed.types import Model
 
@@ -195,6 +196,7 @@ def test_updates_pass_through_the_parts():
         ('dp+median', 'method 2 uses no weights, so those of method 1 would have no effect'),
         ('dp+quantize', 'method 1 adds noise .* so method 2 must come before it'),
         ('dp+fedper', 'so method 2 must come before it'),
+        ('dp+ditto', 'so method 2 must come before it'),
         ('dp+fednova', 'so method 2 must come before it'),
         ('fedavgm+dp', 'so method 1 must come after it'),
         ('scaffold+dp', 'changes updates only, but method 1 uploads more'),
@@ -221,7 +223,15 @@ def test_parts_that_would_undo_each_other(names, message):
 
 
 @pytest.mark.parametrize(
-    'names', ['fedlmd+topk+dp+fedavgm', 'fedper+quantize', 'moon+krum', 'topk+fedbuff']
+    'names',
+    [
+        'fedlmd+topk+dp+fedavgm',
+        'ditto+dp',
+        'apfl+topk+dp',
+        'fedper+quantize',
+        'moon+krum',
+        'topk+fedbuff',
+    ],
 )
 def test_parts_that_combine(names):
     combined = chain(*(METHODS[name]() for name in names.split('+')))
@@ -244,4 +254,4 @@ def test_noise_and_delays_need_every_round(name):
 def test_methods_refuse_batch_statistics(name):
     model = Model(lambda key: {}, lambda params, x: x, stats={'norm': {'mean': jnp.zeros(1)}})
     with pytest.raises(ValueError, match='batch statistics'):
-        METHODS[name]().adapt(model)
+        check_hooks(METHODS[name]()).adapt(model)

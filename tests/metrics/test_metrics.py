@@ -526,6 +526,39 @@ def test_values_that_are_not_finite_become_null(cheap_runs, tmp_path, monkeypatc
     assert result.summary['two'] == 3
 
 
+@pytest.mark.parametrize(
+    'mine, message',
+    [
+        (
+            Measure('Mine.', scalars=('test_accuracy',)),
+            "'test_accuracy', as jaxfed does; rename",
+        ),
+        (Measure('Mine.', scalars=('rounds',)), "records 'rounds', as jaxfed does"),
+        (Measure('Mine.', arrays=('forgetting',)), "'forgetting', as --measure=forgetting does"),
+        (Measure('Mine.', needs=('model',)), "must name 'agreement' or 'models' or .* got 'model'"),
+        (len, 'must be a Measure, got <built-in function len>'),
+    ],
+)
+def test_registered_measures_are_checked(mine, message, monkeypatch):
+    monkeypatch.setitem(MEASURES, 'mine', mine)
+    with pytest.raises(ValueError, match=message):
+        checks.check(Config(measure='forgetting,mine'))
+
+
+@pytest.mark.parametrize(
+    'returned, message',
+    [
+        ({'two': 2}, "returns 'two', but its scalars and arrays do not list it; add it"),
+        ({'one': [1, 2]}, r"must return a number as its scalar 'one', got the shape \[2\]"),
+    ],
+)
+def test_a_measure_returns_the_fields_that_it_lists(returned, message, monkeypatch):
+    mine = Measure('Mine.', scalars=('one',), of_round=lambda data: returned)
+    monkeypatch.setitem(MEASURES, 'mine', mine)
+    with pytest.raises(ValueError, match=message):
+        measures.measure_round(('mine',), None, None, None)
+
+
 def test_parsing_of_names():
     assert parse_measures('none') == ()
     assert parse_measures('all') == tuple(MEASURES)

@@ -16,6 +16,7 @@ import jaxfed
 from jaxfed.engine import devices
 from jaxfed.internal import console
 from jaxfed.internal.signals import Interrupted
+from jaxfed.methods import Method
 from jaxfed.report import __main__ as report
 from jaxfed.runs import feed, program_cache, simulate
 
@@ -43,6 +44,31 @@ def test_a_name_is_not_a_method(tmp_path):
     with pytest.raises(ValueError, match=r"must be a jaxfed\.Method, got 'fedlmd'; the name"):
         jaxfed.simulate(jaxfed.Config(workdir=str(workdir)), method='fedlmd')
     assert not workdir.exists()
+
+
+def test_a_method_object_is_recorded_by_its_own_name(cheap_runs, tmp_path):
+    def recorded(name, **settings):
+        folder = tmp_path / name
+        jaxfed.simulate(jaxfed.Config(**TINY, **settings, workdir=str(folder)), method=Method())
+        files = [json.loads((folder / f).read_text()) for f in ('config.json', 'summary.json')]
+        assert jaxfed.load(folder).config.method == files[0]['method'] == files[1]['method']
+        return files[0]['method'], files[0]['method_parts']
+
+    assert recorded('a') == ('own', [])
+    assert recorded('b', method='plain, 0.1') == ('plain, 0.1', [])
+
+
+@pytest.mark.parametrize(
+    'settings, message',
+    [
+        ({'method': 'fedlmd'}, '--method=fedlmd and a method object exclude each other; omit one'),
+        ({'method': 'mine+fedprox'}, '--method=mine.fedprox and a method object exclude each'),
+        ({'hyperparameters': {'mu': 1}}, "hyperparameters={'mu': 1} have no effect on a method"),
+    ],
+)
+def test_a_method_object_excludes_registered_names(settings, message):
+    with pytest.raises(ValueError, match=message):
+        jaxfed.simulate(jaxfed.Config(**TINY, **settings), method=Method())
 
 
 def test_config_names_unknown_settings():
