@@ -2,8 +2,11 @@
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+
+import numpy as np
 
 from jaxfed.data.feature_shift import FeatureShift
 from jaxfed.internal.type_checks import suggestion
@@ -76,6 +79,13 @@ _record = functools.partial(_setting, group='evaluation and records', affects='r
 _machine = functools.partial(_setting, group='machine', affects='machine')
 
 
+def _plain(value: Any) -> Any:
+    """A number of NumPy as one of Python, a path as text."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Everything that determines an experiment; every field is a flag of the same name."""
@@ -91,6 +101,15 @@ class Config:
                     f'the method are set as hyperparameters={{{name!r}: {settings[name]!r}}}.'
                 )
             return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        """Make NumPy's numbers and paths plain values, as flags are."""
+        for name in FIELDS:
+            value = getattr(self, name)
+            if isinstance(value, Mapping):
+                object.__setattr__(self, name, {key: _plain(v) for key, v in value.items()})
+            else:
+                object.__setattr__(self, name, _plain(value))
 
     method: str = _method('fedavg', "federated method, parts joined by '+'; 'list' shows all")
     # By 'NAME' or 'METHOD.NAME'; each is a flag.
@@ -321,7 +340,7 @@ class Config:
     checkpoint_every: int = _record(
         10,
         'rounds between checkpoints; 0 for one only when interrupted',
-        _or_zero('for none'),
+        _or_zero('for one only when interrupted'),
         affects='machine',
     )
     keep: int = _record(

@@ -199,6 +199,11 @@ def train_sweep(config: Config) -> tuple[int, str]:
     checks.check(config)
     points = grid.parse_grid(values.sweep or '', config)
     rungs = parse_halving(values.halving, config)
+    if rungs and len(points) == 1:
+        raise ValueError(
+            f'--halving={values.halving} compares settings; name several, as in '
+            '--sweep="learning_rate=.01,.1".'
+        )
     folder = run_files.new_folder(config, '-sweep')
     members = sweep.expand(config, points, values.seeds, folder)
     for member in members:

@@ -244,6 +244,7 @@ def test_auxiliary_data_belongs_to_no_client(tmp_path):
     'arguments, message',
     [
         (['--method=fedlmb'], "unknown method 'fedlmb'"),
+        (['--method=FedLMD'], "unknown method 'FedLMD'; did you mean fedlmd? --method=list"),
         (['--method=fedavg', '--mu=.1'], '--mu=0.1: --method=fedavg takes no such'),
         (['--method=fedlmd', '--fedprox.mu=.1'], '--fedprox.mu=0.1'),
         (['--method=fedlmd+kd', '--tau=2'], '--fedlmd.tau or --kd.tau'),
@@ -573,4 +574,6 @@ def test_halving_looks_at_every_experiment(command, tmp_path, capsys):
     assert 'compares settings on held-out training data' in capsys.readouterr().err
     assert command('--sweep=rounds=1,3', '--halving=1', *arguments) == 2
     assert '--halving must be rounds below --rounds=1' in capsys.readouterr().err
+    assert command('--seeds=2', '--halving=1', *arguments) == 2
+    assert '--halving=1 compares settings; name several, as in --sweep=' in capsys.readouterr().err
     assert not (tmp_path / 's').exists()

@@ -4,14 +4,13 @@
 method from a specification such as 'fedlmd+fedprox'. `METHODS['mine'] = mine` adds a method.
 """
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 
-from jaxfed.internal.type_checks import check_value, checked_parameters, printable
+from jaxfed.internal.type_checks import check_value, checked_parameters, printable, suggestion
 from jaxfed.methods.apfl import apfl
 from jaxfed.methods.chain import chain
 from jaxfed.methods.ditto import ditto
@@ -133,11 +132,9 @@ def resolve(specification: str, settings: Mapping[str, Any]) -> list[Part]:
     names = [name for phase in phases for name in phase]
     for name in names:
         if name not in METHODS:
-            near = difflib.get_close_matches(name, METHODS, n=3, cutoff=0.4)
-            hint = f'did you mean {" or ".join(near)}? ' if near else ''
             raise ValueError(
-                f'--method={printable(specification)}: unknown method {name!r}; {hint}'
-                '--method=list prints all.'
+                f'--method={printable(specification)}: unknown method {name!r}'
+                f'{suggestion(name, METHODS)} --method=list prints all.'
             )
         if any(phase.count(name) > 1 for phase in phases):
             raise ValueError(f'--method={specification}: {name} is named twice.')

@@ -82,6 +82,8 @@ def main(arguments: Sequence[str]) -> int:
         output, indices = flags.FLAGS.output, flags.FLAGS.output_indices
         if indices and Path(indices).suffix not in SUFFIXES:
             raise ValueError(f'--output_indices={indices} must end in {" or ".join(SUFFIXES)}.')
+        if output and Path(output).suffix.lower() != '.png':
+            raise ValueError(f'--output={output} must end in .png.')
         dealt = deal_examples(settings)
         print_heatmap(dealt.label_counts, Console(highlight=False))
         console.say(f'digest of the partition: {dealt.digest}', quiet=False)

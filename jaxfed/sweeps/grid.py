@@ -1,12 +1,12 @@
 """The grid of settings of --sweep: which parameters it may have, and its points."""
 
-import difflib
 import itertools
 import typing
 from typing import Any
 
 from jaxfed import methods
 from jaxfed.config import FIELDS, Config, settings_that_affect
+from jaxfed.internal.type_checks import suggestion
 from jaxfed.partition import PARTITIONS, partition_settings
 
 Point = tuple[tuple[str, float], ...]  # (name, value) of each swept parameter
@@ -57,7 +57,7 @@ def _kind(name: str, config: Config, text: str) -> type[float] | type[int]:
     if name in kinds:
         return kinds[name]
     if name == 'seed':
-        raise ValueError(f'--sweep={text}: --seeds=3 sets the seeds, which start at --seed.')
+        raise ValueError(f'--sweep={text}: use --seeds=3 for three seeds, from --seed on.')
     if owners := [other for other in PARTITIONS if name in partition_settings(other)]:
         raise ValueError(
             f'--sweep={text}: {name} belongs to --partition={" or ".join(owners)}, but '
@@ -68,11 +68,9 @@ def _kind(name: str, config: Config, text: str) -> type[float] | type[int]:
             f'--sweep={text}: {name} is not a number to sweep over; run once for each value, or '
             'sweep over one of ' + ', '.join(kinds) + '.'
         )
-    near = difflib.get_close_matches(name, kinds, n=3, cutoff=0.4)
-    hint = f'did you mean {" or ".join(near)}? ' if near else ''
     raise ValueError(
-        f'--sweep={text}: --method={config.method} and the settings have no {name}; {hint}The '
-        f'parameters are {", ".join(kinds)}.'
+        f'--sweep={text}: --method={config.method} and the settings have no {name}'
+        f'{suggestion(name, kinds)} The parameters are {", ".join(kinds)}.'
     )
 
 

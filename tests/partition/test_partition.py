@@ -664,8 +664,11 @@ def test_counts_are_shown_as_they_are_trained(tmp_path):
         deal_examples(Config(hyperparameters={'mu': 1.0}))
 
 
-def test_a_map_that_cannot_be_written_names_the_flag(tmp_path, monkeypatch, capsys):
-    path = tmp_path / 'no' / 'such.png'
+@pytest.mark.parametrize(
+    'name, message', [('no/such.png', 'cannot be written'), ('map.pdf', 'must end in .png.')]
+)
+def test_a_map_that_cannot_be_written_names_the_flag(name, message, tmp_path, monkeypatch, capsys):
+    path = tmp_path / name
     values = types.SimpleNamespace(method='fedavg', output=str(path), output_indices=None)
     monkeypatch.setattr(show, 'flags', types.SimpleNamespace(FLAGS=values))
     monkeypatch.setattr(show.command_line, 'quiet_libraries', lambda: None)
@@ -673,7 +676,7 @@ def test_a_map_that_cannot_be_written_names_the_flag(tmp_path, monkeypatch, caps
     assert show.main(['partition']) == 2
     shown = ' '.join(capsys.readouterr().err.split())
     assert f'--output={path}' in shown.replace(' ', '')
-    assert 'cannot be written' in shown
+    assert message in shown
 
 
 def test_one_class_share_by_hand():

@@ -1,5 +1,6 @@
 """`jaxfed.simulate` from Python: progress, compiled programs, failed starts, interruption."""
 
+import dataclasses
 import html
 import json
 import os
@@ -76,6 +77,17 @@ def test_config_names_unknown_settings():
         jaxfed.Config(beta=0.5)
     with pytest.raises(TypeError, match='no setting learning_rat; did you mean learning_rate'):
         jaxfed.Config(learning_rat=0.5)
+
+
+def test_numbers_of_numpy_and_paths_are_plain_settings(tmp_path):
+    settings = jaxfed.Config(
+        seed=np.int64(3),
+        alpha=np.float32(0.5),
+        workdir=tmp_path,
+        hyperparameters={'mu': np.int8(1)},
+    )
+    plain = jaxfed.Config(seed=3, alpha=0.5, workdir=str(tmp_path), hyperparameters={'mu': 1})
+    assert json.dumps(dataclasses.asdict(settings)) == json.dumps(dataclasses.asdict(plain))
 
 
 def test_a_failed_start_leaves_no_folder(tmp_path, monkeypatch):

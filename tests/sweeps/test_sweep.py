@@ -668,7 +668,7 @@ def test_a_type_error_in_a_hook_has_its_own_traceback(cheap_runs, tmp_path, monk
         ('beta=1 beta=2', r'beta is named twice'),
         ('method=fedavg,fedlmd', r'method is not a number to sweep over'),
         ('dataset=digits', r'dataset is not a number'),
-        ('seed=1,2', r'--seeds=3 sets the seeds'),
+        ('seed=1,2', r'use --seeds=3 for three seeds, from --seed on'),
         ('lanes=1,2', r'lanes is not a number to sweep over'),
         ('beta=-1,1', r'beta must be at least 0, got -1\.0'),
         ('beta=nan,1', r'beta must be a finite number'),
