@@ -101,11 +101,13 @@ def grid_progress(
 
         def report(entry: Entry) -> None:
             nonlocal done, best
-            done += 1
+            # A resumed group continues after rounds that an earlier process reported.
+            new = 1 if done else 1 + (entry['round'] - 1) * group_runs
+            done += new
             if entry['test_accuracy'] is not None:
                 best = max(best or 0.0, entry['test_accuracy'])
-            bar.update(task, advance=1, description=label)
-            tenth = 10 * done // group_rounds > 10 * (done - 1) // group_rounds
+            bar.update(task, advance=new, description=label)
+            tenth = 10 * done // group_rounds > 10 * (done - new) // group_rounds
             share = f'{100 * done // group_rounds} %'
             accuracy = '-' if best is None else f'{best:.2%}'
             show(

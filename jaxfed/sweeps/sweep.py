@@ -301,6 +301,7 @@ def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> 
     caption = f'mean ± standard deviation of {seeds} seeds' if seeds > 1 else ''
     if best_of_all:
         caption += '; ' * bool(caption) + 'best: the highest final accuracy'
+        caption += ' of those not stopped' * any(outcome.stopped for outcome in outcomes)
     display.show_sweep(
         f'{config.method} on {config.dataset}: accuracy on {where}', names, rows, caption
     )

@@ -59,6 +59,19 @@ def test_a_file_has_the_groups_of_a_sweep(output):
     ]
 
 
+def test_a_resumed_group_counts_its_earlier_rounds(output):
+    shown = output(terminal=False)
+    with grid_progress(2, 20, quiet=False) as (begin, report):
+        begin('two seeds', 20, 2)
+        for i in range(7, 11):
+            for _ in range(2):
+                report(entry(i))
+    shares = [re.search(r'round (\d+), (\d+) %', line) for line in shown()]
+    assert [(int(s[1]), int(s[2])) for s in shares if s] == [
+        (7, 65), (7, 70), (8, 80), (9, 90), (10, 100)
+    ]  # fmt: skip
+
+
 def test_a_sweep_without_an_evaluation_shows_no_accuracy(output):
     shown = output(terminal=False)
     with grid_progress(1, 1, quiet=False) as (begin, report):
