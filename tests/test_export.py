@@ -2,6 +2,7 @@
 
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -11,6 +12,7 @@ from safetensors.numpy import load_file
 import jaxfed
 from jaxfed import export
 from jaxfed.export import main
+from jaxfed.models import MODELS
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (40, 32, 32, 3)).astype(np.uint8)
 LABELS = np.arange(40) % 10
@@ -183,6 +185,19 @@ def test_bad_arguments(arguments, message, capsys, tmp_path, monkeypatch):
     shown = ' '.join(capsys.readouterr().err.split())
     assert message in shown and shown.startswith('error: ')
     assert not list(tmp_path.iterdir())
+
+
+def test_a_program_exports_the_network_that_it_registers(run, tmp_path, monkeypatch):
+    def linear(input_shape, num_classes):
+        def apply(params, x):
+            return x.reshape(-1, 3072) @ params['w']
+
+        return lambda key: {'w': jnp.ones((3072, num_classes))}, apply
+
+    monkeypatch.setitem(MODELS, 'linear', linear)
+    workdir, _ = run('linear')
+    theirs = load_file(written(workdir, 'safetensors', tmp_path))
+    assert theirs.keys() == {'w'} and not np.all(theirs['w'] == 1)
 
 
 def test_an_adapted_network_is_refused(run, tmp_path, capsys):
