@@ -3,6 +3,10 @@
 The checks read shapes and types while JAX traces the hooks; compiled programs do not change.
 """
 
+import functools
+import traceback
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +20,9 @@ _ARRAY = (jax.Array, np.ndarray, np.number, np.bool_, int, float, complex)
 
 def check_hooks(method: Any) -> Any:
     """A `Method` whose hooks raise a ValueError if they return values of a wrong form."""
+    method = method._replace(
+        **{name: _located(name, hook) for name, hook in method._asdict().items() if callable(hook)}
+    )
 
     def init(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
         value = method.init(params, stats)
@@ -129,6 +136,25 @@ def _outside_rounds(method: Any) -> dict[str, Any]:
         'own': own if method.own else None,
         'message_size': message_size,
     }
+
+
+def _located(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook of another package, whose ValueErrors name the hook and its line."""
+    code = getattr(function, '__code__', None)
+    if code is None or function.__module__.partition('.')[0] == 'jaxfed':
+        return function
+
+    @functools.wraps(function)
+    def located(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except ValueError as error:
+            lines = traceback.extract_tb(error.__traceback__)
+            own = [line.lineno for line in lines if line.filename == code.co_filename]
+            place = f'{Path(code.co_filename).name}, line {own[-1]}'
+            raise ValueError(f'Method.{hook} ({place}): {error}') from error
+
+    return located
 
 
 def _error(hook: str, form: str, value: Any) -> ValueError:

@@ -135,6 +135,19 @@ def test_training_reports_a_hook_with_a_wrong_value(method, message, combine):
     assert re.fullmatch(message, str(error.value))
 
 
+@pytest.mark.parametrize('combine', [lambda m: m, lambda m: chain(METHODS['fedprox'](), m)])
+def test_a_value_error_in_a_hook_names_its_line(combine):
+    def penalty(view):
+        return view.mean(view.outputs.logits)
+
+    line = penalty.__code__.co_firstlineno + 1
+    with pytest.raises(ValueError) as error:
+        train(combine(Method(penalty=penalty)))
+    assert str(error.value).startswith(
+        f'Method.penalty (test_hooks.py, line {line}): view.mean must'
+    )
+
+
 def test_an_exception_in_a_hook_reaches_the_caller():
     def broken(view):
         raise KeyError('mine')
