@@ -140,7 +140,7 @@ def verdicts(rows: Sequence[Row]) -> dict[Place, Verdict]:
             else paired(row.values('final'), baseline.values('final'))
             for row in table
         ]
-        adjusted = holm([result.p_value if result else None for result in results])
+        adjusted = holm(results)
         means = {row.place: _mean(row) for row in table if row.complete}
         order = sorted(means.values(), reverse=True)
         for row, result, p in zip(table, results, adjusted, strict=True):
@@ -197,9 +197,17 @@ def in_words(keys: Sequence[tuple[str, str]]) -> str:
 
 
 def matrix(rows: Sequence[Row]) -> tuple[list[str], np.ndarray]:
-    """Methods that are complete everywhere, and their mean final accuracies [blocks, methods]."""
-    by_table = tables(rows)
+    """Methods that are complete in every finished table, and their mean accuracies there.
+
+    Returns:
+      The methods, and [blocks, methods] final accuracies.
+    """
     methods = list(dict.fromkeys(row.place.method for row in rows))
+    by_table = {
+        key: table
+        for key, table in tables(rows).items()
+        if len(table) == len(methods) and all(len(row.runs) == row.asked for row in table)
+    }
     complete = [
         method
         for method in methods

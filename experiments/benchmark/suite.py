@@ -135,7 +135,7 @@ def refuse(suite: Suite, extra: Sequence[str]) -> None:
     groups += [trial for trials in suite.trials.values() for trial in trials]
     settings = config_flags.read_flags([flag for flags in groups for flag in flags])
     for name, value in config_flags.read_flags(extra).items():
-        if name in (*settings, *runner.RESERVED, 'rounds', 'validation'):
+        if name in (*settings, 'validation'):
             raise ValueError(
                 f'--{name}={value} after --: the suite {suite.name} sets --{name} for its runs; '
                 'leave it out.'

@@ -20,6 +20,7 @@ from jaxfed.engine.devices import keep_compiled_programs, use_every_core
 from jaxfed.internal import command_line, console, files
 from jaxfed.internal.signals import Interrupted
 from jaxfed.recording import run_files
+from jaxfed.runs import config_flags
 from jaxfed.runs.rounds import Stop, never
 
 # Why tables and figures refuse a flag after --.
@@ -144,11 +145,14 @@ def select(flag: str, names: Sequence[str] | None, known: Iterable[str]) -> set[
 
 
 def refuse(extra: Sequence[str], reasons: Mapping[str, str]) -> None:
-    """Raise a ValueError for the first flag after -- that has a reason against it."""
-    for flag in extra:
-        name = runner.flag_name(flag)
-        if name in reasons:
-            raise ValueError(f'--{name} {reasons[name]}; leave {flag} out after --.')
+    """Raise a ValueError for the first flag after -- that has a reason against it, also in a file.
+
+    The reasons are in addition to that of the flags that the grid sets for each run.
+    """
+    against = {**dict.fromkeys(runner.RESERVED, 'is set for each run by the grid'), **reasons}
+    for name, value in config_flags.read_flags(extra).items():
+        if name in against:
+            raise ValueError(f'--{name}={value} {against[name]}; leave it out after --.')
 
 
 def check_output(path: str) -> Path:

@@ -97,9 +97,6 @@ def make_cell(
     Raises:
       ValueError: for invalid settings.
     """
-    for flag in flags:
-        if flag_name(flag) in RESERVED:
-            raise ValueError(f'{flag} is set for each run by the grid; leave it out.')
     name = '_'.join([row.name.replace(' ', ''), *(flag.lstrip('-') for flag in variant)])
     folder = output / column / name / f'seed{seed}'
     fixed = (f'--seed={seed}', f'--workdir={folder}', '--on_divergence=record')

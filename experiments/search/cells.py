@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.grid import runner
+from experiments.grid import command, runner
 from experiments.grid.runner import Cell, GridRow
 from experiments.search.axes import Axis, Range, read_axes
 from jaxfed.config import Config
@@ -98,11 +98,11 @@ def make_search(
     if column and flagfile:
         raise ValueError(f'--column={column} and --flagfile={flagfile}: leave one of them out.')
     read = read_axes(axes, ranges, method)
-    for flag in flags_:
-        # It would override the searched values.
-        if (name := runner.flag_name(flag)) in ('validation', 'flagfile', *read):
-            rule = 'is searched' if name in read else 'must be before --'
-            raise ValueError(f'{flag}: --{name} {rule}; leave it out after --.')
+    # Flags after -- override those of a combination.
+    if given := [flag for flag in flags_ if runner.flag_name(flag) == 'flagfile']:
+        raise ValueError(f'{given[0]}: --flagfile must be before --; leave it out after --.')
+    searched = dict.fromkeys(read, 'is searched')
+    command.refuse(flags_, {'validation': 'must be before --', **searched})
     file = str(runner.flag_file(column)) if column else flagfile
     flag_file = (f'--flagfile={file}',) if file else ()
     # Errors are reported once instead of for each combination.

@@ -15,7 +15,7 @@ class Ranked(NamedTuple):
 
     flags: Combination
     score: Score
-    place: int  # from 1, equal means share one; 0 without a mean, or after an early stop
+    place: int  # from 1, equal means share one; 0 without all seeds, or after an early stop
     given_up: int = 0  # round after which it stopped early; 0 if it did not
 
     @property
@@ -42,7 +42,7 @@ def rank(search: Search) -> list[Ranked]:
     scored = [(flags_, *score_of_cells(cells, search)) for flags_, cells in search.cells.items()]
 
     def key(score: Score, given_up: int) -> tuple[float, float] | None:
-        if score.mean is None or score.failed:
+        if score.mean is None or score.failed or score.done < score.asked:
             return None
         return given_up or math.inf, round(score.mean, 2)
 

@@ -30,6 +30,8 @@ def settled(ranking: Sequence[Ranked]) -> str:
     """Name the chosen combination in a sentence."""
     first = [ranked for ranked in ranking if ranked.place == 1]
     if not first:
+        if any(ranked.score.done < ranked.score.asked for ranked in ranking):
+            return 'Nothing is chosen: no combination has all its seeds.'
         return 'Nothing is chosen: every finished run diverged.'
     words = f'Chosen: {" ".join(first[0].flags)}'
     if len(first) > 1:

@@ -7,6 +7,8 @@ import numpy as np
 from scipy import stats
 
 CONFIDENCE = 0.95
+# Records round accuracies to 1e-4 %, so equal differences of four may be so far apart.
+_ROUNDING = 2.5e-4
 
 
 class Interval(NamedTuple):
@@ -21,7 +23,7 @@ class Paired(NamedTuple):
     """The differences of two methods by seed."""
 
     difference: Interval
-    p_value: float | None  # of the paired t-test; None with fewer than two pairs or equal values
+    p_value: float | None  # of the paired t-test; None for one pair or equal differences
 
 
 def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
@@ -57,8 +59,8 @@ def paired(
     their differences vary less than their accuracies.
 
     Args:
-      ours: seed -> number.
-      others: seed -> number of the other method.
+      ours: seed -> percent.
+      others: seed -> percent of the other method.
       confidence: of the interval.
 
     Returns:
@@ -69,31 +71,34 @@ def paired(
     interval = mean_interval(differences, confidence)
     if interval is None:
         return None
-    # Recorded accuracies are rounded, so equal differences may vary in the last digit.
-    if interval.half is None or np.allclose(differences, interval.mean, rtol=1e-3, atol=0):
+    if interval.half is None or np.ptp(differences) < _ROUNDING:
         return Paired(interval, None)
     return Paired(interval, float(stats.ttest_1samp(differences, 0.0).pvalue))
 
 
-def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Adjusts the p-values of several tests by Holm's step-down rule.
+def holm(results: Sequence[Paired | None]) -> list[float | None]:
+    """Adjusts the p-values of several comparisons by Holm's step-down rule.
 
     p'_(k) = max_{j <= k} min(1, (m - j + 1) p_(j)), in ascending order of p
 
+    Equal differences have no p-value, but count among the m comparisons: whether a method is tested
+    must not depend on its results.
+
     Args:
-      p_values: of m tests; None for a test that could not be made.
+      results: m comparisons of two pairs or more, and others, which do not count.
 
     Returns:
-      Adjusted p-values in the same order.
+      Adjusted p-values in the same order, None for those without.
 
     Reference:
       Holm, A Simple Sequentially Rejective Multiple Test Procedure, Scandinavian Journal of
       Statistics, 1979.
     """
-    made = [i for i, p in enumerate(p_values) if p is not None]
-    adjusted: list[float | None] = [None] * len(p_values)
+    tests = sum(result is not None and result.difference.seeds > 1 for result in results)
+    tested = [(r.p_value, i) for i, r in enumerate(results) if r and r.p_value is not None]
+    adjusted: list[float | None] = [None] * len(results)
     largest = 0.0
-    for place, i in enumerate(sorted(made, key=lambda i: p_values[i] or 0.0)):
-        largest = max(largest, min(1.0, (len(made) - place) * (p_values[i] or 0.0)))
+    for place, (p, i) in enumerate(sorted(tested)):
+        largest = max(largest, min(1.0, (tests - place) * p))
         adjusted[i] = largest
     return adjusted

@@ -43,7 +43,7 @@ def make_parser() -> argparse.ArgumentParser:
         '--target_accuracy',
         type=float,
         metavar='A',
-        help="test accuracy in 0..1 for the rounds to target [each run's --target_accuracy]",
+        help='test accuracy in 0..1 for the rounds to target [that of the runs]',
     )
     parser.add_argument(
         '--baseline',

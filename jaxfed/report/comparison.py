@@ -60,8 +60,7 @@ def compare(
     adjusted: list[float | None] = [None] * len(groups)
     for base in known:
         places = [i for i, other in enumerate(bases) if other == base]
-        tested = [result.p_value if (result := results[i]) else None for i in places]
-        for i, p in zip(places, holm(tested), strict=True):
+        for i, p in zip(places, holm([results[i] for i in places]), strict=True):
             adjusted[i] = p
     rows = []
     for of_seeds, result, p in zip(values, results, adjusted, strict=True):

@@ -31,7 +31,7 @@ _HEADER = {
 
 # What sets the data and the clients.
 _DATA = (
-    'dataset', 'npz', 'path', 'image_column', 'label_column', 'validation',
+    'dataset', 'npz', 'path', 'image_column', 'label_column', 'user_column', 'validation',
     *(name for name, setting in SETTINGS.items() if setting.group == 'partition'),
 )  # fmt: skip
 
@@ -68,6 +68,8 @@ def settings(run: RecordedRun) -> dict[str, str]:
     parts = config.pop('method_parts')
     hyperparameters = config.pop('hyperparameters')
     partition = config.pop('partition_settings')
+    # Runs in which a part of the randomness is fixed are no samples of runs in which all varies.
+    config['own seeds'] = ', '.join(name for name in SEEDS[1:] if config[name] is not None) or None
     for name in (*SEEDS, 'versions', 'device', *settings_that_affect('machine', 'records')):
         config.pop(name, None)
     for part in parts:

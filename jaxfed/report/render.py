@@ -24,7 +24,8 @@ def render(
 
     Args:
       groups: the groups of runs.
-      target: the accuracy in 0..1 for 'rounds to target'; None for the target of each run.
+      target: the accuracy in 0..1 for 'rounds to target'; None for the target of the runs, if they
+        have the same.
       baseline: see `compare`.
       score: see `compare`.
 
@@ -38,7 +39,8 @@ def render(
     datasets = ', '.join(dict.fromkeys(run.config['dataset'] for run in runs))
     curves = figures.curves(groups)
     header = grouping.header(groups)
-    results = tables.results(groups, target)
+    targets = tables.targets(groups) if target is None else [target]
+    results = tables.results(groups, targets[0] if len(targets) == 1 else None)
     class_figure, class_table, by_round = figures.classes(groups)
     return pages.get_template('page.html').render(
         title=f'{len(runs)} run{"s" * (len(runs) > 1)} on {datasets}',
@@ -57,7 +59,7 @@ def render(
         seeds=any(len(group.runs) > 1 for group in groups),
         partial=any(len(group.counted) < len(group.runs) for group in groups),
         marked=any(not group.counted[0].complete for group in groups),
-        target=target,
+        targets=targets,
         validation=any(run.config.get('validation') for run in runs),
         results=results,
         compared=compare(groups, baseline=baseline, score=score),

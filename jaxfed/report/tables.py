@@ -81,6 +81,12 @@ def _total(field: str) -> RunNumber:
     return lambda run: run.total(field)
 
 
+def targets(groups: Sequence[RunGroup]) -> list[float]:
+    """The different values of --target_accuracy of the runs."""
+    settings = [run.config.get('target_accuracy') for group in groups for run in group.runs]
+    return sorted({target for target in settings if target is not None})
+
+
 def results(groups: Sequence[RunGroup], target: float | None) -> GroupTable:
     """Tabulate accuracies and times; an asterisk marks groups without a completed run.
 
@@ -88,13 +94,10 @@ def results(groups: Sequence[RunGroup], target: float | None) -> GroupTable:
 
     Args:
       groups: the groups of runs.
-      target: the accuracy in 0..1 for 'rounds to target'; None for the target of each run.
+      target: the accuracy in 0..1 for 'rounds to target'; None for no such column.
     """
-    has_target = target is not None or any(
-        run.config.get('target_accuracy') is not None for group in groups for run in group.runs
-    )
     columns = ['last accuracy (%)', 'best accuracy (%)', 'in round', 'moving average (%)']
-    columns += ['rounds to target'] * has_target
+    columns += ['rounds to target'] * (target is not None)
     columns += ['forgetting (%)', 'time', 'client-steps/s', 'seeds', 'state']
     rows = []
     for group in groups:
@@ -105,7 +108,7 @@ def results(groups: Sequence[RunGroup], target: float | None) -> GroupTable:
             _group_cell(group, RecordedRun.best_accuracy, _percent, mark),
             _group_cell(group, RecordedRun.best_round, _round, mark),
             _group_cell(group, RecordedRun.moving_accuracy, _percent, mark),
-            *([_rounds_to_target(group, target, mark)] if has_target else []),
+            *([] if target is None else [_rounds_to_target(group, target, mark)]),
             _group_cell(group, RecordedRun.final_forgetting, _percent, mark),
             _time_cell(group, RecordedRun.seconds, _duration, mark),
             _time_cell(group, _total('client_steps_per_second'), format_number),
@@ -142,13 +145,12 @@ def _all_reach(group: RunGroup, target: float | None) -> bool:
     return all(run.rounds_to(target) is not None for run in group.counted)
 
 
-def _rounds_to_target(group: RunGroup, target: float | None, mark: str) -> Cell:
+def _rounds_to_target(group: RunGroup, target: float, mark: str) -> Cell:
     """Format the mean over the seeds that reached the target, with their number if some did not."""
     rounds = [run.rounds_to(target) for run in group.counted]
     reached = len(rounds) - rounds.count(None)
     if not reached:
-        has_target = target is not None or any(r.config.get('target_accuracy') for r in group.runs)
-        return Cell(f'not reached{mark}' if has_target else MISSING)
+        return Cell(f'not reached{mark}')
     part = f' ({reached} of {len(rounds)})' if reached < len(rounds) else ''
     return mean_cell(rounds, _round, part + mark)
 

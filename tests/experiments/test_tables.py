@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments import tables
+from experiments import figures, tables
 from experiments.draw import table_layout
 from experiments.draw.table_layout import Filled
 from experiments.grid import runner, scores
@@ -559,8 +559,11 @@ EASY = ('--dataset=digits', '--num_clients=10', '--alpha=5', '--augment=none')
         (['fedlmd/1', '--', '--seed=1'], '--seed=1 is set for each run'),
         (['fedlmd/1', '--', '--method=kd'], '--method=kd is set for each run'),
         (['fedlmd/1', '--', '--mu=1'], '--mu=1'),
-        (['fedlmd/1', '--rounds=1', '--', '--rounds=2'], 'leave --rounds=2 out after --'),
-        (['fedlmd/1', '--', '--validation=0.1'], '--validation holds out training data'),
+        (
+            ['fedlmd/1', '--rounds=1', '--', '--rounds=2'],
+            '--rounds=2 is a flag of this command; leave it out after --',
+        ),
+        (['fedlmd/1', '--', '--validation=0.1'], '--validation=0.1 holds out training data'),
         (['fedlmd/1', '--', '--foo=1'], '--foo is not a flag'),
         (['fedlmd/1', '--', 'foo'], 'foo after -- must be a flag'),
         (['fedlmd/1', '--', *EASY, '--model=unet'], 'unet'),
@@ -579,6 +582,25 @@ def test_invalid_input_is_refused_before_the_first_run(
     assert re.fullmatch(r'error: .*\n', shown.err)
     assert message in shown.err
     assert [path.name for path in tmp_path.iterdir()] == ['pyproject.toml']
+
+
+@pytest.mark.parametrize(
+    'line, message',
+    [
+        ('--method=fedprox', '--method=fedprox is set for each run by the grid'),
+        ('--validation=0.2', '--validation=0.2 holds out training data for evaluation'),
+    ],
+)
+@pytest.mark.parametrize('command', [['tables', 'fedlmd/1'], ['figures', 'fedlmd/4']], ids=str)
+def test_a_flag_file_after_the_dashes_is_refused_alike(
+    command, line, message, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'mine.flags').write_text(line)
+    main = {'tables': tables.main, 'figures': figures.main}[command[0]]
+    assert main([command[1], '--', '--flagfile=mine.flags']) == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ['mine.flags']
 
 
 def test_the_title_names_columns_with_equal_settings(tmp_path):

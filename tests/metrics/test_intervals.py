@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from jaxfed.metrics.intervals import holm, mean_interval, paired
+from jaxfed.metrics.intervals import Interval, Paired, holm, mean_interval, paired
 
 
 def test_interval_of_five_values():
@@ -38,7 +39,23 @@ def test_pairs_use_common_seeds_only():
     assert paired({0: 1.00001, 1: 2.0}, {0: 0.0, 1: 1.0}).p_value is None
 
 
+def test_large_differences_are_tested():
+    ours = {0: 98.02, 1: 98.05, 2: 98.0, 3: 98.04, 4: 97.99}
+    result = paired(ours, dict.fromkeys(ours, 10.0))
+    assert result.p_value == pytest.approx(stats.ttest_1samp([*ours.values()], 10).pvalue)
+    assert result.p_value < 1e-12
+
+
+def of_p(*p_values, seeds=3):
+    return [None if p == '-' else Paired(Interval(1.0, 0.5, seeds), p) for p in p_values]
+
+
 def test_holm_by_hand():
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.6, None, 0.7]) == [1.0, None, 1.0]
+    assert holm(of_p(0.01, 0.04, 0.03, 0.005)) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm(of_p(0.6, '-', 0.7)) == [1.0, None, 1.0]
     assert holm([]) == []
+
+
+def test_holm_counts_equal_differences_but_not_single_pairs():
+    assert holm(of_p(0.01, None, 0.03)) == pytest.approx([0.03, None, 0.06])
+    assert holm([*of_p(0.01, 0.03), *of_p(None, seeds=1)]) == pytest.approx([0.02, 0.03, None])

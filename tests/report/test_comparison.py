@@ -9,11 +9,16 @@ from jaxfed.report.reading import read_run
 from jaxfed.report.render import render
 from tests.recorded_runs import entry, make_run
 
-OTHER_DATA = {'': {}, 'other': {'alpha': 3.0}, 'noisy': {'label_noise': 0.4}}
+OTHER_DATA = {
+    '': {},
+    'other': {'alpha': 3.0},
+    'noisy': {'label_noise': 0.4},
+    'users': {'user_column': 'city'},
+}
 
 
 def groups_of(folder, **accuracies):
-    """Groups of runs with these last accuracies by seed; a name may end in '_other' or '_noisy'."""
+    """Groups of runs with these last accuracies by seed; a name may end in a key of OTHER_DATA."""
     for name, values in accuracies.items():
         for seed, last in enumerate(values):
             method, _, data = name.partition('_')
@@ -33,8 +38,9 @@ def test_differences_are_by_seed(tmp_path):
         group.label: [cell.text for cell in row]
         for group, row in zip(groups, comparison.table.rows, strict=True)
     }
-    # 10, 20 and 30 points: s = 10, 4.303 s / sqrt(3); p of t = 2 sqrt(3)
-    assert rows['fedlmd'] == ['60.00 ± 24.84', '+20.00 ± 24.84', '0.074', '3']
+    # 10, 20 and 30 points: s = 10, 4.303 s / sqrt(3); p of t = 2 sqrt(3) is 0.0742, times two
+    # comparisons: that of kd counts, too.
+    assert rows['fedlmd'] == ['60.00 ± 24.84', '+20.00 ± 24.84', '0.15', '3']
     assert rows['fedavg'] == ['40.00 ± 0.00', '–', '–', '–']
     assert rows['kd'] == ['10.00 ± 0.00', '-30.00 ± 0.00', '–', '3']
     assert rows['moon'] == ['90.00 ± 0.00', '–', '–', '–']  # other clients
@@ -43,10 +49,9 @@ def test_differences_are_by_seed(tmp_path):
     assert '+20.00 ± 24.84' in page
 
 
-def test_noisy_labels_are_other_data(tmp_path):
-    groups = groups_of(
-        tmp_path, fedavg_noisy=(0.4, 0.4), fedavg=(0.5, 0.5), fedlmd=(0.7, 0.6)
-    )  # fmt: skip
+@pytest.mark.parametrize('other', ['fedavg_noisy', 'fedavg_users'])
+def test_noisy_labels_and_other_users_are_other_data(other, tmp_path):
+    groups = groups_of(tmp_path, **{other: (0.4, 0.4)}, fedavg=(0.5, 0.5), fedlmd=(0.7, 0.6))
     differences = [row[1].text for row in compare(groups).table.rows]
     assert [text[:6] for text in differences if text != '–'] == ['+15.00']
 

@@ -456,6 +456,35 @@ def test_best_means_are_marked(tmp_path):
     assert '★' not in render(groups[:1])
 
 
+def test_rounds_to_different_targets_are_not_compared(tmp_path):
+    lines = [entry(1, 0.4), entry(2, 0.6), entry(3, 0.9)]
+    for name, target in (('a', 0.5), ('b', 0.8), ('c', None)):
+        make_run(tmp_path / name, lines, method=f'fed{name}', target_accuracy=target)
+    groups = grouping.group([read_run(tmp_path / name) for name in 'abc'])
+    for several, chosen, column in (
+        (groups, None, False),
+        (groups, 0.8, True),
+        (groups[:1], None, True),
+    ):
+        page = render(several, target=chosen)
+        assert ('>rounds to target' in page) == column
+        assert ('have different targets' in page) != column
+    rows = tables.results(groups, 0.8)
+    assert {row[rows.columns.index('rounds to target')].text for row in rows.rows} == {'3'}
+
+
+def test_runs_with_a_fixed_part_of_the_randomness_are_other_groups(tmp_path):
+    for seed in range(3):
+        make_run(tmp_path / f'free{seed}', [entry(1, 0.5)], seed=seed)
+        make_run(tmp_path / f'batch{seed}', [entry(1, 0.5)], batch_seed=seed)
+        make_run(tmp_path / f'dealt{seed}', [entry(1, 0.5)], seed=seed, partition_seed=0)
+    groups = grouping.group([read_run(path) for path in sorted(tmp_path.iterdir())])
+    assert {group.label: len(group.runs) for group in groups} == {
+        'fedavg, own seeds batch_seed': 3, 'fedavg, own seeds partition_seed': 3,
+        'fedavg, own seeds –': 3,
+    }  # fmt: skip
+
+
 def test_times_of_a_shared_program_have_no_deviation(tmp_path):
     for seed, seconds in ((0, 10.0), (1, 20.0)):
         folder = make_run(tmp_path / f'a{seed}', seed=seed)

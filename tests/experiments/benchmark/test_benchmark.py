@@ -353,6 +353,12 @@ def test_equal_methods_are_compared_and_single_seeds_are_not():
     assert '| 0 / 0 / 0 |' in text and 'Nothing beats' not in text
 
 
+def test_a_collapsed_baseline_is_beaten_beyond_chance():
+    rows = [made_row('fedavg', [0.1] * 3), made_row('kd', [0.9802, 0.9805, 0.98])]
+    found = results.verdicts(rows)
+    assert [found[row.place].sign for row in rows] == [0, 1]
+
+
 def test_ranks_separate_methods_over_the_tables():
     good = dict.fromkeys('abcdefgh', 0.9) | {'fedavg': 0.2, 'bad': 0.1}
     methods = {name: accuracy + 0.001 * i for i, (name, accuracy) in enumerate(good.items())}
@@ -369,6 +375,11 @@ def test_ranks_separate_methods_over_the_tables():
         'p = 4e-05; by the Nemenyi test FedAvg (9.0) differs from g (2.0, p = 0.036), h (1.0, p = '
         '0.0072).'
     )
+    # A table that lacks methods or runs does not take away the ranks of the others.
+    begun = [made_row(name, [0.9, 0.2, 0.2], skew='s5') for name in methods]
+    for unfinished in (begun[:2], [*begun[:-1], begun[-1]._replace(asked=4)]):
+        assert ranks.rank([*rows, *unfinished]).mean == found.mean
+    assert ranks.rank([*rows, *begun]).tables == 5
     read = suite.read_suite('small')
     text = ranks.rank_sentence(found)
     assert text in advice.advice(read, rows)
@@ -454,9 +465,9 @@ def test_a_replayed_benchmark_is_not_tuned(tmp_path, capsys):
         (['--', '--alpha=.3'], '--alpha=0.3 after --: the suite small sets --alpha for its runs;'),
         (['--', '--learning_rate=.05'], '--learning_rate=0.05 after --: the suite small sets'),
         (['--', '--validation=0.1'], '--validation=0.1 after --: the suite small sets'),
-        (['--', '--method=kd'], '--method=kd after --: the suite small sets'),
+        (['--', '--method=kd'], '--method=kd is set for each run by the grid; leave it out'),
         (['--', '--flagfile=FILE'], '--mu=5.0 after --: the suite small sets'),
-        (['--', '--rounds=2'], '--rounds is a flag of this command; leave --rounds=2 out'),
+        (['--', '--rounds=2'], '--rounds=2 is a flag of this command; leave it out'),
         (['--', '--seeds=2'], '--seeds=2 is a flag of a command'),
         (['--suite=niid_bench', '--', '--nobalanced'], '--balanced=False after --: the suite'),
     ],

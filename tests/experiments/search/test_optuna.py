@@ -340,7 +340,7 @@ def test_a_dry_run_writes_nothing(command, tmp_path, capsys):
         ),
         (
             ['--range=beta:0..1', '--sampler=optuna', '--trials=3', '--', '--beta=2'],
-            '--beta is searched',
+            '--beta=2.0 is searched',
         ),
         (
             ['--range=beta:0..1', '--sampler=optuna', '--trials=3', '--', '--dataset=no_such'],

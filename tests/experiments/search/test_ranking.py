@@ -19,16 +19,18 @@ def test_ranking_of_ties_failed_and_missing_runs(tmp_path, monkeypatch):
         '--beta=3': Score(2, (50.002,)),
         '--beta=4': Score(2),
         '--beta=5': Score(2, (49.0, 48.0)),
+        '--beta=6': Score(2, (50.0, 50.001)),
     }
     made = make_search(
-        method='kd', axes=['beta:1,2,3,4,5'], seeds=2, output=tmp_path, flags_=['--rounds=1']
+        method='kd', axes=['beta:1,2,3,4,5,6'], seeds=2, output=tmp_path, flags_=['--rounds=1']
     )
     monkeypatch.setattr(
         ranking, 'score_of_cells', lambda cells, _: (scored[cells[0].variant[0]], 0)
     )
     ranks = ranking.rank(made)
     assert [(ranked.flags[0], ranked.place) for ranked in ranks] == [
-        ('--beta=1', 1), ('--beta=3', 1), ('--beta=5', 3), ('--beta=2', 0), ('--beta=4', 0),
+        ('--beta=1', 1), ('--beta=6', 1), ('--beta=5', 3),
+        ('--beta=2', 0), ('--beta=3', 0), ('--beta=4', 0),
     ]  # fmt: skip
     words = report.settled(ranks)
     assert words.startswith('Chosen: --beta=1; 2 combinations share the first place')
@@ -36,6 +38,7 @@ def test_ranking_of_ties_failed_and_missing_runs(tmp_path, monkeypatch):
     text = report.markdown(made, ranks)
     assert '| 1 | 1 | 50.00 | 0.00 | 2 of 2 | 0 | - |' in text
     assert '| - | 2 | 60.00 | - | 2 of 2 | 1 | - |' in text
+    assert '| - | 3 | 50.00 | - | 1 of 2 | 0 | - |' in text
     assert '| - | 4 | - | - | 0 of 2 | 0 | - |' in text
     assert report.settled([Ranked(('--beta=4',), Score(1), 0)]).startswith('Nothing is chosen')
 

@@ -181,11 +181,18 @@ def test_halving_stops_the_worse_half(command, tmp_path, capsys):
             ['--method=kd', '--grid=beta:1', '--flagfile=x', '--column=fedlmd/cifar10_lda0.1'],
             'leave one of them out',
         ),
-        (['--method=kd', '--grid=beta:1', '--', '--beta=2'], '--beta is searched'),
+        (['--method=kd', '--grid=beta:1', '--', '--beta=2'], '--beta=2.0 is searched'),
         (['--method=kd', '--grid=beta:1', '--', '--kd.beta=2'], 'both beta of kd'),
-        (['--method=kd', '--grid=beta:1', '--', '--validation=0'], '--validation must be before'),
+        (
+            ['--method=kd', '--grid=beta:1', '--', '--validation=0'],
+            '--validation=0.0 must be before',
+        ),
         (['--method=kd', '--grid=beta:1', '--', '--flagfile=x'], '--flagfile must be before --'),
         (['--method=kd', '--grid=beta:1', '--', '--seed=3'], '--seed=3 is set for each run'),
+        (
+            ['--method=fedrs', '--grid=continuous:True,False', '--', '--nocontinuous'],
+            '--continuous=False is searched',
+        ),
         (['--method=kd', '--grid=beta:1', '--', '--dataset=no_such'], 'no_such'),
         (['--method=kd', '--grid=beta:1', '--halving=0'], '--halving must be rounds below'),
         (['--method=kd', '--grid=beta:1', '--halving=x'], '--halving must be rounds below'),
@@ -211,3 +218,12 @@ def test_invalid_input_is_refused_before_the_first_run(
     assert re.fullmatch(r'error: .*\n', shown.err)
     assert message in shown.err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_after_the_dashes_cannot_override_what_is_searched(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'mine.json').write_text('{"learning_rate": 0.5}')
+    arguments = ['--method=fedavg', '--grid=learning_rate:.001,.1', '--', '--config=mine.json']
+    assert main(arguments) == 2
+    assert '--learning_rate=0.5 is searched; leave it out after --.' in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ['mine.json']
