@@ -140,7 +140,11 @@ def _torch_layout(key: str, array: np.ndarray, network: ReadNetwork) -> np.ndarr
 def _channels_before(key: str, array: np.ndarray, network: ReadNetwork) -> int:
     """The channels of the image that a dense layer reads, 0 if it reads a vector."""
     kernels = [a for name, a in network.arrays.items() if a.ndim == 4]
-    first = min((n for n, a in network.arrays.items() if 'hidden' in n and a.ndim == 2), default='')
+    # The other networks without hidden layers take the mean over the pixels first.
+    own = 'classifier.kernel' if network.metadata.network['model'].startswith('vgg') else ''
+    first = min(
+        (n for n, a in network.arrays.items() if 'hidden' in n and a.ndim == 2), default=own
+    )
     if key != first:
         return 0
     widths = {name: a.shape[3] for name, a in network.arrays.items() if a.ndim == 4}

@@ -73,7 +73,7 @@ def run_experiment(experiment, noise=0.0):
     for number in range(1, config.rounds + 1):
         clients, epochs = cohort_of(experiment, number)
         arrived = np.flatnonzero(epochs)
-        loss = None
+        loss = 0.0
         if arrived.size or method.always_merges:
             # Where nobody arrives, client 0 stands for the shapes; it does not train.
             cohort = clients[arrived] if arrived.size else clients[:1]
@@ -86,10 +86,10 @@ def run_experiment(experiment, noise=0.0):
                 clients_per_round=config.clients_per_round, shift=shift_of(config),
                 disturb=disturb if noise else None,
             )  # fmt: skip
-            server = server._replace(
-                params=params, method=state, round=server.round + 1, stats=stats
-            )
+            if dealt.size[clients[arrived]].any() or method.always_merges:
+                server = server._replace(params=params, method=state, stats=stats)
             states = jax.tree.map(lambda s, r, c=cohort: s.at[c].set(r), states, rows)
+        server = server._replace(round=server.round + 1)
         logits = model.evaluate(server.params, x_test, server.stats).logits
         test_loss = float(losses.cross_entropy(logits, y_test).mean())
         recorded.append((loss if arrived.size else None, test_loss))
@@ -170,7 +170,7 @@ def run_round(
     )
     update = jax.tree.map(jnp.zeros_like, params)
     mean_stats = global_stats
-    updates, uploads, new_states, loss_sum = [], None, [], 0.0
+    updates, uploads, new_states, losses_of = [], None, [], np.zeros(len(cohort))
     for slot, client in enumerate(cohort):
         examples = order[start[client] : start[client] + size[client]]
         info = ClientInfo(data.label_counts[client], data.size[client], jnp.int32(client))
@@ -221,7 +221,7 @@ def run_round(
                 loss, stats, gradient = differentiate(
                     model, method, w, stats, batch, epoch, context
                 )
-                loss_sum += float(loss) * len(batch.y)
+                losses_of[slot] += float(loss) * len(batch.y)
                 if disturb:
                     gradient = disturb(gradient, len(batch.y))
                 w = optimizer.step(gradient, w, mask)
@@ -253,8 +253,18 @@ def run_round(
         mean_stats,
         server_state,
         states,
-        loss_sum / max(np.dot(epochs, sizes), 1),
+        mean_loss(method, losses_of, epochs * sizes),
     )
+
+
+def mean_loss(method, sums, examples):
+    """Over all examples; if the method survives clients that diverge, over those of the others."""
+    trained = examples > 0
+    if method.combine or method.privacy:
+        trained &= np.isfinite(sums)
+        if examples.any() and not trained.any():
+            return np.nan
+    return sums[trained].sum() / max(examples[trained].sum(), 1)
 
 
 class Context(NamedTuple):
@@ -319,23 +329,31 @@ class Optimizer:
     def __init__(self, settings, learning_rate, params):
         self.settings, self.learning_rate = settings, learning_rate
         self.momentum = jax.tree.map(jnp.zeros_like, params)
-        self.square, self.sum, self.steps = self.momentum, self.momentum, 0
+        self.square, self.sum, self.batches = self.momentum, self.momentum, 0
+        self.steps = jax.tree.map(lambda _: 0, params)  # in which an array trains
 
     def step(self, gradient, params, mask):
         """The parameters after a batch with this gradient."""
         every = self.settings.accumulate_steps
         gradient = jax.tree.map(lambda g, keep: g if keep else 0 * g, gradient, mask)
         self.sum = jax.tree.map(lambda s, g: s + g / every, self.sum, gradient)
-        self.steps += 1
-        if self.steps % every:
+        self.batches += 1
+        if self.batches % every:
             return params
-        change = self.change(self.sum, jax.tree.map(lambda p, keep: keep * p, params, mask))
+        self.steps = jax.tree.map(lambda n, keep: n + int(keep), self.steps, mask)
+        before = self.momentum, self.square
+        change = self.change(self.sum, params)
+        after = self.momentum, self.square
+        self.momentum, self.square = (
+            jax.tree.map(lambda new, old, keep: new if keep else old, *pair, mask)
+            for pair in zip(after, before)
+        )
         self.sum = jax.tree.map(jnp.zeros_like, params)
         return jax.tree.map(lambda p, c, keep: p - c if keep else p, params, change, mask)
 
     def change(self, gradient, params):
         """What the step subtracts."""
-        s, number = self.settings, self.steps // self.settings.accumulate_steps
+        s = self.settings
         if s.clip_norm:
             norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(gradient)))
             scale = s.clip_norm / max(norm, s.clip_norm)
@@ -350,11 +368,14 @@ class Optimizer:
         elif s.optimizer == 'adam':
             decayed = lambda v, g: 0.999 * v + 0.001 * g**2  # noqa: E731
             self.square = jax.tree.map(decayed, self.square, gradient)
+
             # In float32 as in optax: float64 changes `second` by 2e-5, so that `topk` would choose
             # others of nearly equal entries.
-            beta1, beta2 = jnp.float32(0.9), jnp.float32(0.999)
-            first, second = 0.1 / (1 - beta1**number), 1 / (1 - beta2**number)
-            direction = jax.tree.map(
-                lambda m, v: first * m / (jnp.sqrt(second * v) + 1e-8), self.momentum, self.square
-            )
+            def adam(m, v, number):
+                number = max(number, 1)  # an array that has not trained yet has no step
+                beta1, beta2 = jnp.float32(0.9), jnp.float32(0.999)
+                first, second = 0.1 / (1 - beta1**number), 1 / (1 - beta2**number)
+                return first * m / (jnp.sqrt(second * v) + 1e-8)
+
+            direction = jax.tree.map(adam, self.momentum, self.square, self.steps)
         return jax.tree.map(lambda d: self.learning_rate * d, direction)

@@ -1,6 +1,7 @@
 """Models for other programs: the same logits in ONNX Runtime and in PyTorch."""
 
 import json
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -136,6 +137,23 @@ def test_pytorch_gives_the_same_logits(model, run, tmp_path):
     with torch.no_grad():
         got = module(torch.from_numpy(standardised(path))).numpy()
     assert_allclose(got, want, atol=1e-5)
+
+
+def test_rows_of_vgg_follow_the_channels_first(tmp_path):
+    # Of images of 64 x 64, the classifier reads a flattened map of 2 x 2 x 512.
+    kernel = np.arange(2048 * 3, dtype=np.float32).reshape(2048, 3)
+    arrays = {
+        'stages.4.convs.1.kernel': np.zeros((3, 3, 512, 512), np.float32),
+        'classifier.kernel': kernel,
+    }
+    facts = {'network': {'model': 'vgg11'}, 'adapted': False, 'mean': [0.0], 'std': [1.0]}
+    network = types.SimpleNamespace(
+        metadata=types.SimpleNamespace(**facts, input_shape=(64, 64, 3)), arrays=arrays, stats=()
+    )
+    export.to_torch(network, tmp_path / 'x.safetensors')
+    found = load_file(tmp_path / 'x.safetensors')['classifier.weight']
+    wanted = kernel.reshape(2, 2, 512, 3).transpose(3, 2, 0, 1).reshape(3, 2048)
+    assert_array_equal(found, wanted)
 
 
 @pytest.mark.slow

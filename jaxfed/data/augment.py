@@ -60,7 +60,9 @@ def normalise(x: Array, mean: np.ndarray | Array, std: np.ndarray | Array) -> Ar
     return (x.astype(jnp.float32) - mean) / std
 
 
-def make_augment(names: tuple[str, ...], *, mean: np.ndarray, std: np.ndarray) -> Augment:
+def make_augment(
+    names: tuple[str, ...], *, mean: np.ndarray, std: np.ndarray, batch_size: int = 0
+) -> Augment:
     """Builds the function that augments and normalises a training batch.
 
     The order is always crop, flip, normalise, cutout. Each example draws independently:
@@ -75,6 +77,8 @@ def make_augment(names: tuple[str, ...], *, mean: np.ndarray, std: np.ndarray) -
       names: distinct names of AUGMENTATIONS; empty for normalisation only.
       mean: [ch] mean of the pixels, in the dataset's units.
       std: [ch] standard deviation of the pixels, in the dataset's units.
+      batch_size: of full batches. Smaller ones, if every client has fewer examples, have the first
+        draws of it, so that they do not depend on the largest client.
 
     Returns:
       A pure function from a random key and raw images [B, H, W, ch] to [B, H, W, ch] float32.
@@ -93,7 +97,7 @@ def make_augment(names: tuple[str, ...], *, mean: np.ndarray, std: np.ndarray) -
         batch, height, width, _ = raw.shape
         # One draw for all choices, because every call is a separate loop on the CPU. The remainder
         # favours some places, by less than height / 2^32.
-        bits = jax.random.bits(key, (5, batch))
+        bits = jax.random.bits(key, (5, max(batch, batch_size)))[:, :batch]
         if 'crop' in names or 'reflect_crop' in names:
             row, column = (bits[:2] % (2 * _PADDING + 1)).astype(jnp.int32)
             raw = crop(raw, row, column, 'constant' if 'crop' in names else 'reflect')

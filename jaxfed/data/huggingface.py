@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 
 from jaxfed.data import cache
 from jaxfed.data.arrays import make_dataset
@@ -18,7 +18,7 @@ from jaxfed.internal.type_checks import printable
 from jaxfed.types import Dataset
 
 PREFIX = 'hf:'  # of the names of these datasets
-_CACHE_FORMAT = 1  # raise it when the decoded arrays of the same dataset change
+_CACHE_FORMAT = 2  # raise it when the decoded arrays of the same dataset change
 
 
 class Columns(NamedTuple):
@@ -114,6 +114,12 @@ def from_huggingface(
         raise ValueError(f'{source}: test lacks the column {_list(missing)} of train.')
     arrays = {'users': np.asarray(train[columns.user])} if columns.user else {}
     known = getattr(train.features[label], 'names', None)
+    others = getattr(parts['test'].features[label], 'names', None)
+    if known and others and known != others:
+        raise ValueError(
+            f'{source}: test numbers the classes of {printable(label)} in another way than train '
+            f'({_list(others[:3])}, ... there, {_list(known[:3])}, ... here): cast its column.'
+        )
     values = {part: np.asarray(split[label]) for part, split in parts.items()}
     if values['train'].dtype.kind in 'US':
         known, numbers = np.unique(values['train'], return_inverse=True)
@@ -138,6 +144,7 @@ def from_huggingface(
         return make_dataset(name, source, arrays, number)
 
     marks = [getattr(split, '_fingerprint', '') for split in parts.values()]
+    marks += [_files(split, inputs) for split in parts.values()]
     text = repr((_CACHE_FORMAT, marks, inputs, label, columns.user))
     return cache.decoded(f'hf-{hashlib.sha256(text.encode()).hexdigest()[:16]}', decode)
 
@@ -182,8 +189,10 @@ def _stacked(split: Any, column: str, source: str) -> np.ndarray:
 
 
 def _is_grey(split: Any, column: str, where: str) -> bool:
-    """Whether the first image is grey."""
-    return next(_decoded(split, column, where))[0].mode in ('1', 'L', 'LA')
+    """Whether all images are grey; reads their headers up to the first coloured one."""
+    mode = split.features[column].mode
+    opened = _opened(split, column, where)
+    return all((mode or image.mode) in ('1', 'L', 'LA') for _, image in opened)
 
 
 def _images(split: Any, column: str, mode: str, where: str) -> Iterator[np.ndarray]:
@@ -205,25 +214,48 @@ def _images(split: Any, column: str, mode: str, where: str) -> Iterator[np.ndarr
         yield np.stack(block)
 
 
+def _encoded(split: Any, column: str) -> Any:
+    """The images of a split as 'bytes' or 'path'; `datasets` itself decodes any size and format."""
+    encoded = split.with_format(None).select_columns(column)
+    return encoded.cast_column(column, type(split.features[column])(decode=False))
+
+
+def _files(split: Any, column: str) -> list[Any]:
+    """Size and time of the files of a split whose images are outside of it, else nothing.
+
+    The fingerprint of such a split does not change with them.
+    """
+    encoded, found = _encoded(split, column), []
+    if len(encoded) and (first := encoded[0][column]) and first['bytes'] is None:
+        for row in encoded:
+            path = Path((row[column] or {}).get('path') or '')
+            stat = path.stat() if path.is_file() else None
+            found.append(stat and (stat.st_size, stat.st_mtime_ns))
+    return found
+
+
 def _decoded(split: Any, column: str, where: str) -> Iterator[tuple[Image.Image, bool]]:
     """Yields each image as `datasets` decodes it, and whether it has more than 8 bits a channel."""
     feature = split.features[column]
-    # `datasets` itself decodes any size and format.
-    encoded = split.with_format(None).select_columns(column)
-    encoded = encoded.cast_column(column, type(feature)(decode=False))
-    for i, row in enumerate(encoded):
+    for name, image in _opened(split, column, where):
+        with reading_image(name):
+            wide = is_wide(image)
+            ImageOps.exif_transpose(image, in_place=True)
+            decoded = image.convert(feature.mode or image.mode)
+        yield decoded, wide
+
+
+def _opened(split: Any, column: str, where: str) -> Iterator[tuple[str, ImageFile.ImageFile]]:
+    """Yields the name of each image for messages, and the image, of which the header was read."""
+    for i, row in enumerate(_encoded(split, column)):
         name, value = f'{where}: image {i}', row[column]
         with reading_image(name):
             if value is None:
                 raise ValueError('it is missing')
             data = Path(value['path']).read_bytes() if value['bytes'] is None else value['bytes']
             image = Image.open(io.BytesIO(data), formats=formats())
-            wide = is_wide(image)
         check_pixels(image.size, name)
-        with reading_image(name):
-            ImageOps.exif_transpose(image, in_place=True)
-            decoded = image.convert(feature.mode or image.mode)
-        yield decoded, wide
+        yield name, image
 
 
 def _list(names: Any) -> str:

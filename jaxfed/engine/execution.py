@@ -74,7 +74,7 @@ def run_waves(
     Returns:
       (server, metrics, [(schedule, local models) of each wave]). The models are NumPy arrays of the
       used positions of the schedule: (parameters, batch statistics), [n, ...]; () if they are not
-      kept. Without waves the server is unchanged and the metrics are None.
+      kept. Without waves only the server's round changes, and the metrics are None.
     """
     sums: Any = None
     models: list[tuple[Schedule, PyTree]] = []
@@ -94,7 +94,7 @@ def run_waves(
         kept = trained.models if keep else ()
         models.append((schedule, jax.tree.map(lambda leaf, used=used: fetch(leaf)[used], kept)))
     if not models:
-        return server, None, models
+        return server._replace(round=server.round + 1), None, models
     server, metrics = distributed.run_collective(programs.merge, inputs, sums)
     return server, metrics, models
 

@@ -78,6 +78,7 @@ class Context(NamedTuple):
             weight_decay=decay,
             clip_norm=self.settings.clip_norm,
             accumulate_steps=self.settings.accumulate_steps,
+            each_array=self.method.trainable is not None,
         )
 
 
@@ -242,11 +243,15 @@ def local_step(
         return view.mean(method.supervised(view)) + method.penalty(view), view.outputs.stats
 
     (loss, new_stats), gradient = jax.value_and_grad(objective, has_aux=True)(lane.params)
-    mask = method.trainable(view_of(lane.params)) if method.trainable else None
-    # What does not train has no weight decay either.
-    gradient, params = _keep(mask, gradient), _keep(mask, lane.params)
-    updates, optimizer = context.optimizer_of(tuned).update(gradient, lane.optimizer, params)
-    updates = _keep(mask, updates)
+    masked = {}
+    if method.trainable:
+        mask = method.trainable(view_of(lane.params))
+        # Other arrays do not count for --clip_norm.
+        gradient = jax.tree.map(lambda keep, g: jnp.where(keep, g, 0), mask, gradient)
+        masked['mask'] = mask
+    updates, optimizer = context.optimizer_of(tuned).update(
+        gradient, lane.optimizer, lane.params, **masked
+    )
     return lane._replace(
         params=optax.apply_updates(lane.params, updates),
         stats=new_stats,
@@ -254,13 +259,6 @@ def local_step(
         step=lane.step + 1,
         loss=lane.loss + loss * jnp.sum(batch.mask),
     )
-
-
-def _keep(mask: PyTree | None, tree: PyTree) -> PyTree:
-    """A tree with zeros where the mask is False."""
-    if mask is None:
-        return tree
-    return jax.tree.map(lambda keep, leaf: jnp.where(keep, leaf, 0), mask, tree)
 
 
 def _view_client(

@@ -1,10 +1,13 @@
 """Optimizers of local training by name; `OPTIMIZERS['mine'] = mine` adds one."""
 
 from collections.abc import Callable
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 
-from jaxfed.types import Array
+from jaxfed.types import Array, PyTree
 
 Number = float | Array
 
@@ -71,6 +74,33 @@ OPTIMIZERS: dict[str, Callable[[Number, Number, Number], optax.GradientTransform
 WITHOUT_MOMENTUM = {'adam', 'adamw', 'adagrad', 'rmsprop'}
 
 
+def of_each_array(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """An optimizer with a state of each array, which only steps that train the array change.
+
+    `update` takes a tree of bools `mask`, whether a step trains an array. In PyTorch, too, an
+    optimizer skips a parameter without gradient.
+    """
+
+    def init(params: PyTree) -> PyTree:
+        return jax.tree.map(optimizer.init, params)
+
+    def update(
+        gradient: PyTree, states: PyTree, params: PyTree, *, mask: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        def of_array(g: Array, state: PyTree, w: Array, keep: Array) -> tuple[Array, PyTree]:
+            update, new = optimizer.update(g, state, w)
+            new = jax.tree.map(lambda n, old: jnp.where(keep, n, old), new, state)
+            return jnp.where(keep, update, 0), new
+
+        gradients = jax.tree.leaves(gradient)
+        structure: Any = jax.tree.structure(gradient)
+        others = (structure.flatten_up_to(tree) for tree in (states, params, mask))
+        updates, new = zip(*map(of_array, gradients, *others), strict=True)
+        return structure.unflatten(updates), structure.unflatten(new)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
 def local_optimizer(
     name: str,
     learning_rate: Number,
@@ -79,6 +109,7 @@ def local_optimizer(
     weight_decay: Number,
     clip_norm: float = 0.0,
     accumulate_steps: int = 1,
+    each_array: bool = False,
 ) -> optax.GradientTransformation:
     """The optimizer of a client, which starts anew in every round.
 
@@ -90,8 +121,10 @@ def local_optimizer(
       clip_norm: largest norm of a step's gradient, without weight decay; 0 for no limit.
       accumulate_steps: batches whose mean gradient makes a step; the last ones of a round that
         are fewer make none.
+      each_array: whether it is `of_each_array`, of a method that trains some arrays in a step.
     """
     optimizer = OPTIMIZERS[name](learning_rate, momentum, weight_decay)
+    optimizer = of_each_array(optimizer) if each_array else optimizer
     if clip_norm:
         optimizer = optax.chain(optax.clip_by_global_norm(clip_norm), optimizer)
     if accumulate_steps > 1:

@@ -94,5 +94,6 @@ def add_up(
         stats=total([of.stats for of in sums], share),
         uploads=total([of.uploads for of in sums], ones),
         loss=total([of.loss for of in sums], ones),
+        examples=total([of.examples for of in sums], ones),
     )
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None, None], result)

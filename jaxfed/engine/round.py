@@ -172,7 +172,7 @@ def _initial_results(context: Context, device: DeviceInputs, lanes: Lane) -> Tra
     if context.method.combine:  # each client's update at its place
         places = device.round.cohort.clients.shape
         update = zeros(row(server.params, 0), *places)
-    sums = Sums(update, stats, zeros(upload, experiments), jnp.zeros(experiments))
+    sums = Sums(update, stats, zeros(upload, experiments), *jnp.zeros((2, experiments)))
     model = row((server.params, server.stats), 0) if context.settings.keep_models else ()
     return Trained(sums, device.states, zeros(model, len(device.schedule.slot)))
 
@@ -200,11 +200,15 @@ def _finish_next(
     else:
         updates = add(total.update, device.clients.weight[slot], update)
     change = jax.tree.map(jnp.subtract, done.stats, server.stats)
+    epochs = device.round.cohort.epochs.reshape(-1)[slot]
+    # The loss of a client whose update cannot reach the model must not look as if it had diverged.
+    counts = jnp.isfinite(done.loss) if context.method.survives_clients else jnp.bool_(True)
     total = Sums(
         update=updates,
         stats=add(total.stats, device.clients.share[slot], change),
         uploads=jax.tree.map(jnp.add, total.uploads, upload),
-        loss=total.loss + done.loss,
+        loss=total.loss + jnp.where(counts, done.loss, 0.0),
+        examples=total.examples + jnp.where(counts, epochs * done.info.size, 0),
     )
     model: PyTree = ()
     if context.settings.keep_models:
@@ -244,9 +248,9 @@ def _merge_experiment(
         (inputs.server, inputs.tuned, inputs.cohort, totals), x
     )
     method, info, update = context.method_of(tuned), round_info(context, inputs, x), total.update
+    arrived = (epochs > 0) & (inputs.data.size[x, clients] > 0)
     if method.combine:
         _, weights = weights_of(context, inputs, x)
-        arrived = (epochs > 0) & (inputs.data.size[x, clients] > 0)
         update = method.combine(CombineView(update, weights, arrived, info))
     round_key = jax.random.fold_in(inputs.keys[x], before.round)
     update, method_state = method.merge(
@@ -263,13 +267,13 @@ def _merge_experiment(
     after = ServerState(
         params=optax.apply_updates(before.params, update),
         method=method_state,
-        round=before.round + 1,
+        round=before.round,
         stats=jax.tree.map(jnp.add, before.stats, total.stats),
     )
-    # An experiment whose clients are all lost does not change, unless its method says so.
-    changes = jnp.any(epochs > 0)
-    if method.always_merges:
-        changes = jnp.bool_(True) if tuned.running is None else tuned.running > 0
-    examples = jnp.maximum(jnp.sum(epochs * inputs.data.size[x, clients]), 1)
+    running = jnp.bool_(True) if tuned.running is None else tuned.running > 0
+    # An experiment without an update does not change, unless its method says so.
+    changes = running if method.always_merges else jnp.any(arrived)
     server = jax.tree.map(lambda new, old: jnp.where(changes, new, old), after, before)
-    return server, RoundMetrics(total.loss / examples)
+    loss = total.loss / jnp.maximum(total.examples, 1)
+    loss = jnp.where(jnp.any(arrived) & (total.examples == 0), jnp.nan, loss)
+    return server._replace(round=before.round + running), RoundMetrics(loss)

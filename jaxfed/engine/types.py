@@ -60,7 +60,7 @@ class RoundInputs(NamedTuple):
 class RoundMetrics(NamedTuple):
     """Numbers of a round."""
 
-    train_loss: Array  # [X] mean of the local objective over all examples trained on
+    train_loss: Array  # [X] mean of the local objective over the examples trained on
 
 
 class Sums(NamedTuple):
@@ -71,7 +71,8 @@ class Sums(NamedTuple):
     update: PyTree
     stats: PyTree  # weighted sum of the changes of their batch statistics
     uploads: PyTree  # sum of their uploads
-    loss: Array  # [X] sum of the local objective over all examples trained on
+    loss: Array  # [X] sum of the local objective over the examples trained on
+    examples: Array  # [X] float32, number of those examples
 
 
 class Trained(NamedTuple):

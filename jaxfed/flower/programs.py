@@ -40,7 +40,9 @@ def make_programs(config: Config, facts: Facts) -> Programs:
         model,
         method,
         local_settings(config, longest=facts.longest, image_shape=shape),
-        make_augment(parse_augment(config.augment), mean=mean, std=std),
+        make_augment(
+            parse_augment(config.augment), mean=mean, std=std, batch_size=config.batch_size
+        ),
         partial(normalise, mean=mean, std=std),
         shift=shift_of(config),
     )

@@ -234,7 +234,7 @@ def connect(
         lost = np.setdiff1d(np.arange(config.clients_per_round), arrived)
         planned.cohort.epochs[0, lost] = 0
         if not messages and not method.always_merges:
-            return server, None, []
+            return server._replace(round=server.round + 1), None, []
         # Without messages, one of zeros, of a client without weight.
         nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), programs.sums)
         sums = add_up(

@@ -115,6 +115,11 @@ def _check_order(
         if part.receive and other.reads_server:
             text = 'keeps parameters at the clients, but'
             refuse(i, text, j, 'evaluates the global model, which lacks them; remove one')
+        if part.own and other.uploads:
+            refuse(i, 'keeps parameters at the clients, but', j, 'sends values of all; remove one')
+        if part.trainable and other.counts_steps:
+            text = 'trains every array in some of the local steps, but'
+            refuse(i, text, j, 'counts them all; remove one')
         if part.personal and other.own:
             refuse(
                 i, 'trains a model of each client, so', j, 'cannot keep a part of it; remove one'

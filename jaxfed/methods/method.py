@@ -253,6 +253,11 @@ class Method(NamedTuple):
     privacy: Privacy | None = None
 
     @property
+    def survives_clients(self) -> bool:
+        """Whether the update of a client that is not finite cannot reach the model."""
+        return self.combine is not None or self.privacy is not None
+
+    @property
     def always_merges(self) -> bool:
         """Whether `merge` runs in a round in which no update is sent, too."""
         return self.delays or self.privacy is not None

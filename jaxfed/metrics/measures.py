@@ -335,16 +335,18 @@ def fields(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(field for name in names for field in MEASURES[name].fields))
 
 
-def need_local_models(names: Sequence[str]) -> bool:
-    """Returns whether any measure is only of local models.
+def need_local_models(names: Sequence[str], confusion_clients: Sequence[int]) -> bool:
+    """Returns whether any measure needs local models, if they are evaluated at all.
 
     Args:
       names: out of MEASURES.
+      confusion_clients: those of `confusion`, which needs none without them.
 
     Returns:
       Whether there is one.
     """
-    return any(MEASURES[name].local for name in names)
+    functions = {MEASURES[name].of_locals for name in names} - {_no_fields}
+    return bool(functions - {_local_confusion} or (functions and confusion_clients))
 
 
 def needs(names: Sequence[str]) -> set[Need]:

@@ -174,7 +174,7 @@ def make_evaluator(
 ) -> Evaluator:
     """The evaluations of one of the experiments of `make_evaluators`."""
     config, dealt, measures = experiment.config, experiment.dealt, experiment.measures
-    compares = bool(measures.confusion_clients) or need_local_models(measures.names)
+    compares = need_local_models(measures.names, measures.confusion_clients)
 
     def evaluate_once(server: ServerState) -> tuple[Evaluation, Teacher | None]:
         result = programs.global_model((server.params, server.stats), *test_set)

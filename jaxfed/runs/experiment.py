@@ -193,6 +193,11 @@ def _check_optimizer(config: Config, method: Method) -> None:
             f'--momentum={config.momentum} has no effect with --optimizer={config.optimizer}; '
             'remove it.'
         )
+    if method.trainable and config.accumulate_steps > 1:
+        raise ValueError(
+            f'--method={config.method} trains other arrays in other local steps, so their '
+            f'gradients have no mean: remove --accumulate_steps={config.accumulate_steps}.'
+        )
     plain = config.optimizer == 'sgd' and config.accumulate_steps == 1
     if method.counts_steps and not plain:
         raise ValueError(

@@ -103,7 +103,9 @@ def prepare(experiments: Sequence[Experiment], mesh: Mesh | None = None) -> Prep
         test_sets = place_test_sets(experiments, mesh)
         longest = max(len(part) for e in experiments for part in e.dealt.partition)
         settings = local_settings(config, longest=longest, image_shape=first.input_shape)
-        augment = make_augment(first.augmentations, mean=first.mean, std=first.std)
+        augment = make_augment(
+            first.augmentations, mean=first.mean, std=first.std, batch_size=first.config.batch_size
+        )
         functions = make_round(
             first.model,
             first.method,

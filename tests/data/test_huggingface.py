@@ -206,6 +206,37 @@ def test_images_are_decoded_in_small_blocks(monkeypatch):
     assert_array_equal(np.concatenate(blocks), PIXELS[:5])
 
 
+def test_images_are_grey_only_if_all_are(tmp_path, monkeypatch):
+    monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path))
+    made = [Image.fromarray(p) for p in PIXELS[:4]]
+    mixed = files(*(encoded(image) for image in (made[0].convert('L'), *made[1:])))
+    found = from_huggingface({'train': mixed, 'test': mixed}, 'x')
+    assert_array_equal(found.x_train[1:], PIXELS[1:4])
+    assert found.x_train.shape[-1] == 3
+
+
+def test_files_that_change_are_read_again(tmp_path, monkeypatch):
+    monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path / 'cache'))
+    path = tmp_path / 'a.png'
+
+    def read(pixels):
+        Image.fromarray(pixels).save(path)
+        features = hf.Features({'img': hf.Image(), 'label': hf.ClassLabel(names=['a', 'b'])})
+        split = hf.Dataset.from_dict({'img': [str(path)], 'label': [1]}, features=features)
+        return from_huggingface({'train': split, 'test': split}, 'x').x_train
+
+    for pixels in PIXELS[:2]:
+        assert_array_equal(read(pixels)[0], pixels)
+
+
+def test_classes_in_another_order_are_refused():
+    made = splits()
+    names = hf.ClassLabel(names=['b', 'a', 'c'])
+    other = {'train': made['train'], 'test': made['test'].cast_column('fine', names)}
+    with pytest.raises(ValueError, match='test numbers the classes of fine in another way'):
+        from_huggingface(other, 'x')
+
+
 def test_an_empty_split_is_named():
     with pytest.raises(ValueError, match=r'^dataset: test has no examples\.$'):
         from_huggingface(splits() | {'test': images(0, 0)}, 'dataset')

@@ -14,11 +14,12 @@ from jaxfed.engine.cohorts import SAMPLINGS, candidates, draw_cohort, everyone, 
 from jaxfed.engine.devices import replicate
 from jaxfed.engine.execution import run_waves
 from jaxfed.engine.local import steps_per_epoch
+from jaxfed.methods import Method
 from jaxfed.runs.config_flags import define_flags, from_flags
 from jaxfed.runs.feed import plan_wave
 from jaxfed.types import Cohort
 from tests import oracle
-from tests.engine.test_round import SIZES, make, normalise, set_up, training_data
+from tests.engine.test_round import SIZES, make, normalise, rounds, set_up, training_data
 from tests.rounds import add_axis, run_round
 
 SEEDS = {'cohort_seed': 1, 'availability_seed': 2}
@@ -186,7 +187,7 @@ def test_lost_and_late_clients_equal_plain_loop_over_the_others(name):
         np.testing.assert_array_equal(after[[1, 2, 4]], was[[1, 2, 4]])
 
 
-def test_round_in_which_every_client_fails_changes_nothing():
+def test_round_in_which_every_client_fails_changes_only_its_number():
     _, _, server, states, (programs, mesh) = set_up(make('scaffold'), devices=2)
     nobody = Cohort(np.array([0, 2], np.int32), np.zeros(2, np.int32))
     server, states, nobody, _, tuned, keys, _ = add_axis(
@@ -195,7 +196,43 @@ def test_round_in_which_every_client_fails_changes_nothing():
     after, metrics, models = run_waves(
         programs, mesh, server, states, nobody, iter([]), tuned, keys
     )
-    assert after is server and metrics is None and models == []
+    assert metrics is None and models == [] and after.round == server.round + 1
+    assert after._replace(round=server.round) == server
+
+
+def test_a_method_follows_the_numbers_of_the_rounds(tmp_path):
+    """Rounds without an update are rounds, too: the second method begins after --switch_round."""
+    numbers = []
+
+    def record(number):
+        numbers.append(int(number))
+
+    def begin(client):
+        jax.debug.callback(record, client.round.number)
+        return ()
+
+    method = Method(begin=begin)
+    config = jaxfed.Config(
+        model='mlp', rounds=8, num_clients=4, clients_per_round=1, dropout=0.6, alpha=1.0,
+        devices='1', local_epochs=1, workdir=str(tmp_path / 'run'),
+    )  # fmt: skip
+    trained = jaxfed.simulate(config, method=method, quiet=True).metrics
+    with_clients = [entry['round'] for entry in trained if entry['clients']]
+    assert len(with_clients) < 8 and sorted(set(numbers)) == with_clients
+
+
+@pytest.mark.parametrize('name', ['fedavg', 'median', 'fedavgm', 'feddyn', 'fedcurv'])
+def test_clients_without_examples_send_no_update(name):
+    _, local, server, states, run = set_up(make(name))
+    data = training_data()
+    server, states, _ = rounds(run, local, server, states, [[0, 1, 2, 3]], 2, data)
+    empty = data._replace(size=jnp.zeros_like(data.size))
+    empty, key = replicate((empty, jax.random.key(5)), run[1])
+    nothing = plan_wave(np.zeros(4, int), np.arange(4), lanes=2, devices=1)
+    cohort = everyone(np.arange(4, dtype=np.int32), 2)
+    after, metrics, _ = run_round(*run, server, states, cohort, nothing, 0.03, key, empty)
+    assert after.round == server.round + 1 and metrics.train_loss == 0
+    chex.assert_trees_all_equal(after._replace(round=server.round), server)
 
 
 def run(workdir, **changes):

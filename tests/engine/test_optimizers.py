@@ -90,6 +90,21 @@ def test_accumulation_is_a_step_with_the_mean_gradient(name):
     assert_allclose(found[0], START)
 
 
+@pytest.mark.parametrize('name', OPTIMIZERS)
+def test_steps_that_do_not_train_an_array_change_nothing_of_it(name):
+    settings = {'momentum': 0.9, 'weight_decay': 0.1}
+    optimizer = local_optimizer(name, jnp.float32(0.1), **settings, each_array=True)
+    params = {'a': jnp.asarray(START, jnp.float32), 'b': jnp.asarray(START, jnp.float32)}
+    state, trains = optimizer.init(params), [(True, False), (True, False), (False, True)]
+    for gradient, (a, b) in zip(GRADIENTS, trains):
+        mask = {'a': jnp.bool_(a), 'b': jnp.bool_(b)}
+        both = jax.tree.map(lambda keep, g=gradient: keep * jnp.float32(g), mask)
+        updates, state = jax.jit(optimizer.update)(both, state, params, mask=mask)
+        params = optax.apply_updates(params, updates)
+    assert_allclose(params['a'], run(name, GRADIENTS[:2], **settings)[-1], rtol=1e-5)
+    assert_allclose(params['b'], run(name, GRADIENTS[2:3], **settings)[-1], rtol=1e-5)
+
+
 def test_sgd_without_momentum_has_no_buffer():
     optimizer = local_optimizer('sgd', 0.1, momentum=0.0, weight_decay=0.0)
     assert not jax.tree.leaves(optimizer.init(jnp.ones(3)))

@@ -161,7 +161,7 @@ METHODS = [
     'ditto+fedprox',
     'apfl+dp',
     'moon+median',
-    'scaffold+fedper',
+    'moon+fedper',
     'fedlmd+topk+quantize+dp+fedavgm',
     'fedlmd+fedper+topk+fedbuff+fedavgm',
 ]

@@ -559,6 +559,24 @@ def test_a_measure_returns_the_fields_that_it_lists(returned, message, monkeypat
         measures.measure_round(('mine',), None, None, None)
 
 
+def test_a_measure_of_both_models_has_all_its_fields(cheap_runs, tmp_path, monkeypatch):
+    mine = Measure(
+        'Mine.',
+        scalars=('of_global', 'of_local'),
+        of_global=lambda data, now: {'of_global': now.accuracy},
+        of_locals=lambda data, local: {'of_local': local.each.accuracy.mean()},
+    )
+    monkeypatch.setitem(MEASURES, 'mine', mine)
+    (entry,) = jaxfed.simulate(
+        Config(model='mlp', rounds=1, devices='1', lanes=1, local_epochs=1, measure='mine',
+               local_eval_every=1, workdir=str(tmp_path / 'out'))
+    ).metrics  # fmt: skip
+    assert entry['of_local'] == pytest.approx(entry['local_accuracy'])
+    assert entry['of_global'] == pytest.approx(entry['test_accuracy'])
+    assert measures.need_local_models(['confusion'], [3])
+    assert not measures.need_local_models(['confusion', 'forgetting'], [])
+
+
 def test_parsing_of_names():
     assert parse_measures('none') == ()
     assert parse_measures('all') == tuple(MEASURES)

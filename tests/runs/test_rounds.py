@@ -1,10 +1,12 @@
 """The loop over rounds, and settings that are parsed once."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxfed
+from jaxfed.methods import METHODS, Method, chain
 from jaxfed.runs import experiment as experiments
 from jaxfed.runs.experiment import client_steps, cohort_of, make_experiment, total_steps
 from jaxfed.runs.prepare import prepare
@@ -36,6 +38,24 @@ def test_training_without_records_gives_the_same_parameters(cheap_runs, tmp_path
     assert not (tmp_path / 'other').exists()
     jax.tree.map(np.testing.assert_array_equal, recorded.params, state.servers[0].params)
     assert recorded.summary['client_steps'] == total_steps(experiment, 3)
+
+
+@pytest.mark.parametrize('method', ['median', 'dp', 'fedavg'])
+def test_a_client_that_diverges_ends_training_only_if_it_reaches_the_model(
+    method, cheap_runs, tmp_path
+):
+    def penalty(view):
+        return jnp.where(view.info.id == 1, jnp.nan, 0.0)
+
+    settings = jaxfed.Config(**QUICK | {'dropout': 0.0, 'clients_per_round': 20, 'rounds': 2},
+                             workdir=str(tmp_path / 'run'))  # fmt: skip
+    broken = chain(Method(penalty=penalty), METHODS[method]())
+    if method == 'fedavg':
+        with pytest.raises(jaxfed.Diverged, match='train_loss is not finite'):
+            jaxfed.simulate(settings, method=broken)
+        return
+    losses = [entry['train_loss'] for entry in jaxfed.simulate(settings, method=broken).metrics]
+    assert np.isfinite(losses).all() and losses[0] > 1
 
 
 @pytest.mark.slow

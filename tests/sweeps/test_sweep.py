@@ -122,6 +122,16 @@ def test_each_experiment_gives_the_results_of_a_single_run(method, cheap_runs, p
     assert len(accuracies) == 8
 
 
+def test_a_batch_of_all_examples_is_augmented_alike_in_a_sweep(cheap_runs, tmp_path):
+    """Other experiments of the program may have larger clients."""
+    config = small(batch_size=600, augment='crop', rounds=1, learning_rate=0.1)
+    members, _ = run(config, 'alpha=50,0.1', 1, tmp_path / 'sweep')
+    alone = dataclasses.replace(members[0].config, workdir=str(tmp_path / 'alone'))
+    params = jaxfed.simulate(alone).params
+    together = jaxfed.load(members[0].config.workdir).params
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-6), params, together)
+
+
 def folders(path):
     return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith('.'))
 
