@@ -137,8 +137,7 @@ def describe_config(config: Config, parts: list[Part]) -> dict[str, Any]:
     packages = ('jaxfed', 'jax', 'jaxlib', 'flax', 'optax', 'numpy')
     device = jax.devices()[0]
     return {
-        **dataclasses.asdict(config),
-        'method_parts': [part._asdict() for part in parts],
+        **_every_setting(config, parts),
         'versions': {'python': platform.python_version(), **versions(packages)},
         'device': {
             'platform': device.platform,
@@ -147,6 +146,10 @@ def describe_config(config: Config, parts: list[Part]) -> dict[str, Any]:
             'cpu_cores': os.cpu_count(),
         },
     }
+
+
+def _every_setting(config: Config, parts: list[Part]) -> dict[str, Any]:
+    return {**dataclasses.asdict(config), 'method_parts': [part._asdict() for part in parts]}
 
 
 def differing(
@@ -168,9 +171,10 @@ def differing(
       ValueError: if its config.json cannot be read.
     """
     recorded = flat_settings(read_json(workdir / CONFIG), workdir / CONFIG)
-    now = flat_settings(json.loads(json_text(describe_config(config, parts))))
+    # Not `describe_config`, which starts JAX: a grid reads its runs before it chooses the devices.
+    now = flat_settings(json.loads(json_text(_every_setting(config, parts))))
     # A run from before a setting was added has the setting's default.
-    old = flat_settings(json.loads(json_text(describe_config(Config(), [])))) | recorded
+    old = flat_settings(json.loads(json_text(_every_setting(Config(), [])))) | recorded
     skipped = {'versions', 'device', *settings_that_affect('machine')}
     if measures == 'any' or (measures == 'included' and _includes(old['measure'], now['measure'])):
         skipped.add('measure')

@@ -17,6 +17,7 @@ from jaxfed.internal import files
 from jaxfed.internal.signals import ending, stopping
 from jaxfed.methods import Part, resolve
 from jaxfed.recording import log, run_files
+from tests.recorded_runs import make_run
 
 
 def started(workdir, **changes):
@@ -164,6 +165,21 @@ def test_a_run_is_resumed_with_the_same_settings_only(tmp_path):
     with pytest.raises(ValueError, match='contains no run'):
         started(tmp_path / 'none', resume=True)
     assert not (tmp_path / 'none').exists()
+
+
+def test_comparing_settings_starts_no_device(tmp_path):
+    make_run(tmp_path / 'run')
+    code = (
+        'import sys; import jax; from pathlib import Path; from jaxfed import Config; '
+        'from jaxfed.recording import run_files; config = Config(rounds=2); '
+        'print(*run_files.differing(Path(sys.argv[1]), config, [])); '
+        "jax.config.update('jax_num_cpu_devices', 3); "  # refused once JAX has started
+        'print(jax.device_count())'
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', code, tmp_path / 'run'], capture_output=True, text=True
+    )
+    assert done.stdout == 'rounds parts\n3\n', done.stderr
 
 
 @pytest.mark.parametrize(
