@@ -16,7 +16,8 @@ One round, in the order in which the hooks run:
     update            = combine(updates)       once, on the server; if not set, the weighted sum
     update, state     = merge(aggregate)       once, on the server
 
-A round in which no update is sent changes nothing, except `merge` with noise or delayed updates.
+A round in which no update is sent changes only the number of the round, except `merge` with noise
+or delayed updates.
 Outside of the rounds:
 
     server, client    = init(params, stats)    once: the first states
