@@ -115,11 +115,12 @@ def from_huggingface(
     arrays = {'users': np.asarray(train[columns.user])} if columns.user else {}
     known = getattr(train.features[label], 'names', None)
     others = getattr(parts['test'].features[label], 'names', None)
-    if known and others and known != others:
-        raise ValueError(
-            f'{source}: test numbers the classes of {printable(label)} in another way than train '
-            f'({_list(others[:3])}, ... there, {_list(known[:3])}, ... here): cast its column.'
-        )
+    for place, (ours, theirs) in enumerate(zip(known or (), others or (), strict=False)):
+        if ours != theirs:
+            raise ValueError(
+                f'{source}: the label {place} of {printable(label)} is {printable(ours)} in train '
+                f'and {printable(theirs)} in test: cast the column of one.'
+            )
     values = {part: np.asarray(split[label]) for part, split in parts.items()}
     if values['train'].dtype.kind in 'US':
         known, numbers = np.unique(values['train'], return_inverse=True)
@@ -189,7 +190,7 @@ def _stacked(split: Any, column: str, source: str) -> np.ndarray:
 
 
 def _is_grey(split: Any, column: str, where: str) -> bool:
-    """Whether all images are grey; reads their headers up to the first coloured one."""
+    """Whether all images are grey; opens them up to the first coloured one."""
     mode = split.features[column].mode
     opened = _opened(split, column, where)
     return all((mode or image.mode) in ('1', 'L', 'LA') for _, image in opened)

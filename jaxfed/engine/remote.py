@@ -62,6 +62,7 @@ def add_up(
     cohort_size: int,
     *,
     combines: bool,
+    survives: bool,
 ) -> Sums:
     """Add up the messages of the clients of a round.
 
@@ -70,6 +71,7 @@ def add_up(
       weights: shares and weights [1, S] from `weigh`.
       cohort_size: S.
       combines: whether the method combines the updates itself, so that they are kept [S, ...].
+      survives: whether a client whose loss is not finite does not count in the mean loss.
 
     Returns:
       The sums [1, 1, ...], as `merge` takes them.
@@ -89,11 +91,12 @@ def add_up(
         return kept
 
     updates, ones = [of.update for of in sums], [1] * len(sums)
+    counted = [of for of in sums if np.isfinite(of.loss) or not survives]
     result = Sums(
         update=jax.tree.map(place, *updates) if combines else total(updates, weight),
         stats=total([of.stats for of in sums], share),
         uploads=total([of.uploads for of in sums], ones),
-        loss=total([of.loss for of in sums], ones),
-        examples=total([of.examples for of in sums], ones),
+        loss=jnp.float32(sum(of.loss for of in counted)),
+        examples=jnp.float32(sum(of.examples for of in counted)),
     )
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None, None], result)

@@ -201,8 +201,10 @@ def _finish_next(
         updates = add(total.update, device.clients.weight[slot], update)
     change = jax.tree.map(jnp.subtract, done.stats, server.stats)
     epochs = device.round.cohort.epochs.reshape(-1)[slot]
-    # The loss of a client whose update cannot reach the model must not look as if it had diverged.
-    counts = jnp.isfinite(done.loss) if context.method.survives_clients else jnp.bool_(True)
+    # The loss of a client that cannot reach the model must not look as if the model had diverged.
+    # Batch statistics are averaged as they are.
+    survives = context.method.survives_clients and not jax.tree.leaves(server.stats)
+    counts = jnp.isfinite(done.loss) if survives else jnp.bool_(True)
     total = Sums(
         update=updates,
         stats=add(total.stats, device.clients.share[slot], change),
@@ -267,13 +269,15 @@ def _merge_experiment(
     after = ServerState(
         params=optax.apply_updates(before.params, update),
         method=method_state,
-        round=before.round,
+        round=before.round + 1,
         stats=jax.tree.map(jnp.add, before.stats, total.stats),
     )
-    running = jnp.bool_(True) if tuned.running is None else tuned.running > 0
     # An experiment without an update does not change, unless its method says so.
-    changes = running if method.always_merges else jnp.any(arrived)
+    changes = jnp.any(arrived)
+    if method.always_merges:
+        changes = jnp.bool_(True) if tuned.running is None else tuned.running > 0
     server = jax.tree.map(lambda new, old: jnp.where(changes, new, old), after, before)
+    server = server._replace(round=after.round)
     loss = total.loss / jnp.maximum(total.examples, 1)
     loss = jnp.where(jnp.any(arrived) & (total.examples == 0), jnp.nan, loss)
-    return server._replace(round=before.round + running), RoundMetrics(loss)
+    return server, RoundMetrics(loss)

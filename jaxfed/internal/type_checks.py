@@ -1,6 +1,7 @@
 """Checks of a setting's value against its annotation."""
 
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, get_args, get_origin
@@ -30,19 +31,32 @@ def checked_parameters(
       ValueError: if the type of a parameter is missing, unknown or another one.
     """
     try:
-        parameters = inspect.signature(function, eval_str=True).parameters
-    except (NameError, AttributeError, SyntaxError, TypeError) as error:
+        parameters = inspect.signature(function).parameters
+        found = {
+            name: parameter.replace(annotation=_type_of(parameter.annotation, function))
+            for name, parameter in parameters.items()
+            if name not in without
+        }
+    except Exception as error:  # of any kind, from a type that is written as a text
         raise ValueError(f'{place}: the types of its parameters are unknown: {error}.') from error
-    found = {name: p for name, p in parameters.items() if name not in without}
     for name, parameter in found.items():
         kind = parameter.annotation
-        plain = {*(get_args(kind) or (kind,))} - {type(None)}
-        if not choices_of(kind) and not (len(plain) == 1 and plain <= _WORDS.keys()):
+        plain, choices = {*(get_args(kind) or (kind,))} - {type(None)}, choices_of(kind)
+        texts = bool(choices) and all(isinstance(choice, str) for choice in choices)
+        if not texts and not (len(plain) == 1 and plain <= _WORDS.keys()):
             raise ValueError(
                 f'{place}: its parameter {name} must have the type bool, int, float, str, a '
                 f'Literal of texts, or one of them or None, as in {name}: float = 1.0.'
             )
     return found
+
+
+def _type_of(annotation: Any, function: Callable[..., Any]) -> Any:
+    """The type of a parameter, which may be written as a text in the module of the function."""
+    if not isinstance(annotation, str):
+        return annotation
+    module = getattr(inspect.unwrap(functools.partial(function).func), '__globals__', {})
+    return eval(annotation, module)  # as `inspect.signature` does, but of this parameter only
 
 
 def choices_of(kind: Any) -> tuple[str, ...]:

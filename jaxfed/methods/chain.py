@@ -116,9 +116,14 @@ def _check_order(
             text = 'keeps parameters at the clients, but'
             refuse(i, text, j, 'evaluates the global model, which lacks them; remove one')
         if part.own and other.uploads:
-            refuse(i, 'keeps parameters at the clients, but', j, 'sends values of all; remove one')
+            refuse(
+                i,
+                'keeps parameters at the clients, but',
+                j,
+                'uploads values that may cover them; remove one',
+            )
         if part.trainable and other.counts_steps:
-            text = 'trains every array in some of the local steps, but'
+            text = 'may train an array in some of the local steps, but'
             refuse(i, text, j, 'counts them all; remove one')
         if part.personal and other.own:
             refuse(

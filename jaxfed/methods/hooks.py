@@ -4,6 +4,7 @@ The checks read shapes and types while JAX traces the hooks; compiled programs d
 """
 
 import functools
+import inspect
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -140,8 +141,8 @@ def _outside_rounds(method: Any) -> dict[str, Any]:
 
 def _located(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A hook of another package, whose ValueErrors name the hook and its line."""
-    code = getattr(function, '__code__', None)
-    if code is None or function.__module__.partition('.')[0] == 'jaxfed':
+    code = getattr(inspect.unwrap(function), '__code__', None)
+    if code is None or (function.__module__ or '').partition('.')[0] == 'jaxfed':
         return function
 
     @functools.wraps(function)
@@ -151,8 +152,9 @@ def _located(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
         except ValueError as error:
             lines = traceback.extract_tb(error.__traceback__)
             own = [line.lineno for line in lines if line.filename == code.co_filename]
-            place = f'{Path(code.co_filename).name}, line {own[-1]}'
-            raise ValueError(f'Method.{hook} ({place}): {error}') from error
+            place = f'{Path(code.co_filename).name}, line {own[-1] if own else "unknown"}'
+            text = ' '.join(str(error).split())
+            raise ValueError(f'Method.{hook} ({place}): {text}') from error
 
     return located
 

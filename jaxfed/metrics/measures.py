@@ -283,6 +283,9 @@ def check_measures(names: Sequence[str], reserved: Collection[str]) -> None:
         measure, place = MEASURES[name], f'MEASURES[{name!r}]'
         if not isinstance(measure, Measure):
             raise ValueError(f'{place} must be a Measure, got {printable(reprlib.repr(measure))}.')
+        for kind in ('scalars', 'arrays'):
+            if not isinstance(getattr(measure, kind), tuple):
+                raise ValueError(f"{place}.{kind} must be a tuple of names, as ('name',).")
         for need in measure.needs:
             if need not in get_args(Need):
                 choices = ' or '.join(map(repr, get_args(Need)))

@@ -32,6 +32,7 @@ _HEADER = {
 # What sets the data and the clients.
 _DATA = (
     'dataset', 'npz', 'path', 'image_column', 'label_column', 'user_column', 'validation',
+    'fixed seeds',
     *(name for name, setting in SETTINGS.items() if setting.group == 'partition'),
 )  # fmt: skip
 
@@ -69,7 +70,9 @@ def settings(run: RecordedRun) -> dict[str, str]:
     hyperparameters = config.pop('hyperparameters')
     partition = config.pop('partition_settings')
     # Runs in which a part of the randomness is fixed are no samples of runs in which all varies.
-    config['own seeds'] = ', '.join(name for name in SEEDS[1:] if config[name] is not None) or None
+    config['fixed seeds'] = (
+        ', '.join(name for name in SEEDS[1:] if config[name] is not None) or None
+    )
     for name in (*SEEDS, 'versions', 'device', *settings_that_affect('machine', 'records')):
         config.pop(name, None)
     for part in parts:

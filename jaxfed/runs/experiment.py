@@ -74,8 +74,8 @@ def set_up(
 
     Args:
       config: the settings.
-      method: used instead of the one that `config.method` names; the records name it so, if the
-        settings have another method than the default, else `own`.
+      method: used instead of the one that `config.method` names. The records name it
+        `config.method`, or `own` if that is the default.
       dataset: arrays in memory, used instead of the data that `config.dataset` names.
     """
     if method is not None:
@@ -155,8 +155,13 @@ def _name_method(config: Config) -> Config:
             f'hyperparameters={config.hyperparameters} have no effect on a method object; pass '
             'them to the function that makes it.'
         )
+    if config.switch_round is not None:
+        raise ValueError(
+            f'--switch_round={config.switch_round} has no effect on a method object; use '
+            'jaxfed.methods.switch.'
+        )
     if config.method == DEFAULTS['method']:
-        return dataclasses.replace(config, method='own')
+        config = dataclasses.replace(config, method='own')
     if not methods.METHODS.keys().isdisjoint(re.split('[+,]', str(config.method))):
         raise ValueError(
             f'--method={config.method} and a method object exclude each other; omit one, or give '
@@ -195,7 +200,7 @@ def _check_optimizer(config: Config, method: Method) -> None:
         )
     if method.trainable and config.accumulate_steps > 1:
         raise ValueError(
-            f'--method={config.method} trains other arrays in other local steps, so their '
+            f'--method={config.method} may train other arrays in other local steps, so their '
             f'gradients have no mean: remove --accumulate_steps={config.accumulate_steps}.'
         )
     plain = config.optimizer == 'sgd' and config.accumulate_steps == 1

@@ -107,19 +107,11 @@ def prepare(experiments: Sequence[Experiment], mesh: Mesh | None = None) -> Prep
             first.augmentations, mean=first.mean, std=first.std, batch_size=first.config.batch_size
         )
         functions = make_round(
-            first.model,
-            first.method,
-            settings,
-            augment,
-            to_input,
-            tune=method_builder(experiments),
-            mesh=mesh,
-            shift=shift_of(config),
-        )
+            first.model, first.method, settings, augment, to_input,
+            tune=method_builder(experiments), mesh=mesh, shift=shift_of(config),
+        )  # fmt: skip
 
-        def compile_with(
-            lanes: int,
-        ) -> tuple[Round, EvaluationPrograms, int]:
+        def compile_with(lanes: int) -> tuple[Round, EvaluationPrograms, int]:
             # Any round in which a client trains.
             round_ = next(round_ for round_ in feed(lanes, 1) if round_.cohort.epochs.any())
             plan, data = next(round_.waves)

@@ -77,7 +77,9 @@ def resume(
         return 0, first
     read = saved.state if saved else like._replace(clients=first.clients)
     state = states_of.broadcast(read._replace(clients=()))
-    server = replicate(state.server, prepared.mesh)
+    # Checkpoints of earlier versions did not count rounds without an update.
+    counted = state.server._replace(round=np.full_like(state.server.round, done))
+    server = replicate(counted, prepared.mesh)
     return done, State(
         server,
         states_of.scatter(read.clients, first.clients, rows),

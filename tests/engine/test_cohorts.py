@@ -14,6 +14,8 @@ from jaxfed.engine.cohorts import SAMPLINGS, candidates, draw_cohort, everyone, 
 from jaxfed.engine.devices import replicate
 from jaxfed.engine.execution import run_waves
 from jaxfed.engine.local import steps_per_epoch
+from jaxfed.engine.remote import add_up
+from jaxfed.engine.types import Sums
 from jaxfed.methods import Method
 from jaxfed.runs.config_flags import define_flags, from_flags
 from jaxfed.runs.feed import plan_wave
@@ -200,8 +202,8 @@ def test_round_in_which_every_client_fails_changes_only_its_number():
     assert after._replace(round=server.round) == server
 
 
-def test_a_method_follows_the_numbers_of_the_rounds(tmp_path):
-    """Rounds without an update are rounds, too: the second method begins after --switch_round."""
+def test_a_method_follows_the_numbers_of_the_rounds(cheap_runs, stopped_before, tmp_path):
+    """Rounds without an update are rounds, too, also before a run continues."""
     numbers = []
 
     def record(number):
@@ -214,9 +216,12 @@ def test_a_method_follows_the_numbers_of_the_rounds(tmp_path):
     method = Method(begin=begin)
     config = jaxfed.Config(
         model='mlp', rounds=8, num_clients=4, clients_per_round=1, dropout=0.6, alpha=1.0,
-        devices='1', local_epochs=1, workdir=str(tmp_path / 'run'),
+        devices='1', local_epochs=1, checkpoint_every=1, workdir=str(tmp_path / 'run'),
     )  # fmt: skip
+    with stopped_before(5):
+        jaxfed.simulate(config, method=method, quiet=True)
     trained = jaxfed.simulate(config, method=method, quiet=True).metrics
+    jax.effects_barrier()
     with_clients = [entry['round'] for entry in trained if entry['clients']]
     assert len(with_clients) < 8 and sorted(set(numbers)) == with_clients
 
@@ -233,6 +238,16 @@ def test_clients_without_examples_send_no_update(name):
     after, metrics, _ = run_round(*run, server, states, cohort, nothing, 0.03, key, empty)
     assert after.round == server.round + 1 and metrics.train_loss == 0
     chex.assert_trees_all_equal(after._replace(round=server.round), server)
+
+
+@pytest.mark.parametrize('survives', [True, False])
+def test_remote_clients_that_diverge_count_unless_the_method_survives_them(survives):
+    update = {'w': np.ones(2, np.float32)}
+    sums = [Sums(update, (), (), np.float32(of), np.float32(4)) for of in (8, np.nan, 2)]
+    weights = np.full((1, 3), 1 / 3), np.full((1, 3), 1 / 3)
+    got = add_up([*enumerate(sums)], weights, 3, combines=True, survives=survives)
+    wanted = (10, 8) if survives else (np.nan, 12)
+    np.testing.assert_array_equal([got.loss.item(), got.examples.item()], wanted)
 
 
 def run(workdir, **changes):

@@ -294,7 +294,11 @@ def _of_unknown_type(*, beta: 'Nowhere' = 1.0) -> Method:  # noqa: F821
     return Method()
 
 
-def _of_types_as_text(*, beta: 'float | None' = None, kind: "Literal['a', 'b']" = 'a') -> Method:
+def _of_other_choices(*, beta: Literal[1, 2] = 1) -> Method:
+    return Method()
+
+
+def _of_types_as_text(*, beta: 'float | None' = None, kind: "Literal['a', 'b']" = 'a') -> 'Nowhere':  # noqa: F821
     return Method()
 
 
@@ -318,6 +322,10 @@ def _of_types_as_text(*, beta: 'float | None' = None, kind: "Literal['a', 'b']" 
             lambda *, beta=1.0: Method(),
             "METHODS['mine']: its parameter beta must have the type bool, int, float, str, a "
             'Literal of texts, or one of them or None, as in beta: float = 1.0.',
+        ),
+        (
+            _of_other_choices,
+            "METHODS['mine']: its parameter beta must have the type bool, int, float, str, a",
         ),
         (
             _of_unknown_type,

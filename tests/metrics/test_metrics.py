@@ -536,6 +536,7 @@ def test_values_that_are_not_finite_become_null(cheap_runs, tmp_path, monkeypatc
         (Measure('Mine.', scalars=('rounds',)), "records 'rounds', as jaxfed does"),
         (Measure('Mine.', arrays=('forgetting',)), "'forgetting', as --measure=forgetting does"),
         (Measure('Mine.', needs=('model',)), "must name 'agreement' or 'models' or .* got 'model'"),
+        (Measure('Mine.', scalars='one'), r"scalars must be a tuple of names, as \('name',\)"),
         (len, 'must be a Measure, got <built-in function len>'),
     ],
 )

@@ -14,6 +14,7 @@ OTHER_DATA = {
     'other': {'alpha': 3.0},
     'noisy': {'label_noise': 0.4},
     'users': {'user_column': 'city'},
+    'fixed': {'batch_seed': 7},
 }
 
 
@@ -49,7 +50,7 @@ def test_differences_are_by_seed(tmp_path):
     assert '+20.00 ± 24.84' in page
 
 
-@pytest.mark.parametrize('other', ['fedavg_noisy', 'fedavg_users'])
+@pytest.mark.parametrize('other', ['fedavg_noisy', 'fedavg_users', 'fedavg_fixed'])
 def test_noisy_labels_and_other_users_are_other_data(other, tmp_path):
     groups = groups_of(tmp_path, **{other: (0.4, 0.4)}, fedavg=(0.5, 0.5), fedlmd=(0.7, 0.6))
     differences = [row[1].text for row in compare(groups).table.rows]

@@ -480,8 +480,8 @@ def test_runs_with_a_fixed_part_of_the_randomness_are_other_groups(tmp_path):
         make_run(tmp_path / f'dealt{seed}', [entry(1, 0.5)], seed=seed, partition_seed=0)
     groups = grouping.group([read_run(path) for path in sorted(tmp_path.iterdir())])
     assert {group.label: len(group.runs) for group in groups} == {
-        'fedavg, own seeds batch_seed': 3, 'fedavg, own seeds partition_seed': 3,
-        'fedavg, own seeds –': 3,
+        'fedavg, fixed seeds batch_seed': 3, 'fedavg, fixed seeds partition_seed': 3,
+        'fedavg, fixed seeds –': 3,
     }  # fmt: skip
 
 

@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import jaxfed
 from jaxfed.methods import METHODS, Method, chain
+from jaxfed.models import MODELS
 from jaxfed.runs import experiment as experiments
 from jaxfed.runs.experiment import client_steps, cohort_of, make_experiment, total_steps
 from jaxfed.runs.prepare import prepare
@@ -40,22 +42,36 @@ def test_training_without_records_gives_the_same_parameters(cheap_runs, tmp_path
     assert recorded.summary['client_steps'] == total_steps(experiment, 3)
 
 
-@pytest.mark.parametrize('method', ['median', 'dp', 'fedavg'])
+@pytest.mark.parametrize(
+    'method, model', [('median', 'mlp'), ('dp', 'mlp'), ('fedavg', 'mlp'), ('median', 'normal')]
+)
 def test_a_client_that_diverges_ends_training_only_if_it_reaches_the_model(
-    method, cheap_runs, tmp_path
+    method, model, cheap_runs, tmp_path, monkeypatch
 ):
-    def penalty(view):
-        return jnp.where(view.info.id == 1, jnp.nan, 0.0)
+    class Normal(nnx.Module):  # with batch statistics, which are averaged as they are
+        def __init__(self, num_classes, *, rngs):
+            self.norm = nnx.BatchNorm(64, rngs=rngs)
+            self.classifier = nnx.Linear(64, num_classes, rngs=rngs)
 
-    settings = jaxfed.Config(**QUICK | {'dropout': 0.0, 'clients_per_round': 20, 'rounds': 2},
-                             workdir=str(tmp_path / 'run'))  # fmt: skip
+        def __call__(self, x):
+            return self.classifier(self.norm(x.reshape(x.shape[0], -1)))
+
+    def penalty(view):
+        weight = jnp.where(view.info.id == 1, jnp.nan, 0.0)
+        return weight * sum(jnp.sum(leaf) for leaf in jax.tree.leaves(view.params))
+
+    monkeypatch.setitem(MODELS, 'normal', Normal)
+
+    changes = {'dropout': 0.0, 'clients_per_round': 20, 'rounds': 2, 'model': model}
+    settings = jaxfed.Config(**QUICK | changes, workdir=str(tmp_path / 'run'))
     broken = chain(Method(penalty=penalty), METHODS[method]())
-    if method == 'fedavg':
+    if method == 'fedavg' or model == 'normal':
         with pytest.raises(jaxfed.Diverged, match='train_loss is not finite'):
             jaxfed.simulate(settings, method=broken)
         return
-    losses = [entry['train_loss'] for entry in jaxfed.simulate(settings, method=broken).metrics]
-    assert np.isfinite(losses).all() and losses[0] > 1
+    result = jaxfed.simulate(settings, method=broken)
+    assert np.isfinite([entry['train_loss'] for entry in result.metrics]).all()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
 
 
 @pytest.mark.slow
