@@ -202,8 +202,7 @@ def _finish_next(
     change = jax.tree.map(jnp.subtract, done.stats, server.stats)
     epochs = device.round.cohort.epochs.reshape(-1)[slot]
     # The loss of a client that cannot reach the model must not look as if the model had diverged.
-    # Batch statistics are averaged as they are.
-    survives = context.method.survives_clients and not jax.tree.leaves(server.stats)
+    survives = context.method.survives_clients(server.stats)
     counts = jnp.isfinite(done.loss) if survives else jnp.bool_(True)
     total = Sums(
         update=updates,

@@ -240,7 +240,7 @@ def connect(
         sums = add_up(
             messages or [(0, nothing)], programs.round.weigh(inputs), config.clients_per_round,
             combines=method.combine is not None,
-            survives=method.survives_clients and not jax.tree.leaves(server.stats),
+            survives=method.survives_clients(server.stats),
         )  # fmt: skip
         return *programs.round.merge(inputs, sums), []
 

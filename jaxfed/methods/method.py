@@ -253,10 +253,14 @@ class Method(NamedTuple):
     # of a method whose noise must be the last change of the update
     privacy: Privacy | None = None
 
-    @property
-    def survives_clients(self) -> bool:
-        """Whether the update of a client that is not finite cannot reach the model."""
-        return self.combine is not None or self.privacy is not None
+    def survives_clients(self, stats: PyTree) -> bool:
+        """Whether a client whose parameters are not finite cannot reach the model.
+
+        Args:
+          stats: batch statistics of the network, which are averaged as they are.
+        """
+        robust = self.combine is not None or self.privacy is not None
+        return robust and not jax.tree.leaves(stats)
 
     @property
     def always_merges(self) -> bool:
