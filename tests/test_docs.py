@@ -243,7 +243,7 @@ def test_every_example_runs(text, trained, registries, cheap_runs, tmp_path, mon
     simulate = jaxfed.simulate
 
     def short(settings, *, method=None, **options):
-        parts = methods.resolve(settings.method, settings.hyperparameters)
+        parts = [] if method else methods.resolve(settings.method, settings.hyperparameters)
         if method is None:
             methods.build(parts)
         small = SMALL if settings.model in networks else {**SMALL, 'model': settings.model}

@@ -162,7 +162,7 @@ def _name_method(config: Config) -> Config:
         )
     if config.method == DEFAULTS['method']:
         config = dataclasses.replace(config, method='own')
-    if not methods.METHODS.keys().isdisjoint(re.split('[+,]', str(config.method))):
+    if methods.METHODS.keys() >= {*re.split('[+,]', str(config.method))}:
         raise ValueError(
             f'--method={config.method} and a method object exclude each other; omit one, or give '
             'the object a name that is not in METHODS.'

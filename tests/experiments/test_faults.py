@@ -83,7 +83,8 @@ def test_one_of_two_processes_that_start_together_trains(sweep, tmp_path):
 
 @pytest.mark.parametrize('kind', ['seeds', 'processes'])
 def test_a_killed_sweep_and_pair_of_processes_continue(kind):
-    rounds = ('--rounds=20', *(['--halving=10', '--validation=0.2'] if kind == 'seeds' else []))
+    halves = [faults.GRID, '--halving=10', '--validation=0.2'] if kind == 'seeds' else []
+    rounds = ('--rounds=20', *halves)
     counts = faults.survive(2, 1, (*faults.JOB, *faults.KINDS[kind], *rounds))
     assert counts.kills == 2 and not counts.failures
 

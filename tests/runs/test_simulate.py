@@ -57,13 +57,14 @@ def test_a_method_object_is_recorded_by_its_own_name(cheap_runs, tmp_path):
 
     assert recorded('a') == ('own', [])
     assert recorded('b', method='plain, 0.1') == ('plain, 0.1', [])
+    assert recorded('c', method='fedlmd+mine') == ('fedlmd+mine', [])
 
 
 @pytest.mark.parametrize(
     'settings, message',
     [
         ({'method': 'fedlmd'}, '--method=fedlmd and a method object exclude each other; omit one'),
-        ({'method': 'mine+fedprox'}, '--method=mine.fedprox and a method object exclude each'),
+        ({'method': 'kd+fedprox'}, '--method=kd.fedprox and a method object exclude each'),
         ({'switch_round': 2}, '--switch_round=2 has no effect on a method object; use'),
         ({'hyperparameters': {'mu': 1}}, "hyperparameters={'mu': 1} have no effect on a method"),
     ],
