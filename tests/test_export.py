@@ -75,7 +75,7 @@ def test_the_model_of_the_run_is_kept(form, run, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('model', ['mlp', 'lenet', 'cnn', 'resnet8'])
+@pytest.mark.parametrize('model', ['mlp', 'lenet', 'cnn', 'cnn_dropout', 'resnet8'])
 def test_onnx_runtime_gives_the_same_logits(model, run, tmp_path):
     pytest.importorskip('jax2onnx')
     runtime = pytest.importorskip('onnxruntime')
@@ -93,8 +93,9 @@ def plain_torch(model):
     class Plain(nn.Module):
         """The layers by jaxfed's names, in the order in which they are used."""
 
-        def __init__(self, convolutions, dense):
+        def __init__(self, convolutions, dense, unpooled=()):
             super().__init__()
+            self.unpooled = unpooled
             self.names = [name for name, _ in (*convolutions, *dense)]
             for name, layer in (*convolutions, *dense):
                 setattr(self, name, layer)
@@ -106,7 +107,8 @@ def plain_torch(model):
                     x = x.flatten(1)
                 x = getattr(self, name)(x)
                 x = x.relu() if i < len(self.names) - 1 else x
-                x = nn.functional.max_pool2d(x, 2) if i < self.depth else x
+                if i < self.depth and name not in self.unpooled:
+                    x = nn.functional.max_pool2d(x, 2)
             return x
 
     def dense(**sizes):
@@ -124,10 +126,15 @@ def plain_torch(model):
             dense(hidden1=(400, 120), hidden2=(120, 84), classifier=(84, 10)),
         ),
     }
+    layers['cnn_dropout'] = (
+        [('conv1', conv(3, 32, 3)), ('conv2', conv(32, 64, 3))],
+        dense(hidden=(12544, 128), classifier=(128, 10)),
+        ['conv1'],
+    )
     return Plain(*layers[model])
 
 
-@pytest.mark.parametrize('model', ['mlp', 'lenet', 'cnn'])
+@pytest.mark.parametrize('model', ['mlp', 'lenet', 'cnn', 'cnn_dropout'])
 def test_pytorch_gives_the_same_logits(model, run, tmp_path):
     torch = pytest.importorskip('torch')
     workdir, want = run(model)

@@ -10,6 +10,7 @@ from flax import linen
 from jaxfed.internal.type_checks import check_value
 from jaxfed.models import ops
 from jaxfed.models.check import check_network, one_line
+from jaxfed.models.cnn_dropout import CNNDropout
 from jaxfed.models.feedforward import CNN, MLP, LeNet
 from jaxfed.models.functional import as_model, linen_model, pair_model
 from jaxfed.models.mobilenet import MobileNet
@@ -39,6 +40,7 @@ DEFAULT_CONVOLUTION = ops.convolution()
 MODELS: dict[str, Any] = {
     'cnn': CNN,
     'cnn1d': CNN1D,
+    'cnn_dropout': CNNDropout,
     'lenet': LeNet,
     'mlp': MLP,
     'mobilenet': MobileNet,

@@ -1,4 +1,4 @@
-"""Layers with PyTorch's initialisation, which the papers use."""
+"""Layers and initialisers; most networks have PyTorch's initialisation, as the papers."""
 
 from collections.abc import Callable, Sequence
 from math import prod, sqrt
@@ -25,7 +25,11 @@ def check_image_size(
 
 def uniform_fan_in(fan_in: int) -> Callable[..., Array]:
     """Makes PyTorch's default initialiser of weights and biases, U(-1/sqrt(n), 1/sqrt(n))."""
-    bound = 1 / sqrt(fan_in)  # that of `kaiming_uniform` with a = sqrt(5)
+    return uniform(1 / sqrt(fan_in))  # that of `kaiming_uniform` with a = sqrt(5)
+
+
+def uniform(bound: float) -> Callable[..., Array]:
+    """Makes the initialiser U(-bound, bound)."""
 
     def init(key: Array, shape: tuple[int, ...], dtype: Any, out_sharding: Any = None) -> Array:
         del out_sharding

@@ -28,6 +28,8 @@ COUNTS = [
     ('cnn', (28, 20, 1), 10, 1_204_618),
     ('lenet', (32, 32, 3), 10, 62_006),
     ('lenet', (28, 28, 1), 10, 44_426),
+    ('cnn_dropout', (28, 28, 1), 62, 1_206_590),
+    ('cnn_dropout', (32, 32, 3), 10, 1_626_442),
     ('mlp', (28, 28, 1), 10, 199_210),
     ('mlp', (8, 8, 1), 10, 55_210),
     # Published: of the networks for CIFAR in their common PyTorch forms, and of torchvision's and
@@ -191,6 +193,55 @@ def test_convolutional_networks_are_conv_bias_relu_pool(name, padding):
     np.testing.assert_allclose(outputs.features, features(params, inputs), rtol=1e-5, atol=1e-5)
 
 
+def test_cnn_dropout_is_its_layers_in_evaluation():
+    model = make_model('cnn_dropout', input_shape=(12, 11, 2), num_classes=4)
+    params, _ = draw(model)
+    images = np.random.default_rng(1).standard_normal((3, 12, 11, 2), np.float32)
+
+    @jax.jit
+    def features(params, x):
+        for layer in ('conv1', 'conv2'):
+            kernel, bias = params[layer]['kernel'], params[layer]['bias']
+            x = lax.conv_general_dilated(
+                x, kernel, (1, 1), 'VALID', dimension_numbers=('NHWC', 'HWIO', 'NHWC')
+            )
+            x = jnp.maximum(x + bias, 0)
+        x = relu_then_pool(x).reshape(3, -1)
+        return jnp.maximum(x @ params['hidden']['kernel'] + params['hidden']['bias'], 0)
+
+    outputs = jax.jit(model.evaluate)(params, images, model.stats)
+    np.testing.assert_allclose(outputs.features, features(params, images), rtol=1e-5, atol=1e-5)
+
+
+def test_cnn_dropout_drops_a_quarter_then_half_in_training():
+    model = make_model('cnn_dropout', input_shape=(32, 32, 3), num_classes=4)
+    params, _ = draw(model, scale=0)
+    params['conv2']['bias'] += 1  # so that the pooled image is 1 everywhere
+    params['hidden']['kernel'] += 1
+    x, mask = np.zeros((8, 32, 32, 3), np.float32), np.ones(8, bool)
+    features = jax.jit(model.apply)(params, x, (), mask, jax.random.key(3)).features
+    pixels = 14 * 14 * 64
+    # Every unit is 0 or twice the sum of the kept pixels, each 4 / 3, which all units share.
+    kept = features.max(axis=1) / 2 / (4 / 3)
+    np.testing.assert_allclose(kept, np.round(kept), atol=0.1)
+    np.testing.assert_allclose(kept / pixels, 0.75, atol=0.03)  # 8 deviations
+    assert len(np.unique(kept)) > 1
+    whole = features == features.max(axis=1, keepdims=True)
+    np.testing.assert_array_equal(whole | (features == 0), True)
+    assert 0.4 < whole.mean() < 0.6  # 6 deviations
+
+
+def test_cnn_dropout_starts_as_of_glorot():
+    model = make_model('cnn_dropout', input_shape=(28, 28, 1), num_classes=62)
+    params = jax.jit(model.init)(jax.random.key(0))
+    fans = {'conv1': 9 * 33, 'conv2': 9 * 96, 'hidden': 9216 + 128, 'classifier': 128 + 62}
+    for name, fans_in_and_out in fans.items():
+        bound = (6 / fans_in_and_out) ** 0.5
+        largest = np.abs(params[name]['kernel']).max()
+        assert 0.95 * bound < largest <= bound
+        np.testing.assert_array_equal(params[name]['bias'], 0)
+
+
 def test_bfloat16_parameters_give_bfloat16_outputs():
     model = make_model('cnn', input_shape=(8, 8, 3), num_classes=4)
     params = jax.tree.map(
@@ -203,7 +254,7 @@ def test_bfloat16_parameters_give_bfloat16_outputs():
 
 
 def test_unknown_name_lists_the_choices():
-    with pytest.raises(ValueError, match=r"'vgg'.*cnn, cnn1d, lenet, mlp"):
+    with pytest.raises(ValueError, match=r"'vgg'.*cnn, cnn1d, cnn_dropout, lenet, mlp"):
         make_model('vgg', input_shape=(32, 32, 3), num_classes=10)
 
 
@@ -213,6 +264,7 @@ def test_unknown_name_lists_the_choices():
         ('lenet', (8, 8, 1), 10, r'--model=lenet.*16x16.*8, 8.*--model=cnn'),
         ('lenet', (32, 15, 1), 10, r'--model=lenet'),
         ('cnn', (3, 8, 1), 10, r'--model=cnn.*4x4.*3, 8.*--model=mlp'),
+        ('cnn_dropout', (8, 5, 1), 10, r'--model=cnn_dropout.*6x6.*8, 5.*--model=cnn'),
         ('mlp', (0, 8, 1), 10, r'input_shape must be .*, got \(0, 8, 1\)'),
         ('mlp', (8, 8), 10, r'input_shape must be .*, got \(8, 8\)'),
         ('mlp', (8, 8, 1), 0, r'num_classes must be 1 or more, got 0'),
@@ -225,7 +277,7 @@ def test_bad_sizes_are_refused(name, input_shape, num_classes, message):
 
 
 def test_smallest_images_that_fit():
-    for name, side in (('lenet', 16), ('cnn', 4), ('mlp', 1)):
+    for name, side in (('lenet', 16), ('cnn_dropout', 6), ('cnn', 4), ('mlp', 1)):
         model = make_model(name, input_shape=(side, side, 1), num_classes=2)
         params = jax.eval_shape(model.init, jax.random.key(0))
         outputs = jax.eval_shape(

@@ -8,13 +8,13 @@ client per core at a time in processes; pfl-research trains client after client 
 
 Tasks: `cifar10`, the FedNTD CNN, 10 clients, one local epoch, batches of 50. `blazefl`, the CNN
 benchmark of BlazeFL: LeNet, 100 clients that all train in each of 5 rounds, each with shards of
-two classes, 5 local epochs. `flute`, as the FEMNIST row of FLUTE: a CNN of two convolutions and two
-dense layers, 3400 clients of whom 10 train in a round, batches of 20, 62 classes, an evaluation
-every 50 rounds; FLUTE trains 1500. Its images are synthetic, as many for each client as FEMNIST has
-on average. `pfl`, the IID benchmark of pfl-research on CIFAR-10 with the FedNTD CNN: 1000 clients
-of whom 50 train in a round, batches of 10, an evaluation every 10 rounds; pfl-research trains 1500
-rounds, and its own network has two 3x3 convolutions and dropout. `pfl_dirichlet`, its non-IID one:
-each client draws its classes from a Dirichlet distribution; pfl-research trains 3000 rounds.
+two classes, 5 local epochs. `flute`, as the FEMNIST row of FLUTE, with the FedNTD CNN: 3400 clients
+of whom 10 train in a round, batches of 20, 62 classes, an evaluation every 50 rounds; FLUTE trains
+1500, and its own network is `cnn_dropout`. Its images are synthetic, as many for each client as
+FEMNIST has on average. `pfl`, the IID benchmark of pfl-research on CIFAR-10: its network,
+`cnn_dropout`, 1000 clients of whom 50 train in a round, batches of 10, an evaluation every 10
+rounds; pfl-research trains 1500 rounds. `pfl_dirichlet`, its non-IID one: each client draws its
+classes from a Dirichlet distribution; pfl-research trains 3000 rounds.
 
 python -m experiments.benchmarks.alternatives --output=experiments/results/alternatives_cpu.json
 """
@@ -85,7 +85,7 @@ TASKS = {
         test_examples=10000,
     ),
     'pfl': Task(
-        model='cnn',
+        model='cnn_dropout',
         shape=(32, 32, 3),
         classes=10,
         clients=1000,
@@ -168,9 +168,9 @@ def deal(data: Data, task: Task) -> Data:
 def load(args: flags.FlagValues) -> tuple[Data, Task]:
     """The images and the task that the flags select; raises UsageError if there are none."""
     task = TASKS[args.task]
-    changes = {name: args[name].value for name in ('rounds', 'examples_per_client')}
+    changes = {name: args[name].value for name in ('model', 'rounds', 'examples_per_client')}
     changes['test_examples'] = args.test_examples
-    task = task._replace(**{name: n for name, n in changes.items() if n is not None})
+    task = task._replace(**{name: new for name, new in changes.items() if new is not None})
     if task.shards and task.examples_per_client % task.shards:
         raise app.UsageError(
             f'--examples_per_client={task.examples_per_client} must be a multiple of the '
@@ -380,6 +380,7 @@ def main(args: flags.FlagValues) -> None:
 
 if __name__ == '__main__':
     flags.DEFINE_enum('task', 'cifar10', list(TASKS), 'The work, see above.')
+    flags.DEFINE_enum('model', None, ['cnn', 'cnn_dropout'], "Network [the task's].")
     flags.DEFINE_integer(
         'rounds', None, "Rounds of each system, of which the first is not counted [the task's].",
         lower_bound=2,

@@ -19,12 +19,14 @@ def torch_network(name: str, num_classes: int, shape: Shape = (32, 32, 3)) -> nn
     Args:
       name: a key of `jaxfed.models.MODELS`.
       num_classes: number of classes C.
-      shape: of the images; only 'cnn' supports other shapes than the default.
+      shape: of the images; only 'cnn' and 'cnn_dropout' support other shapes than the default.
 
     Returns:
       The network, [B, channels, H, W] -> [B, C].
     """
-    return _cnn(num_classes, shape) if name == 'cnn' else NETWORKS[name](num_classes)
+    if name in SIZED:
+        return SIZED[name](num_classes, shape)
+    return NETWORKS[name](num_classes)
 
 
 def _pooled(convolution: nn.Module) -> list[nn.Module]:
@@ -46,6 +48,21 @@ def _cnn(num_classes: int, shape: Shape) -> nn.Module:
         *_pooled(nn.Conv2d(32, 64, 5, padding=2)),
         *_dense((height // 4) * (width // 4) * 64, 512, num_classes),
     )
+
+
+def _cnn_dropout(num_classes: int, shape: Shape) -> nn.Module:
+    height, width, channels = shape
+    network = nn.Sequential(
+        *(nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU()),
+        *(nn.MaxPool2d(2), nn.Dropout(0.25), nn.Flatten()),
+        *(nn.Linear((height - 4) // 2 * ((width - 4) // 2) * 64, 128), nn.ReLU(), nn.Dropout(0.5)),
+        nn.Linear(128, num_classes),
+    )
+    for layer in network:
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+    return network
 
 
 def _lenet(num_classes: int) -> nn.Module:
@@ -136,6 +153,7 @@ def _vgg11(num_classes: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels, num_classes))
 
 
+SIZED: dict[str, Callable[[int, Shape], nn.Module]] = {'cnn': _cnn, 'cnn_dropout': _cnn_dropout}
 WIDTHS = (64, 128, 256, 512)
 NETWORKS: dict[str, Callable[[int], nn.Module]] = {
     'lenet': _lenet,
