@@ -1,6 +1,7 @@
 """The CNN with dropout of the federated EMNIST benchmarks."""
 
 from math import sqrt
+from typing import Any
 
 from flax import nnx
 
@@ -26,9 +27,11 @@ class CNNDropout(nnx.Module):
       ValueError: if an image has fewer than 6 pixels on a side.
 
     Reference:
-      Reddi et al., Adaptive Federated Optimization, ICLR 2021, the network for EMNIST, which is
-      `cnn_dropout` in TensorFlow Federated; also FLUTE's for FEMNIST and pfl-research's for CIFAR-10.
+      Reddi et al., Adaptive Federated Optimization, ICLR 2021, the network for EMNIST, which
+      TensorFlow Federated calls `cnn_dropout`; FLUTE has it for FEMNIST, pfl-research for CIFAR-10.
     """
+
+    conv2: Any  # by its type, nnx.Conv may lack a bias
 
     def __init__(
         self,
