@@ -43,12 +43,14 @@ class Model(NamedTuple):
     A network with batch statistics has their initial values in `stats`, and its `apply` takes two
     more arguments: (params, x, stats) evaluates, (params, x, stats, mask [B]) trains. A network
     with `random`, such as one with dropout, takes a key in training: (params, x, stats, mask, key).
+    One that is `masked` takes the mask, too.
     """
 
     init: Callable[[Array], PyTree]  # random key -> params
     apply: Callable[..., Outputs]  # (params, x [B, H, W, channels]) -> Outputs
     stats: PyTree = ()  # running means and variances; not trained, not seen by methods
     random: bool = False  # whether training draws random numbers
+    masked: bool = False  # whether training needs the mask of the real examples
 
     def evaluate(self, params: PyTree, x: Array, stats: PyTree) -> Outputs:
         """Logits and features of x [B, H, W, channels] with fixed statistics."""
@@ -72,7 +74,7 @@ class Model(NamedTuple):
         Raises:
           ValueError: if `apply` returns no new statistics.
         """
-        if not self.stats and not self.random:
+        if not (self.stats or self.random or self.masked):
             return self.apply(params, x)
         outputs = self.apply(params, x, stats, mask, *([key] if self.random else []))
         if self.stats and not outputs.stats:

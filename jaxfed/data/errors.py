@@ -9,10 +9,10 @@ Kinds = type[Exception] | tuple[type[Exception], ...]
 
 
 def check_memory(what: str, size: int) -> None:
-    """Raises a ValueError if data of `size` bytes are larger than the memory of this machine."""
+    """Raises a ValueError if data of `size` bytes are larger than what this process may use."""
     if size > machine.memory():
         raise ValueError(
-            f'{what} unpacks to {size / 2**30:.1f} GiB, but this machine has '
+            f'{what} unpacks to {size / 2**30:.1f} GiB, but this process may use '
             f'{machine.memory() / 2**30:.1f} GiB of memory: use fewer or smaller examples.'
         )
 

@@ -1,7 +1,7 @@
 """Modules of `flax.nnx` and `flax.linen`, and users' functions, as pairs of pure functions."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -75,8 +75,8 @@ def as_model(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     stats = _mean_and_var(module, stat_shapes) if stat_shapes else ()
     if stats is None:
         stats = initial_stats()
-    random = bool(streams) or dropout or _has_mode(call)
-    return Model(init, apply, stats, random)
+    random = bool(streams) or dropout or _declares(call, MODE[1:])
+    return Model(init, apply, stats, random, _declares(call, MODE[:1]))
 
 
 def linen_model(module: linen.Module, inputs: jax.ShapeDtypeStruct) -> Model:
@@ -122,7 +122,9 @@ def linen_model(module: linen.Module, inputs: jax.ShapeDtypeStruct) -> Model:
         return _as_outputs(result)._replace(stats=new.get('batch_stats', ()))
 
     stats = jax.jit(lambda: variables(jax.random.key(0)).get('batch_stats', ()))()
-    return Model(lambda key: variables(key)['params'], apply, stats, _has_mode(call))
+    # A flag of training may make it draw random numbers.
+    random, masked = _declares(call, MODE[1:]), _declares(call, MODE[:1])
+    return Model(lambda key: variables(key)['params'], apply, stats, random, masked)
 
 
 def pair_model(init: Callable[[Array], PyTree], apply: Callable[..., Any]) -> Model:
@@ -158,9 +160,9 @@ def _mode(call: Callable, mask: Array | None) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in declared}
 
 
-def _has_mode(call: Callable) -> bool:
-    """Whether `__call__` declares a flag, so that it may draw random numbers in training."""
-    return not inspect.signature(call).parameters.keys().isdisjoint(MODE[1:])
+def _declares(call: Callable, names: Sequence[str]) -> bool:
+    """Whether `__call__` has a parameter with one of these names."""
+    return not inspect.signature(call).parameters.keys().isdisjoint(names)
 
 
 def _seed(streams: PyTree, key: Array | None) -> PyTree:

@@ -46,11 +46,14 @@ def with_projection(model: Model, *, width: int = 256) -> Model:
       Li et al., Model-Contrastive Federated Learning, CVPR 2021, section 3.3.
     """
     features, classes, biased = _classifier(model)
-    sizes = {
-        'project1': (features, features),
-        'project2': (features, width),
-        'classifier': (width, classes),
-    }
+    projection = {'project1': (features, features), 'project2': (features, width)}
+    sizes = {**projection, 'classifier': (width, classes)}
+    taken = jax.eval_shape(model.init, jax.random.key(0)).keys() & projection.keys()
+    if taken:
+        raise ValueError(
+            f'the projection has layers {" and ".join(projection)}, but the network has '
+            f'{" and ".join(sorted(taken))}, too: rename it.'
+        )
 
     def init(key: Array) -> PyTree:
         body_key, key = jax.random.split(key)
@@ -64,7 +67,7 @@ def with_projection(model: Model, *, width: int = 256) -> Model:
         return {**model.init(body_key), **head}
 
     def apply(params: PyTree, x: Array, *mode: PyTree) -> Outputs:
-        body = {name: layer for name, layer in params.items() if not name.startswith('project')}
+        body = {name: layer for name, layer in params.items() if name not in projection}
         # The original classifier is replaced, so its result is not used.
         unused = {'kernel': jnp.zeros((features, classes)), 'bias': jnp.zeros(classes)}
         outputs = model.apply({**body, 'classifier': unused}, x, *mode)

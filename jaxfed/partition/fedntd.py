@@ -68,9 +68,10 @@ def _accepted_state(
     by_class = [np.arange(size) for size in class_sizes]
     for _ in range(DRAWS):
         state = rng.get_state()
-        drawn = _draw(rng, by_class, num_clients, alpha)
+        with np.errstate(all='ignore'):  # a tiny alpha may draw no share at all
+            drawn = _draw(rng, by_class, num_clients, alpha)
         sizes = sum(np.diff(edges, prepend=0, append=x.size) for x, edges in drawn)
-        if np.min(sizes) >= min_size:
+        if np.min(sizes) >= min_size and all((edges >= 0).all() for _, edges in drawn):
             return state
     raise ValueError(
         f'--min_size={min_size}: --alpha={alpha} left some client with fewer examples in {DRAWS} '

@@ -23,7 +23,7 @@ from jaxfed.engine.stacking import row
 from jaxfed.runs.deal import Dealt, padded
 from jaxfed.runs.experiment import Experiment, client_steps, cohort_of
 from jaxfed.runs.shared_program import round_arguments
-from jaxfed.types import Array, Batch, Cohort
+from jaxfed.types import Array, Batch, Cohort, Dataset
 
 T = TypeVar('T')
 
@@ -68,7 +68,10 @@ def make_feed(
     # All devices of a CPU read the same copy.
     copies = len(devices) if devices[0].platform == 'cpu' else 1
     images, memory_share = dealt.dataset.x_train, IMAGE_SHARE * (memory(mesh) * copies)
-    fits = images.nbytes + dealt.dataset.x_test.nbytes <= memory_share
+    needed = images.nbytes + dealt.dataset.x_test.nbytes
+    if devices[0].platform == 'cpu':
+        needed += in_memory(experiment.dealt.dataset for experiment in experiments)
+    fits = needed <= memory_share
     if config.stream == 'off' or (config.stream == 'auto' and fits):
         data = place_all([experiment.dealt for experiment in experiments], mesh, to_input)
         return partial(feed_rounds, experiments, mesh.size, lambda clients: data, None), False
@@ -83,6 +86,18 @@ def make_feed(
     room = max(room, int(dealt.size.max()))
     place = place_some(dealt, mesh, to_input, room=room)
     return partial(feed_rounds, experiments, mesh.size, place, room), True
+
+
+def in_memory(datasets: Iterable[Dataset]) -> int:
+    """Bytes of images that are not mapped from files; the devices of a CPU read copies of them."""
+
+    def mapped(array: np.ndarray | None) -> bool:
+        return isinstance(array, np.memmap) or (
+            array is not None and mapped(getattr(array, 'base', None))
+        )
+
+    images = {id(x): x for dataset in datasets for x in (dataset.x_train, dataset.x_test)}
+    return sum(x.nbytes for x in images.values() if not mapped(x))
 
 
 def feed_rounds(

@@ -12,7 +12,7 @@ from jaxfed.engine.round import Round, ServerState, TrainingData
 from jaxfed.methods.costs import size_of
 from jaxfed.models import options
 from jaxfed.runs.experiment import Experiment
-from jaxfed.runs.feed import WAVES, TooLarge
+from jaxfed.runs.feed import WAVES, TooLarge, in_memory
 from jaxfed.types import PyTree
 
 # Bytes that a CPU's convolutions allocate and XLA does not report, whatever the size of the program
@@ -59,6 +59,7 @@ def needed_memory(
     if mesh.devices.flat[0].platform != 'cpu':
         return inside + stay
     inside += min(inside, SCRATCH)
+    stay += in_memory(e.dealt.dataset for e in experiments)
     row = size_of(client_states) * distributed.process_count() // clients
     # The rows written so far, and two copies of a round's rows.
     rows = min(clients, config.rounds * cohort_size) // distributed.process_count()

@@ -1,6 +1,7 @@
 """Methods that follow each other, heads, costs, divergence, and the method of the README."""
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import jaxfed
 from jaxfed import losses, methods
@@ -21,9 +23,9 @@ from jaxfed.methods._steps import effective_steps
 from jaxfed.methods.chain import chain
 from jaxfed.methods.costs import method_cost, size_of
 from jaxfed.methods.switch import switch
-from jaxfed.models import make_model
+from jaxfed.models import as_model, make_model
 from jaxfed.models.heads import with_projection, without_bias
-from jaxfed.types import Model
+from jaxfed.types import Model, Outputs
 from tests.engine import test_round
 from tests.rounds import run_round
 
@@ -163,6 +165,31 @@ def test_with_projection():
         outputs = both.apply(params, x)
         want = outputs.features @ params['classifier']['kernel']
         np.testing.assert_allclose(outputs.logits, want, rtol=1e-5)
+
+
+def test_a_projection_beside_layers_of_a_similar_name():
+    class Network(nnx.Module):
+        def __init__(self, first, rngs):
+            setattr(self, first, nnx.Linear(4, 6, rngs=rngs))
+            self.first, self.classifier = first, nnx.Linear(6, 3, rngs=rngs)
+
+        def __call__(self, x):
+            features = nnx.relu(getattr(self, self.first)(x.reshape(-1, 4)))
+            return Outputs(self.classifier(features), features)
+
+    x = jnp.ones((2, 2, 2, 1))
+    model = as_model(functools.partial(Network, 'projection'))
+    wide = with_projection(model)
+    params = wide.init(jax.random.key(0))
+    assert params.keys() == {'projection', 'project1', 'project2', 'classifier'}
+    kept = {**params, 'classifier': model.init(jax.random.key(1))['classifier']}
+    hidden = model.apply({name: kept[name] for name in ('projection', 'classifier')}, x).features
+    one, two = (params[f'project{i}'] for i in (1, 2))
+    inner = jax.nn.relu(hidden @ one['kernel'] + one['bias'])
+    projected = inner @ two['kernel'] + two['bias']
+    np.testing.assert_allclose(wide.apply(params, x).features, projected, rtol=1e-5)
+    with pytest.raises(ValueError, match='the network has project1, too: rename it'):
+        with_projection(as_model(functools.partial(Network, 'project1')))
 
 
 def cost(name, **hyper):

@@ -133,6 +133,32 @@ def test_batch_statistics_are_of_the_real_examples(network, monkeypatch):
     np.testing.assert_allclose(evaluated.logits.ravel(), [0, 1, 49.5], rtol=1e-4)
 
 
+class Masked(nnx.Module):
+    def __init__(self, rngs):
+        self.scale = nnx.Param(jnp.ones(()))
+
+    def __call__(self, x, mask):
+        x = x.reshape(-1, 1) * self.scale
+        return x if mask is None else x - jnp.mean(x, where=mask[:, None])
+
+
+class LinenMasked(linen.Module):
+    @linen.compact
+    def __call__(self, x, mask):
+        x = x.reshape(-1, 1) * self.param('scale', linen.initializers.ones, ())
+        return x if mask is None else x - jnp.mean(x, where=mask[:, None])
+
+
+@pytest.mark.parametrize('network', [Masked, LinenMasked])
+def test_a_network_that_declares_the_mask_alone_receives_it(network, monkeypatch):
+    model = make_model_of(network, monkeypatch)
+    assert not model.random and model.stats == ()
+    params, x = model.init(jax.random.key(0)), np.array([1.0, 3.0, 100.0]).reshape(3, 1, 1, 1)
+    trained = model.train(params, x, (), MASK)
+    np.testing.assert_allclose(trained.logits.ravel(), [-1, 1, 98], rtol=1e-6)
+    np.testing.assert_array_equal(model.evaluate(params, x, ()).logits.ravel(), x.ravel())
+
+
 def make_model_of(network, monkeypatch):
     monkeypatch.setitem(MODELS, 'mine', network)
     return make_model('mine', **SHAPE)

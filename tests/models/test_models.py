@@ -8,9 +8,10 @@ import pytest
 from flax import nnx
 from jax import lax
 
+from jaxfed.internal.backend import compiling_for
 from jaxfed.models import MODELS, layers, make_model, with_precision
 from jaxfed.models.blocks import ConvNorm
-from jaxfed.models.ops import convolution
+from jaxfed.models.ops import LOWERINGS, convolution
 from jaxfed.types import Outputs
 from tests.models.weights import draw
 
@@ -309,6 +310,22 @@ def test_precision_rounds_products_and_keeps_parameters_float32():
 
     assert 'HIGHEST' in str(precisions('float32'))
     assert 'HIGHEST' not in str(precisions('tf32'))
+
+
+@pytest.mark.parametrize('use', LOWERINGS)
+@pytest.mark.parametrize('name', ['lenet', 'resnet8'])
+def test_gradients_have_the_precision_of_the_network(name, use):
+    network = make_model(name, input_shape=(32, 32, 3), num_classes=4, convolution=convolution(use))
+    model = with_precision(network, 'float32')
+    params = jax.eval_shape(jax.vmap(model.init), jax.random.split(jax.random.key(0), 2))
+    x = jax.ShapeDtypeStruct((2, 3, 32, 32, 3), jnp.float32)
+
+    def loss(params, x):
+        return jnp.sum(model.train(params, x, model.stats, jnp.ones(3, bool)).logits ** 2)
+
+    with compiling_for('gpu'):
+        program = jax.jit(jax.vmap(jax.grad(loss))).lower(params, x).as_text()
+    assert 'HIGHEST' in program and 'DEFAULT' not in program
 
 
 @pytest.mark.parametrize('use', ['grouped', 'unrolled', 'patches', 'fourier', None])

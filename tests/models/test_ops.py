@@ -10,7 +10,14 @@ import pytest
 from jax import lax
 
 from jaxfed.internal.backend import compiling_for
-from jaxfed.models.ops import LOWERINGS, conv_general_dilated, conv_max_pool, lowering, max_pool
+from jaxfed.models.ops import (
+    LOWERINGS,
+    conv_general_dilated,
+    conv_max_pool,
+    lowering,
+    max_pool,
+    recording_convolution,
+)
 from jaxfed.models.ops.chunks import sum_over_chunks
 from jaxfed.models.ops.conv_pool import FEW
 
@@ -486,3 +493,11 @@ def test_depthwise_convolution(shape, kernel, strides, padding):
     mapped = operands(shape, kernel, (3,), (3,))
     assert_equal(jax.vmap(fast), jax.vmap(plain), *mapped)
     assert 'conv_general' not in str(jax.make_jaxpr(fast)(*operands(shape, kernel)))
+
+
+def test_convolutions_of_signals_are_recorded():
+    operations, lowerings = recording_convolution()
+    x, w = np.ones((2, 16, 3), np.float32), np.ones((5, 3, 4), np.float32)
+    y = operations.conv_general_dilated(x, w, (1,), 'SAME', dimension_numbers=('NHC', 'HIO', 'NHC'))
+    assert y.shape == (2, 16, 4)
+    assert lowerings == {'5, 3 to 4 on 16': 'grouped'}

@@ -63,6 +63,17 @@ def test_impossible_partitions_are_refused(monkeypatch):
         fedntd_dirichlet(labels, num_clients=20, seed=0, alpha=0.05, min_size=72)
 
 
+@pytest.mark.filterwarnings('error')
+def test_an_alpha_so_small_that_a_draw_has_no_shares(monkeypatch):
+    monkeypatch.setattr(fedntd, 'DRAWS', 300)
+    labels = np.repeat(np.arange(10), 60)
+    fedntd._accepted_state.cache_clear()
+    parts = fedntd_dirichlet(labels, num_clients=3, seed=0, alpha=0.001, min_size=1)
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(600))
+    with pytest.raises(ValueError, match=r'--min_size=200: --alpha=0\.0001 left .*; lower it'):
+        fedntd_dirichlet(labels, num_clients=3, seed=0, alpha=0.0001, min_size=200)
+
+
 def test_schedule_is_that_of_the_released_code():
     np.random.seed(7)
     want = np.random.choice(100, 10, replace=False)

@@ -11,6 +11,7 @@ from jaxfed.runs import memory, prepare, simulate
 from jaxfed.runs.experiment import set_up
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.prepare import local_settings
+from jaxfed.types import Dataset
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,20 @@ def test_a_compiler_without_memory_halves_the_lanes(lanes, tried, monkeypatch, t
     else:
         assert prepare.prepare([experiment], make_mesh('1')).lanes == 2
     assert asked == tried
+
+
+def test_the_memory_of_a_cpu_includes_arrays_beside_their_copies(cheap_runs, tmp_path):
+    x, y = np.zeros((512, 4, 4, 1), np.uint8), np.arange(512) % 10
+    np.save(tmp_path / 'x.npy', x)
+    mapped = np.asarray(np.load(tmp_path / 'x.npy', mmap_mode='r'))
+    settings = {'rounds': 1, 'devices': '1', 'model': 'mlp', 'partition': 'iid', 'num_clients': 8}
+    needed = {}
+    for name, images in {'array': x, 'mapped': mapped}.items():
+        dataset = Dataset(name, images, y.astype(np.int32), x[:20], y[:20].astype(np.int32), 10)
+        config = Config(**settings, workdir=str(tmp_path / name))
+        needed[name] = simulate.simulate(config, dataset=dataset, quiet=True).summary
+    difference = needed['array']['memory_bytes'] - needed['mapped']['memory_bytes']
+    assert difference == x.nbytes
 
 
 def test_the_memory_of_a_cpu_includes_its_kernels(cheap_runs, monkeypatch, tmp_path):

@@ -39,9 +39,9 @@ def recording_convolution(use: str | None = None) -> tuple[Convolution, dict[str
     plain, lowerings = convolution(use), {}
 
     def record(x: Array, w: Array, operation: str, selected: str) -> None:
-        height, width, inputs, outputs = w.shape
-        shape = f'{height}x{width}, {inputs} to {outputs}{operation}'
-        lowerings[f'{shape} on {x.shape[1]}x{x.shape[2]}'] = selected
+        *kernel, inputs, outputs = w.shape
+        shape = f'{"x".join(map(str, kernel))}, {inputs} to {outputs}{operation}'
+        lowerings[f'{shape} on {"x".join(map(str, x.shape[1:-1]))}'] = selected
 
     def conv(x: Array, w: Array, strides: Any, padding: Any, **options: Any) -> Array:
         stride = f', stride {max(strides)}' if max(strides) > 1 else ''

@@ -50,6 +50,9 @@ def unrolled_conv(
     x: Array, w: Array, strides: tuple[int, ...], pads: Pads, precision: Any
 ) -> Array:
     """Convolves x [B, H, W, in] with w [height, width, in, out]."""
+    if precision is None:  # the gradients are traced after a context of the default has ended
+        config: Any = jax.config
+        precision = config.jax_default_matmul_precision
     return _differentiable(_Geometry(x.shape[1:3], w.shape[:2], strides, pads, precision))(x, w)
 
 
