@@ -17,8 +17,8 @@ from jax.sharding import Mesh
 from experiments.benchmarks.measuring import reporting
 from experiments.benchmarks.programs import local_steps
 from experiments.benchmarks.programs.local_steps import TORCH, Size, network, round_program
-from experiments.benchmarks.programs.rounds import CLASSES
-from jaxfed.models import MODELS, options
+from experiments.benchmarks.programs.rounds import CLASSES, IMAGE_NETWORKS
+from jaxfed.models import options
 
 
 def count_parameters(name: str) -> int:
@@ -77,8 +77,8 @@ def rows(entry: dict[str, Any]) -> list[list[str]]:
 def main(args: flags.FlagValues) -> None:
     """Measures, prints the table and writes the file."""
     for name in args.models:
-        if name not in MODELS:
-            raise app.UsageError(f'--models: {name!r} must be one of {", ".join(MODELS)}.')
+        if name not in IMAGE_NETWORKS:
+            raise app.UsageError(f'--models: {name!r} must be one of {", ".join(IMAGE_NETWORKS)}.')
     mesh = local_steps.use_devices(args.devices, most=args.clients)
     jax.config.update('jax_default_matmul_precision', 'float32')
     entries = []
@@ -105,8 +105,7 @@ def main(args: flags.FlagValues) -> None:
 
 
 if __name__ == '__main__':
-    images = [name for name in MODELS if name not in ('cnn1d', 'text')]
-    flags.DEFINE_list('models', images, f'Networks, of {", ".join(images)}.')
+    flags.DEFINE_list('models', IMAGE_NETWORKS, f'Networks, of {", ".join(IMAGE_NETWORKS)}.')
     reporting.define_positive('clients', 4, 'Clients in training.')
     reporting.define_positive('batch_size', 50, 'Examples in a batch.')
     reporting.define_positive('steps', 10, 'Local steps in one measurement.')

@@ -19,13 +19,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from absl import flags
+from absl import app, flags
 from matplotlib.figure import Figure
 from rich.progress import track
 
 from experiments.benchmarks.measuring import reporting, workers
 from experiments.benchmarks.measuring.timing import interleave
-from experiments.benchmarks.programs.rounds import Trainer, largest_difference, write_images
+from experiments.benchmarks.programs.rounds import (
+    IMAGE_NETWORKS,
+    Trainer,
+    largest_difference,
+    write_images,
+)
 from jaxfed import Config
 from jaxfed.engine.stacking import row
 from jaxfed.recording.style import COLOURS, DASHES, save, style
@@ -195,6 +200,14 @@ def main(args: flags.FlagValues) -> None:
         job = Job(args.model, args.clients, args.steps, args.rounds)
         serve(job, args.worker, workers.use_cores(args.worker))
         return
+    if args.counts[:1] != ['1'] or not all(text.isdecimal() and int(text) for text in args.counts):
+        raise app.UsageError(
+            f'--counts={",".join(args.counts)} must be numbers of devices, 1 first, as in 1,2,4.'
+        )
+    if unknown := [name for name in args.models if name not in IMAGE_NETWORKS]:
+        raise app.UsageError(
+            f'--models: {unknown[0]!r} must be one of {", ".join(IMAGE_NETWORKS)}.'
+        )
     counts, models = [int(text) for text in args.counts], {}
     for model in args.models:
         job = Job(model, args.clients, args.steps, args.repeats + 2)

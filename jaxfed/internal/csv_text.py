@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,9 +27,9 @@ def csv_text(rows: Iterable[Iterable[Any]]) -> str:
 
 def _inert(cell: Any) -> Any:
     """Return the cell as a text that neither a terminal nor a spreadsheet evaluates."""
-    if not isinstance(cell, str):
+    if not isinstance(cell, str | os.PathLike):
         return cell
-    text = printable(cell)  # Python's writer does not quote a carriage return
+    text = printable(os.fspath(cell))  # Python's writer does not quote a carriage return
     try:
         float(text)
     except ValueError:

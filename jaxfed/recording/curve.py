@@ -31,7 +31,8 @@ def draw_accuracy(metrics: list[dict[str, Any]], path: Path, *, title: str) -> N
         right = axes.twinx()
         right.set_ylabel('training loss')
         right.plot(rounds, losses, color=red, linestyle='--', label='training loss')
-        right.set_ylim(bottom=0)
+        if not any(loss < 0 for loss in losses):  # a method's own penalty may be negative
+            right.set_ylim(bottom=0)
         right.grid(False)
         right.spines['right'].set_visible(True)
         figure.legend(loc='outside lower center', ncols=3)

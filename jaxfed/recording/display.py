@@ -33,8 +33,9 @@ def _summary_rows(summary: dict[str, Any]) -> dict[str, str]:
     if data == 'validation':
         rows['evaluated on'] = 'held-out training examples; test data was not used'
     if summary['best_round'] is not None:
-        after = console.counted(rounds, 'round')
-        rows['final accuracy'] = f'{summary["final_accuracy"]:.2%} after {after}'
+        after = f'after {console.counted(rounds, "round")}'
+        when = 'when last evaluated' if summary['failed'] else after
+        rows['final accuracy'] = f'{summary["final_accuracy"]:.2%} {when}'
         rows['best accuracy'] = f'{summary["best_accuracy"]:.2%} in round {summary["best_round"]}'
     rows['time'] = (
         f'{summary["seconds_total"]:.1f} s, including compiling {summary["compile_seconds"]:.1f} s'

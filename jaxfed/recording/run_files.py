@@ -34,6 +34,7 @@ CONFIG, METRICS, SUMMARY = 'config.json', 'metrics.jsonl', 'summary.json'
 SUMMARIES = 'summaries.json'  # of the experiments of a program, while each summary.json is written
 MODEL = 'model.safetensors'
 PARTITION = 'partition.json'
+PARTITION_MAP = 'partition.png'
 RUNS = 'runs'  # the default parent of work directories
 CURVE = 'accuracy.png'
 CLAIMS = '.claim.lock'  # in a folder of several runs
@@ -108,11 +109,12 @@ def new_folder(config: Config, suffix: str = '') -> Path:
 
 def discard_workdir(workdir: Path) -> None:
     """Remove a work directory whose run has no rounds; keep it if it has other files."""
-    if (workdir / METRICS).exists():
+    if (workdir / METRICS).exists() or any((workdir / FOLDER).glob('[0-9]*')):
         return
     (workdir / '.lock').unlink(missing_ok=True)
     shutil.rmtree(workdir / FOLDER, ignore_errors=True)  # empty so far
-    (workdir / CONFIG).unlink(missing_ok=True)  # a signal may have removed it
+    for name in (CONFIG, PARTITION, PARTITION_MAP):
+        (workdir / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # if another file is in it
         workdir.rmdir()
         if workdir.parent == Path(RUNS):

@@ -82,7 +82,9 @@ def find_workdirs(folder: Path) -> list[Path]:
     # Unlike Path.rglob, this follows links to folders.
     pattern = f'**/{run_files.CONFIG}'
     found = glob.glob(pattern, root_dir=folder, recursive=True, include_hidden=True)
-    return sorted((folder / path).parent for path in found) or [folder]
+    # A link beside its run names no other run; the run comes first.
+    paths = sorted(((folder / path).parent for path in found), key=lambda p: (p.is_symlink(), p))
+    return sorted({path.resolve(): path for path in reversed(paths)}.values()) or [folder]
 
 
 def read_runs(folders: Sequence[Path]) -> list[RecordedRun]:

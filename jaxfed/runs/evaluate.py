@@ -193,7 +193,7 @@ def make_evaluator(
         evaluation, teacher = evaluate_server(before) if compares else (None, None)
         stack = split(over_places(local.weights, mesh.size, room.models), mesh)
         places = len(arrived) - room.models * np.arange(mesh.size)
-        count = split(np.clip(places, 0, room.models), mesh)
+        count = split(np.clip(places, 0, room.models).astype(np.int32), mesh)
         result = programs.local_models(stack, count, *test_set, teacher)
         each, agreement = first_places(result, len(arrived))
         means = {'local_accuracy': float(each.accuracy.mean())}

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxfed.engine import distributed
 from jaxfed.engine.devices import aligned, memory, replicate
 from jaxfed.engine.lanes import Schedule, schedule
 from jaxfed.engine.round import TrainingData, Tuned
@@ -66,12 +67,14 @@ def make_feed(
     config, dealt = experiments[0].config, experiments[0].dealt
     devices = mesh.local_devices
     # All devices of a CPU read the same copy.
-    copies = len(devices) if devices[0].platform == 'cpu' else 1
+    on_cpu = devices[0].platform == 'cpu'
+    # Processes with unequal numbers of devices plan the same waves.
+    copies = distributed.minimum('devices with one copy', len(devices)) if on_cpu else 1
     images, memory_share = dealt.dataset.x_train, IMAGE_SHARE * (memory(mesh) * copies)
     needed = images.nbytes + dealt.dataset.x_test.nbytes
-    if devices[0].platform == 'cpu':
+    if on_cpu:
         needed += in_memory(experiment.dealt.dataset for experiment in experiments)
-    fits = needed <= memory_share
+    fits = bool(distributed.minimum('images that fit', needed <= memory_share))
     if config.stream == 'off' or (config.stream == 'auto' and fits):
         data = place_all([experiment.dealt for experiment in experiments], mesh, to_input)
         return partial(feed_rounds, experiments, mesh.size, lambda clients: data, None), False

@@ -262,7 +262,7 @@ def _prepare(experiments: Sequence[Experiment], make: Prepare, *, quiet: bool) -
         raise
     for experiment, own in zip(experiments, digests, strict=True):
         workdir, counts = experiment.workdir, experiment.dealt.label_counts
-        draw_heatmap(counts, workdir / 'partition.png', title=title_of(experiment.config))
+        draw_heatmap(counts, workdir / run_files.PARTITION_MAP, title=title_of(experiment.config))
         run_files.write_partition(workdir / run_files.PARTITION, counts, own)
     console.say(f'memory: {memory_in_words(prepared)}', quiet=quiet)
     return prepared

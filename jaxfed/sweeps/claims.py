@@ -9,7 +9,7 @@ from filelock import Timeout
 
 from jaxfed.internal import console, files
 from jaxfed.recording.run_files import CLAIMS
-from jaxfed.sweeps.training import finish_program, has_shared_checkpoints, unwritten
+from jaxfed.sweeps.training import finish_program, has_shared_checkpoints, lock_of, unwritten
 
 _TURN = 20.0  # seconds of waiting for a lock before its holder is asked for
 _TURNS = 9  # a slow disk may take minutes
@@ -52,8 +52,7 @@ def claim(workdirs: Mapping[int, Path], folder: Path) -> Iterator[dict[int, Exce
             for i, workdir in workdirs.items():
                 try:
                     workdir.parent.mkdir(parents=True, exist_ok=True)
-                    path = workdir.with_name(f'.{workdir.name}.lock')
-                    locks.enter_context(files.lock(path, timeout=0))
+                    locks.enter_context(files.lock(lock_of(workdir), timeout=0))
                 except Timeout as error:
                     text = 'another process is running it'
                     if advice := files.removal(error):  # or the lock is left over

@@ -9,6 +9,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from filelock import Timeout
+
 from jaxfed import methods
 from jaxfed.config import Config
 from jaxfed.internal import console, files
@@ -138,6 +140,8 @@ def _interrupted_groups(configs: Sequence[Config], folder: Path) -> list[list[in
     groups: list[list[int]] = []
     for path in sorted((folder / SHARED).glob(f'*/{MEMBERS}')):
         members = _read_members(path, folder)
+        if any(map(_is_trained_elsewhere, members)):  # not interrupted
+            continue
         if lost := [member for member in members if not has_shared_checkpoints(member)]:
             whole = {*members} - {*lost}
             if whole and place.keys() & {*members} and _has_rounds(path.parent):
@@ -162,6 +166,22 @@ def _interrupted_groups(configs: Sequence[Config], folder: Path) -> list[list[in
                 f'continue, or remove {path.parent} to restart them.'
             )
     return groups
+
+
+def lock_of(workdir: Path) -> Path:
+    """The lock that a process holds while it trains an experiment of several."""
+    return workdir.with_name(f'.{workdir.name}.lock')
+
+
+def _is_trained_elsewhere(workdir: Path) -> bool:
+    """Whether another process holds the lock of an experiment."""
+    if not workdir.exists():
+        return False
+    try:
+        with files.lock(lock_of(workdir), timeout=0):
+            return False
+    except Timeout:
+        return True
 
 
 def _has_rounds(place: Path) -> bool:

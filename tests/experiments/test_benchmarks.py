@@ -2,13 +2,15 @@
 
 import io
 import json
+import re
+import subprocess
 import sys
 
 import numpy as np
 import pytest
 from absl import flags
 
-from experiments.benchmarks import sweeps, unequal_clients, weak_scaling
+from experiments.benchmarks import networks, sweeps, unequal_clients, weak_scaling
 from experiments.benchmarks.cost_model import __main__ as cost_model
 from experiments.benchmarks.cost_model import cases
 from experiments.benchmarks.cost_model.cases import Case
@@ -118,6 +120,22 @@ def test_shares_count_the_steps_of_every_experiment():
     assert (together['executed'], together['sequence']) == (1, 4)  # 4 beside 2, 1, 1
     idle = sweeps.count(steps, together=False, lanes=1, devices=4)
     assert (idle['executed'], idle['busy']) == (1, 8 / 24)  # two of four devices have no client
+
+
+@pytest.mark.parametrize(
+    ('module', 'flags_', 'message'),
+    [
+        (networks, ['--models=text'], r"--models: 'text' must be one of cnn, cnn_dropout, lenet"),
+        (weak_scaling, ['--models=foo'], r"--models: 'foo' must be one of cnn, cnn_dropout, lenet"),
+        (weak_scaling, ['--counts=1,x'], r'--counts=1,x must be numbers of devices, 1 first'),
+        (weak_scaling, ['--counts=2,4'], r'--counts=2,4 must be numbers of devices, 1 first'),
+    ],
+)
+def test_benchmarks_refuse_other_networks_and_counts(module, flags_, message):
+    command = [sys.executable, '-m', module.__name__, *flags_]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode and 'Traceback' not in done.stderr
+    assert re.search(message, ' '.join(done.stderr.split()))
 
 
 def test_weak_scaling_replies_to_every_line_with_the_seconds_of_a_round(monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,10 @@ def read(text):
 def test_formulas_become_texts(cell):
     assert read(csv_text([[cell, 'next']])) == [[f"'{cell}", 'next']]
     assert read_cell(f"'{cell}") == cell
+
+
+def test_a_path_is_a_text():
+    assert read(csv_text([[Path('=1+1'), Path('runs/a')]])) == [["'=1+1", 'runs/a']]
 
 
 def test_a_semicolon_does_not_begin_a_cell():

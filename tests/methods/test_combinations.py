@@ -25,6 +25,7 @@ from jaxfed.methods.costs import method_cost, size_of
 from jaxfed.methods.switch import switch
 from jaxfed.models import as_model, make_model
 from jaxfed.models.heads import with_projection, without_bias
+from jaxfed.recording import display
 from jaxfed.types import Model, Outputs
 from tests.engine import test_round
 from tests.rounds import run_round
@@ -262,6 +263,9 @@ def test_a_run_that_diverges_can_be_recorded(cheap_runs, tmp_path):
     recorded = {'workdir': str(tmp_path / 'b'), 'on_divergence': 'record'}
     result = jaxfed.simulate(dataclasses.replace(settings, **recorded))
     assert result.summary['failed']
+    evaluated = {'best_round': 1, 'best_accuracy': 0.5, 'final_accuracy': 0.5}
+    shown = display._summary_rows({**result.summary, **evaluated})
+    assert shown['final accuracy'] == '50.00% when last evaluated'
     last = json.loads((tmp_path / 'b' / 'metrics.jsonl').read_text().splitlines()[-1])
     assert last['failed'] and last['train_loss'] is last['test_accuracy'] is None
     assert result.summary['rounds'] == last['round']

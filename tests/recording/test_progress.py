@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from jaxfed.internal import console
@@ -98,6 +99,24 @@ def test_a_terminal_shows_the_first_round(output):
         pass
     assert any(re.match(r'round +0/100 .* training the first round', line) for line in shown())
     del report
+
+
+def test_a_negative_loss_is_visible(tmp_path, monkeypatch):
+    limits, save = [], Figure.savefig
+
+    def savefig(figure, *arguments, **options):
+        limits.append(figure.axes[1].get_ylim())
+        save(figure, *arguments, **options)
+
+    monkeypatch.setattr(Figure, 'savefig', savefig)
+    for losses in ((2.0, 1.0), (-0.4, -0.9), (0.5, None)):
+        metrics = [
+            {'round': i, 'test_accuracy': 0.5, 'train_loss': loss}
+            for i, loss in enumerate(losses, start=1)
+        ]
+        draw_accuracy(metrics, tmp_path / 'x.png', title='x')
+    assert [low < high for low, high in limits] == [True] * 3
+    assert limits[0][0] == limits[2][0] == 0 and limits[1][0] < -0.9
 
 
 def test_pictures_show_names_with_dollars(tmp_path):

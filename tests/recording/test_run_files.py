@@ -231,6 +231,16 @@ def test_a_link_at_the_temporary_name_is_not_followed(tmp_path, write):
     assert 'after' in path.read_text()
 
 
+def test_checkpoints_are_not_discarded(tmp_path):
+    (tmp_path / 'run' / 'checkpoints' / '3').mkdir(parents=True)
+    (tmp_path / 'run' / 'config.json').write_text('{}')
+    run_files.discard_workdir(tmp_path / 'run')
+    assert (tmp_path / 'run' / 'config.json').exists()
+    (tmp_path / 'run' / 'checkpoints' / '3').rmdir()
+    run_files.discard_workdir(tmp_path / 'run')
+    assert not (tmp_path / 'run').exists()
+
+
 def test_one_process_locks_a_work_directory(tmp_path):
     with (
         files.exclusive_lock(tmp_path),

@@ -243,6 +243,8 @@ def test_a_tracker_that_cannot_be_opened_leaves_the_work_directory_free(tmp_path
     monkeypatch.setattr(trackers, 'OPEN', {'tensorboard': fine, 'wandb': refused})
     workdir = tmp_path / 'out'
     config = start(workdir, tensorboard=True, wandb=True)
+    for name in ('partition.json', 'partition.png'):
+        (workdir / name).write_text('of these settings')
     message = '--wandb cannot be used: no login; WANDB_MODE=offline'
     with (
         pytest.raises(trackers.Unavailable, match=message),

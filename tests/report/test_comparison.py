@@ -149,6 +149,8 @@ def test_runs_are_found_at_any_depth(tmp_path):
     linked.parent.mkdir()
     linked.symlink_to(tmp_path / 'digits')
     assert len(find_workdirs(linked.parent)) == 2
+    (folders[0].parent / 'latest').symlink_to(folders[0])
+    assert find_workdirs(tmp_path / 'digits') == folders
     assert find_workdirs(tmp_path / 'nothing') == [tmp_path / 'nothing']
 
 

@@ -86,6 +86,28 @@ def without_times(metrics):
     return [{k: v for k, v in entry.items() if 'seconds' not in k} for entry in metrics]
 
 
+def test_all_processes_stream_if_one_must(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    asked = {}
+
+    def minimum(what, value):  # another process has one device, and no room for the images
+        asked[what] = value
+        return {'devices with one copy': 1, 'images that fit': 0}.get(what, value)
+
+    monkeypatch.setattr(feed.distributed, 'minimum', minimum)
+    monkeypatch.setattr(feed, 'memory', lambda mesh: 60_000.0)
+    rooms = []
+    place_some = feed.place_some
+    monkeypatch.setattr(
+        feed, 'place_some', lambda *a, room: rooms.append(room) or place_some(*a, room=room)
+    )
+    experiment = set_up(jaxfed.Config(**LOCAL))
+    _, streams = feed.make_feed([experiment], make_mesh(2), lambda x: x)
+    assert streams and asked['devices with one copy'] == 2
+    largest, image = int(experiment.dealt.size.max()), experiment.dealt.dataset.x_train[0].nbytes
+    assert rooms == [max(int(60_000 * feed.IMAGE_SHARE / feed.WAVES / image), largest)]
+
+
 @pytest.mark.slow
 def test_waves_give_the_results_of_whole_rounds(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)

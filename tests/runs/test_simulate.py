@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import jax
@@ -374,3 +376,14 @@ def test_a_clock_that_is_set_back_changes_nothing(
     for entry in (rest.summary, *rest.metrics):
         assert all(entry[name] >= 0 for name in entry if 'seconds' in name)
     same(rest, whole, 0)
+
+
+@pytest.mark.slow
+def test_local_models_are_evaluated_with_64_bits_in_numpys_way(tmp_path):
+    flags = ['--model=mlp', '--rounds=1', '--local_eval_every=1', f'--workdir={tmp_path / "run"}']
+    done = subprocess.run(
+        [sys.executable, '-m', 'jaxfed.main', *flags], env={**os.environ, 'JAX_ENABLE_X64': '1'},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / 'run' / 'summary.json').read_text())['local_accuracy'] > 0

@@ -1,5 +1,6 @@
 """Many experiments in one program: each gives the results of a single run."""
 
+import contextlib
 import csv
 import dataclasses
 import errno
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from filelock import FileLock
 from rich.console import Console
 from safetensors.numpy import load_file
 
@@ -819,6 +821,11 @@ def test_experiments_interrupted_together_are_not_restarted_in_part(
     with pytest.raises(ValueError, match=r'3 experiments were interrupted together, but 1 of'):
         run(config, '', 2, tmp_path)
     assert all(len(lines(p)) == 2 for p in folders(tmp_path))
+    part = [dataclasses.replace(config, seed=i, workdir=str(tmp_path / f'seed{i}')) for i in (0, 1)]
+    with contextlib.ExitStack() as locks:  # of another process, which trains all three
+        for i in range(3):
+            locks.enter_context(FileLock(tmp_path / f'.seed{i}.lock'))
+        assert training.group(part, tmp_path) == [[0, 1]]
     _, outcomes = run(config, '', 4, tmp_path)  # more experiments may be added
     assert programs == [3, 1] and outcomes[0].rounds == [4] * 4
     resumed = json.loads((tmp_path / 'seed0' / 'summary.json').read_text())['resumed_after']

@@ -21,6 +21,7 @@ from jaxfed.engine.lanes import schedule
 from jaxfed.engine.local import LocalSettings, steps_per_epoch
 from jaxfed.engine.round import ServerState, TrainingData, Tuned, make_round
 from jaxfed.internal.backend import compile_all
+from jaxfed.models import MODELS
 from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.prepare import prepare
 from jaxfed.runs.rounds import train_and_evaluate
@@ -31,6 +32,7 @@ SHAPE = (32, 32, 3)
 CLASSES = 10
 LEARNING_RATE = 0.01
 MOMENTUM = 0.9
+IMAGE_NETWORKS = [name for name in MODELS if name not in ('cnn1d', 'text')]
 
 
 class Trainer:
