@@ -82,9 +82,10 @@ def find_workdirs(folder: Path) -> list[Path]:
     # Unlike Path.rglob, this follows links to folders.
     pattern = f'**/{run_files.CONFIG}'
     found = glob.glob(pattern, root_dir=folder, recursive=True, include_hidden=True)
-    # A link beside its run names no other run; the run comes first.
-    paths = sorted(((folder / path).parent for path in found), key=lambda p: (p.is_symlink(), p))
-    return sorted({path.resolve(): path for path in reversed(paths)}.values()) or [folder]
+    paths = [(folder / path).parent for path in found]
+    # A link beside a run names no other run; the name of the run replaces that of the link.
+    named = {p.resolve(): p for p in sorted(paths, key=Path.is_symlink, reverse=True)}
+    return sorted(named.values()) or [folder]
 
 
 def read_runs(folders: Sequence[Path]) -> list[RecordedRun]:
