@@ -25,6 +25,7 @@ from experiments.benchmark.results import make_rows
 from experiments.benchmark.suite import Suite, names, read_suite, refuse, select
 from experiments.benchmark.work import CSV, Work, begin, check, look, train
 from experiments.grid import command
+from jaxfed.internal.signals import Interrupted
 from jaxfed.sweeps.claims import wait_for_lock
 
 
@@ -89,7 +90,11 @@ def main(arguments: Sequence[str]) -> int:
         command.say(in_words(plan(work)))
         if values['dry_run']:
             return 0
-        work, failed = train(work, together=values['together'])
+        try:
+            work, failed = train(work, together=values['together'])
+        except Interrupted:
+            write(look(work), [], suite_command(values, parsed.extra))
+            raise
     write(work, updated, suite_command(values, parsed.extra))
     return 1 if failed else 0
 

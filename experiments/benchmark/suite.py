@@ -1,7 +1,7 @@
 """A suite: the data sets, skews, methods and trials of a benchmark, read from a TOML file."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +13,35 @@ from jaxfed.runs import config_flags
 
 SUITES = Path(__file__).with_name('suites')
 KEYS = ('title', 'seeds', 'validation', 'flags', 'datasets', 'skews', 'trials')
-REPLAYED = ('source', 'score', 'published')  # optional
+OPTIONAL = ('note', 'source', 'score', 'published')
 TUNING_SEED = 0  # the trials of a method are compared with one seed
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _is_table(value: Any) -> bool:
+    """Whether a value maps names of folders to lists of texts."""
+    return (
+        isinstance(value, dict)
+        and bool(value)
+        and all(name and '/' not in name for name in value)
+        and all(map(_are_texts, value.values()))
+    )
+
+
+_TABLE = 'a table of lists of texts, whose names have no slash', _is_table
+# Key -> what its value must be, and whether a value is.
+FORMS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    'title': ('a text', lambda value: isinstance(value, str)),
+    'seeds': ('a whole number of at least 1', lambda value: type(value) is int and value >= 1),
+    'validation': ('a number between 0 and 1', lambda v: type(v) is float and 0 < v < 1),
+    'flags': ('a list of texts', _are_texts),
+    'datasets': _TABLE,
+    'skews': _TABLE,
+    'trials': _TABLE,
+}
 
 
 class Suite(NamedTuple):
@@ -29,6 +56,7 @@ class Suite(NamedTuple):
     datasets: Mapping[str, tuple[str, ...]]  # name -> flags
     skews: Mapping[str, tuple[str, ...]]
     trials: Mapping[str, tuple[tuple[str, ...], ...]]  # method -> flags of each trial
+    note: str = ''  # what a reader of the answer should know
     # Of a suite that replays another benchmark:
     source: str = ''  # its reference, and how the protocol differs
     score: str = 'final'  # what it reports, one of `records.COLUMNS`
@@ -69,8 +97,11 @@ def read_suite(name: str) -> Suite:
         values = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f'--suite={name} cannot be read: {error}.') from error
-    if set(values) - set(REPLAYED) != set(KEYS):
+    if set(values) - set(OPTIONAL) != set(KEYS):
         raise ValueError(f'--suite={name} must have {", ".join(KEYS)}, got {", ".join(values)}.')
+    for key, (rule, holds) in FORMS.items():
+        if not holds(values[key]):
+            raise ValueError(f'--suite={name}: {key} must be {rule}, got {values[key]!r}.')
     if values.get('score', 'final') not in COLUMNS:
         raise ValueError(
             f'--suite={name}: score must be one of {", ".join(COLUMNS)}, got {values["score"]}.'
@@ -84,8 +115,9 @@ def read_suite(name: str) -> Suite:
         raise ValueError(
             f'--suite={name}: every method must have the same number of trials, got {budgets}.'
         )
-    if not 0 < values['validation'] < 1 or values['seeds'] < 1:
-        raise ValueError(f'--suite={name}: validation must be in 0..1 and seeds at least 1.')
+    for method, of_method in trials.items():
+        if len(set(of_method)) < len(of_method):
+            raise ValueError(f'--suite={name}: two trials of {method} are equal.')
     built_in = f'experiments/benchmark/suites/{path.name}'
     return Suite(
         path.stem,
@@ -97,7 +129,7 @@ def read_suite(name: str) -> Suite:
         {key: _flags(flags) for key, flags in values['datasets'].items()},
         {key: _flags(flags) for key, flags in values['skews'].items()},
         trials,
-        **{key: values[key] for key in REPLAYED if key in values},
+        **{key: values[key] for key in OPTIONAL if key in values},
     )
 
 

@@ -53,6 +53,8 @@ SHAPES = {
         Shape(14, 5, 6, 16, pooled=True),
         Shape(16, 5, 32, 64),
         Shape(14, 5, 6, 16),
+        Shape(32, 3, 3, 32),
+        Shape(30, 3, 32, 64, pooled=True),
     ],
     'resnet': [
         Shape(32, 3, 3, 16),
@@ -190,6 +192,7 @@ def measure(shape: Shape, args: flags.FlagValues, *, mesh: Mesh, lanes: int) -> 
             (shape.side,) * 2,
             (shape.kernel, shape.kernel, shape.inputs, shape.outputs),
             (shape.stride,) * 2,
+            batch=args.batch_size,
             pooled=shape.pooled,
         ),
         'gflop_per_step': gflop(shape, args.batch_size),

@@ -339,6 +339,8 @@ def test_lowering_by_platform_and_shape():
     assert lowering((8, 8), (3, 3, 128, 256)) == 'fourier'
     assert lowering((8, 8), (3, 3, 256, 256)) == 'unrolled'
     assert lowering((2, 2), (3, 3, 512, 512)) == 'patches'
+    assert lowering((30, 30), (3, 3, 32, 64), batch=32, pooled=True) == 'fourier'
+    assert lowering((30, 30), (3, 3, 32, 64), batch=31, pooled=True) == 'unrolled'
     with compiling_for('gpu'):
         assert [lowering(*shapes, pooled=True) for shapes in cnn] == ['blocks', 'blocks']
         assert lowering((28, 28), (5, 5, 6, 16), pooled=True) == 'blocks'

@@ -46,7 +46,7 @@ def conv_max_pool(x: Array, w: Array, padding: Padding, *, use: str | None = Non
 def pooled_lowering(x: Array, w: Array, *, use: str | None = None) -> str:
     """Returns the lowering of `conv_max_pool`, one of `LOWERINGS`."""
     check_lowering(use)
-    return use or lowering(x.shape[1:3], w.shape, pooled=True)
+    return use or lowering(x.shape[1:3], w.shape, batch=len(x), pooled=True)
 
 
 def _blocks(x: Array, w: Array, pads: Pads) -> Array:

@@ -23,9 +23,10 @@ def lowering(
     kernel: Sequence[int],
     strides: Sequence[int] = (1, 1),
     *,
+    batch: int = 1,
     pooled: bool = False,
 ) -> str:
-    """Chooses one of `LOWERINGS` for an image [H, W] and a kernel [height, width, in, out].
+    """Chooses one of `LOWERINGS` for `batch` images [H, W] and a kernel [height, width, in, out].
 
     `pooled` is whether a 2x2 max-pool follows.
     """
@@ -45,6 +46,8 @@ def lowering(
     # the products at the frequencies take longer than the arithmetic they save.
     large = height * width >= 16 and max(image) <= 32
     small = height * width >= 9 and 4 <= max(image) <= 16 and channels * max(image) <= 1024
+    # A pool saves the order of the results; the frequencies of a kernel cost as much as 20 images.
+    large |= pooled and height * width >= 9 and max(image) <= 32 and batch >= 32
     if channels >= 4 and max(strides) == 1 and (large or small):
         return 'fourier'
     # On tiny images one product is faster: 5 % on 4x4, 40 % on 2x2, of 512 to 512 channels.

@@ -5,15 +5,18 @@ import html
 import os
 import re
 import shutil
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
+from experiments.benchmark import __main__ as benchmark
 from experiments.benchmark import advice, page, plan, ranks, records, results, suite, work
 from experiments.benchmark.__main__ import check_packages, define, main, suite_command, write
 from experiments.grid import command, runner
+from jaxfed.internal.signals import Interrupted
 from jaxfed.runs import config_flags
 
 ROOT = Path(__file__).parents[3]
@@ -511,6 +514,46 @@ def test_the_csv_is_written_before_the_page(tmp_path, monkeypatch, capsys):
     assert main(['--suite=small', f'--output={tmp_path}', '--report_only']) == 2
     assert 'needs the package scikit-posthocs' in capsys.readouterr().err
     assert (tmp_path / 'small' / 'benchmark.csv').read_text() == text
+
+
+@pytest.mark.parametrize(
+    ('old', 'new', 'message'),
+    [
+        ('seeds = 2', "seeds = '2'", "seeds must be a whole number of at least 1, got '2'"),
+        ('seeds = 2', 'seeds = true', 'seeds must be a whole number of at least 1, got True'),
+        ('validation = 0.2', 'validation = 2', 'validation must be a number between 0 and 1'),
+        ('[skews]', "[skews]\n'a/b' = []", 'skews must be a table of lists of texts'),
+        ('[skews]', '[skews]\nx = 3', 'skews must be a table of lists of texts'),
+        ('[trials]', "[trials]\nkd = 'beta=1'", 'trials must be a table of lists of texts'),
+        ('[trials]', "[trials]\nkd = ['beta=1', 'beta=1']", 'two trials of kd are equal'),
+    ],
+)
+def test_suites_of_another_form_are_refused(old, new, message, tmp_path):
+    assert TOY.count(old) == 1
+    path = tmp_path / 'other.toml'
+    path.write_text(TOY.replace(old, new))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        suite.read_suite(str(path))
+
+
+@pytest.mark.slow
+def test_an_interrupted_suite_has_a_csv(cheap_runs, toy, tmp_path, monkeypatch):
+    command = [f'--suite={toy}', f'--output={tmp_path}', '--skews=iid,sharding_4', '--seeds=1']
+    command.append('--methods=fedavg,fedlmd')
+
+    def first_table(part, *, together):
+        work.train(next(iter(work.tables(part).values())), together=together)
+        raise Interrupted('stopped after round 1', signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(benchmark, 'train', first_table)
+        assert main(command) == 130
+    written = tmp_path / 'toy' / 'benchmark.csv'
+    begun = written.read_text().splitlines()
+    assert main(command) == 0
+    assert len(begun) == 1 + 2 * (2 + 1)
+    whole = written.read_text().splitlines()
+    assert len(whole) == 1 + 2 * 2 * (2 + 1) and {*begun} <= {*whole}
 
 
 def test_unequal_budgets_are_refused(toy, tmp_path):
