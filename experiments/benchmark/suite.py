@@ -12,7 +12,6 @@ from jaxfed.internal.type_checks import suggestion
 from jaxfed.runs import config_flags
 
 SUITES = Path(__file__).with_name('suites')
-KEYS = ('title', 'seeds', 'validation', 'flags', 'datasets', 'skews', 'trials')
 OPTIONAL = ('note', 'source', 'score', 'published')
 TUNING_SEED = 0  # the trials of a method are compared with one seed
 
@@ -32,7 +31,7 @@ def _is_table(value: Any) -> bool:
 
 
 _TABLE = 'a table of lists of texts, whose names have no slash', _is_table
-# Key -> what its value must be, and whether a value is.
+# Required key -> what its value must be, and whether a value is.
 FORMS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     'title': ('a text', lambda value: isinstance(value, str)),
     'seeds': ('a whole number of at least 1', lambda value: type(value) is int and value >= 1),
@@ -97,8 +96,8 @@ def read_suite(name: str) -> Suite:
         values = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f'--suite={name} cannot be read: {error}.') from error
-    if set(values) - set(OPTIONAL) != set(KEYS):
-        raise ValueError(f'--suite={name} must have {", ".join(KEYS)}, got {", ".join(values)}.')
+    if set(values) - set(OPTIONAL) != set(FORMS):
+        raise ValueError(f'--suite={name} must have {", ".join(FORMS)}, got {", ".join(values)}.')
     for key, (rule, holds) in FORMS.items():
         if not holds(values[key]):
             raise ValueError(f'--suite={name}: {key} must be {rule}, got {values[key]!r}.')

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from absl import app, flags
+from absl import flags
 from jax.sharding import Mesh
 
 from experiments.benchmarks.measuring import reporting
 from experiments.benchmarks.programs import local_steps
 from experiments.benchmarks.programs.local_steps import TORCH, Size, network, round_program
-from experiments.benchmarks.programs.rounds import CLASSES, IMAGE_NETWORKS
+from experiments.benchmarks.programs.rounds import CLASSES, IMAGE_NETWORKS, check_networks
 from jaxfed.models import options
 
 
@@ -76,9 +76,7 @@ def rows(entry: dict[str, Any]) -> list[list[str]]:
 
 def main(args: flags.FlagValues) -> None:
     """Measures, prints the table and writes the file."""
-    for name in args.models:
-        if name not in IMAGE_NETWORKS:
-            raise app.UsageError(f'--models: {name!r} must be one of {", ".join(IMAGE_NETWORKS)}.')
+    check_networks(args.models)
     mesh = local_steps.use_devices(args.devices, most=args.clients)
     jax.config.update('jax_default_matmul_precision', 'float32')
     entries = []

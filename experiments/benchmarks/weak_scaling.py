@@ -26,8 +26,8 @@ from rich.progress import track
 from experiments.benchmarks.measuring import reporting, workers
 from experiments.benchmarks.measuring.timing import interleave
 from experiments.benchmarks.programs.rounds import (
-    IMAGE_NETWORKS,
     Trainer,
+    check_networks,
     largest_difference,
     write_images,
 )
@@ -204,10 +204,7 @@ def main(args: flags.FlagValues) -> None:
         raise app.UsageError(
             f'--counts={",".join(args.counts)} must be numbers of devices, 1 first, as in 1,2,4.'
         )
-    if unknown := [name for name in args.models if name not in IMAGE_NETWORKS]:
-        raise app.UsageError(
-            f'--models: {unknown[0]!r} must be one of {", ".join(IMAGE_NETWORKS)}.'
-        )
+    check_networks(args.models)
     counts, models = [int(text) for text in args.counts], {}
     for model in args.models:
         job = Job(model, args.clients, args.steps, args.repeats + 2)

@@ -140,9 +140,11 @@ def _interrupted_groups(configs: Sequence[Config], folder: Path) -> list[list[in
     groups: list[list[int]] = []
     for path in sorted((folder / SHARED).glob(f'*/{MEMBERS}')):
         members = _read_members(path, folder)
-        if any(map(_is_trained_elsewhere, members)):  # not interrupted
+        lost = [member for member in members if not has_shared_checkpoints(member)]
+        absent = [member for member in members if member not in place]
+        if (lost or absent) and any(map(_is_trained_elsewhere, members)):  # not interrupted
             continue
-        if lost := [member for member in members if not has_shared_checkpoints(member)]:
+        if lost:
             whole = {*members} - {*lost}
             if whole and place.keys() & {*members} and _has_rounds(path.parent):
                 reason = f'{lost[0]} is without {run_files.METRICS}'
@@ -153,7 +155,6 @@ def _interrupted_groups(configs: Sequence[Config], folder: Path) -> list[list[in
                     f'files back to continue, or remove {path.parent} to restart the others.'
                 )
             continue
-        absent = [member for member in members if member not in place]
         missing = [m.name for m in absent if not (m / run_files.SUMMARY).exists()]
         if not absent:
             groups.append([place.pop(member) for member in members])

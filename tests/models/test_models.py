@@ -165,6 +165,12 @@ def test_features_are_the_input_of_the_last_layer(name):
     assert features.max() > 0
 
 
+def convolved(x, layer, padding):
+    dimensions = ('NHWC', 'HWIO', 'NHWC')
+    y = lax.conv_general_dilated(x, layer['kernel'], (1, 1), padding, dimension_numbers=dimensions)
+    return y + layer['bias']
+
+
 def relu_then_pool(x):
     return lax.reduce_window(
         jnp.maximum(x, 0), -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), 'VALID'
@@ -180,11 +186,7 @@ def test_convolutional_networks_are_conv_bias_relu_pool(name, padding):
     @jax.jit
     def features(params, x):
         for layer in ('conv1', 'conv2'):
-            kernel, bias = params[layer]['kernel'], params[layer]['bias']
-            x = lax.conv_general_dilated(
-                x, kernel, (1, 1), padding, dimension_numbers=('NHWC', 'HWIO', 'NHWC')
-            )
-            x = relu_then_pool(x + bias)
+            x = relu_then_pool(convolved(x, params[layer], padding))
         x = x.reshape(3, -1)
         for layer in sorted(set(params) - {'conv1', 'conv2', 'classifier'}):
             x = jnp.maximum(x @ params[layer]['kernel'] + params[layer]['bias'], 0)
@@ -201,13 +203,8 @@ def test_cnn_dropout_is_its_layers_in_evaluation():
 
     @jax.jit
     def features(params, x):
-        for layer in ('conv1', 'conv2'):
-            kernel, bias = params[layer]['kernel'], params[layer]['bias']
-            x = lax.conv_general_dilated(
-                x, kernel, (1, 1), 'VALID', dimension_numbers=('NHWC', 'HWIO', 'NHWC')
-            )
-            x = jnp.maximum(x + bias, 0)
-        x = relu_then_pool(x).reshape(3, -1)
+        x = jnp.maximum(convolved(x, params['conv1'], 'VALID'), 0)
+        x = relu_then_pool(convolved(x, params['conv2'], 'VALID')).reshape(3, -1)
         return jnp.maximum(x @ params['hidden']['kernel'] + params['hidden']['bias'], 0)
 
     outputs = jax.jit(model.evaluate)(params, images, model.stats)

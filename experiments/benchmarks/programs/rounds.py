@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import app
 from jax.sharding import Mesh
 
 from experiments.benchmarks.measuring.timing import seconds
@@ -33,6 +34,13 @@ CLASSES = 10
 LEARNING_RATE = 0.01
 MOMENTUM = 0.9
 IMAGE_NETWORKS = [name for name in MODELS if name not in ('cnn1d', 'text')]
+
+
+def check_networks(names: Sequence[str]) -> None:
+    """Raises a UsageError for a network that is not for images."""
+    for name in names:
+        if name not in IMAGE_NETWORKS:
+            raise app.UsageError(f'--models: {name!r} must be one of {", ".join(IMAGE_NETWORKS)}.')
 
 
 class Trainer:

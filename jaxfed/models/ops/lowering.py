@@ -47,8 +47,8 @@ def lowering(
     large = height * width >= 16 and max(image) <= 32
     small = height * width >= 9 and 4 <= max(image) <= 16 and channels * max(image) <= 1024
     # A pool saves the order of the results; the frequencies of a kernel cost as much as 20 images.
-    large |= pooled and height * width >= 9 and max(image) <= 32 and batch >= 32
-    if channels >= 4 and max(strides) == 1 and (large or small):
+    many = pooled and height * width >= 9 and max(image) <= 32 and batch >= 32
+    if channels >= 4 and max(strides) == 1 and (large or small or many):
         return 'fourier'
     # On tiny images one product is faster: 5 % on 4x4, 40 % on 2x2, of 512 to 512 channels.
     return 'patches' if max(image) <= 4 else 'unrolled'
