@@ -172,7 +172,7 @@ def fail_every_write(job: power_loss.Job, folder: Path) -> Count:
         reference = job.finish(folder)
     outcomes = {}
     for number in range(1, count() + 1):
-        shutil.rmtree(folder)
+        lose(folder)
 
         def train(number: int = number) -> Sequence[Any]:
             with failing_write(number):
@@ -188,7 +188,7 @@ def fill_disks(job: power_loss.Job, folder: Path, sizes: Sequence[int]) -> Count
     reference = job.finish(folder / 'work')
     outcomes = {}
     for kib in sizes:
-        shutil.rmtree(folder / 'work')
+        lose(folder / 'work')
         mount(folder, f'size={kib}k')
         try:
             outcomes[f'{kib} KiB'] = try_once(
@@ -214,7 +214,7 @@ def take_away(job: power_loss.Job, folder: Path) -> Count:
     reference = job.finish(folder)
     outcomes = {}
     for round_, (act, repair) in itertools.product(range(1, power_loss.ROUNDS + 1), TAKEN):
-        shutil.rmtree(folder)
+        lose(folder)
 
         def after(number: int, round_: int = round_, act: Act = act) -> None:
             if number == round_:
