@@ -15,6 +15,7 @@ import jax
 import jaxlib
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+from PIL import Image
 
 from jaxfed.runs import rounds, simulate
 from jaxfed.sweeps import training
@@ -88,11 +89,26 @@ def bounded_memory():
 
 
 @pytest.fixture
+def true_pictures():
+    """Runs draw their pictures."""
+
+
+@pytest.fixture(autouse=True)
+def small_pictures(request, monkeypatch):
+    """The pictures of runs in this process are one pixel; drawing takes longer than some runs."""
+
+    def draw(_, path, **__):
+        Image.new('L', (1, 1)).save(path)
+
+    if 'true_pictures' not in request.fixturenames:
+        for picture in ('draw_heatmap', 'draw_accuracy'):
+            monkeypatch.setattr(simulate, picture, draw)
+
+
+@pytest.fixture
 def cheap_runs(shared_programs, monkeypatch):
-    """Runs in this process share programs, draw no pictures and write no cache."""
+    """Runs in this process share programs and write no cache."""
     monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', '')
-    for picture in ('draw_heatmap', 'draw_accuracy'):
-        monkeypatch.setattr(simulate, picture, lambda *_, **__: None)
 
 
 @pytest.fixture

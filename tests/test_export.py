@@ -176,6 +176,7 @@ def test_torchvision_loads_a_resnet(run, tmp_path):
     assert_allclose(got, want, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_names_and_layouts_of_a_residual_network(run, tmp_path):
     workdir, _ = run('resnet8')
     ours = load_file(workdir / 'model.safetensors')

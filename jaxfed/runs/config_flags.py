@@ -1,6 +1,7 @@
 """The command-line flags: one for each setting and hyper-parameter, and those of a command."""
 
 import dataclasses
+import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -101,19 +102,18 @@ def define_flags(into: flags.FlagValues = flags.FLAGS, *, groups: Sequence[str] 
         _define(into, name, kinds[name], DEFAULTS[name], setting.help)
     for name, flag in COMMAND_FLAGS.items():
         _define(into, name, flag.kind, flag.default, flag.help)
-    for name, partitions in _owners(PARTITIONS, partition_settings).items():
+    for name, owners in _owners(PARTITIONS, partition_settings).items():
         if name not in SETTINGS:
-            parameter = partition_settings(partitions[0])[name]
-            text = f'setting of --partition={" or ".join(partitions)} [{parameter.default}]'
-            _define(into, name, parameter.annotation, None, text)
+            first = next(iter(owners.values()))
+            text = f'setting of --partition={" or ".join(owners)} [{first.default}]'
+            _define(into, name, first.annotation, None, text)
     for name, owners in _owners(methods.METHODS, methods.hyperparameters).items():
-        parameters = {method: methods.hyperparameters(method)[name] for method in owners}
-        for method, parameter in parameters.items():
+        for method, parameter in owners.items():
             text = f'{name} of {method} [{parameter.default}]'
             _define(into, f'{method}.{name}', parameter.annotation, None, text)
         if name not in into:
             text = f'hyper-parameter of {", ".join(owners)}'
-            _define(into, name, parameters[owners[0]].annotation, None, text)
+            _define(into, name, next(iter(owners.values())).annotation, None, text)
     if into is flags.FLAGS:
         rows = help_rows()
         command_line.define_help({group: rows[group] for group in groups}, [*set(into) - before])
@@ -133,13 +133,13 @@ def help_rows() -> dict[str, list[command_line.FlagHelp]]:
 
 
 def _owners(
-    registry: Mapping[str, Any], settings_of: Callable[[str], Mapping[str, Any]]
-) -> dict[str, list[str]]:
-    """Setting -> the entries of a registry that have it."""
-    owners: dict[str, list[str]] = {}
+    registry: Mapping[str, Any], settings_of: Callable[[str], Mapping[str, inspect.Parameter]]
+) -> dict[str, dict[str, inspect.Parameter]]:
+    """Setting -> entry of a registry -> the parameter, for the entries that have it."""
+    owners: dict[str, dict[str, inspect.Parameter]] = {}
     for entry in registry:
-        for name in settings_of(entry):
-            owners.setdefault(name, []).append(entry)
+        for name, parameter in settings_of(entry).items():
+            owners.setdefault(name, {})[entry] = parameter
     return owners
 
 

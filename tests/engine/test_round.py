@@ -25,17 +25,12 @@ from jaxfed.models.blocks import ConvNorm
 from jaxfed.models.layers import linear
 from jaxfed.types import Batch, Model, Outputs
 from tests import oracle
+from tests.marks import only_fast
 from tests.rounds import add_axis, compile_round, run_round
 
 CLASSES = 4
 SIZES = (7, 23, 1, 12, 30, 16)  # of six unequal clients
 SHAPE = (4, 4, 1)
-
-
-def only_fast(values, *fast):
-    """The values as parameters; those that are not in `fast` are marked slow."""
-    slow = pytest.mark.slow
-    return [v if v in fast else pytest.param(v, marks=slow) for v in values]
 
 
 def normalise(x):

@@ -18,6 +18,7 @@ from jaxfed.flower import client_app, messages, server
 from jaxfed.runs import seeds
 from jaxfed.runs.deal import deal
 from tests.flower.grid import LocalGrid
+from tests.marks import only_fast
 
 SETTINGS = {
     'model': 'mlp', 'num_clients': 5, 'clients_per_round': 3, 'rounds': 3, 'local_epochs': 2,
@@ -62,7 +63,7 @@ def check_same(one, other, **tolerance):
         assert_allclose(a, b, **({'rtol': 1e-5, 'atol': 1e-5} | tolerance))
 
 
-@pytest.mark.parametrize('method', METHODS)
+@pytest.mark.parametrize('method', only_fast(METHODS, 'fedlmd+fedavgm', 'scaffold', 'median'))
 def test_equals_simulation(method, simulate, tmp_path):
     def config(name):
         return jaxfed.Config(**SETTINGS, method=method, workdir=str(tmp_path / name))
@@ -344,6 +345,7 @@ def test_clients_learn_of_no_other_client_and_not_the_noise(tmp_path, monkeypatc
     assert np.abs(kernel('one') - kernel('other')).max() > 0.1  # other noise with the same seeds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'settings',
     [

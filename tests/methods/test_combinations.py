@@ -28,6 +28,7 @@ from jaxfed.models.heads import with_projection, without_bias
 from jaxfed.recording import display
 from jaxfed.types import Model, Outputs
 from tests.engine import test_round
+from tests.marks import only_fast
 from tests.rounds import run_round
 
 
@@ -271,7 +272,7 @@ def test_a_run_that_diverges_can_be_recorded(cheap_runs, tmp_path):
     assert result.summary['rounds'] == last['round']
 
 
-@pytest.mark.parametrize('personal', ['ditto', 'apfl'])
+@pytest.mark.parametrize('personal', only_fast(['ditto', 'apfl'], 'apfl'))
 def test_clipping_a_pair_of_models_clips_the_one_that_is_sent(personal, cheap_runs, tmp_path):
     def common(method):
         settings = jaxfed.Config(

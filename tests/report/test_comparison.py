@@ -28,7 +28,7 @@ def groups_of(folder, **accuracies):
     return grouping.group([read_run(path) for path in sorted(folder.iterdir())])
 
 
-def test_differences_are_by_seed(tmp_path):
+def test_differences_are_by_seed(no_pictures, tmp_path):
     groups = groups_of(
         tmp_path, fedlmd=(0.5, 0.6, 0.7), fedavg=(0.4, 0.4, 0.4), kd=(0.1, 0.1, 0.1),
         moon_other=(0.9, 0.9, 0.9),
@@ -57,7 +57,7 @@ def test_noisy_labels_and_other_users_are_other_data(other, tmp_path):
     assert [text[:6] for text in differences if text != '–'] == ['+15.00']
 
 
-def test_every_partition_has_its_own_baseline(tmp_path):
+def test_every_partition_has_its_own_baseline(no_pictures, tmp_path):
     groups = groups_of(
         tmp_path, fedlmd=(0.5, 0.6), fedavg=(0.4, 0.4), fedlmd_other=(0.9, 0.8),
         fedavg_other=(0.7, 0.5), kd_other=(0.7, 0.6),
@@ -119,7 +119,7 @@ def test_baseline_and_score_are_chosen(tmp_path):
             compare(groups, baseline=name)
 
 
-def test_intervals_need_no_second_method(tmp_path):
+def test_intervals_need_no_second_method(no_pictures, tmp_path):
     groups = groups_of(tmp_path, fedlmd=(0.5, 0.6, 0.7))
     ((mean, *others),) = compare(groups).table.rows
     assert mean.text == '60.00 ± 24.84'
@@ -127,7 +127,7 @@ def test_intervals_need_no_second_method(tmp_path):
     assert 'Over seeds' in render(groups)
 
 
-def test_the_command_passes_baseline_and_score_on(tmp_path, capsys):
+def test_the_command_passes_baseline_and_score_on(no_pictures, tmp_path, capsys):
     (tmp_path / 'runs').mkdir()
     groups_of(tmp_path / 'runs', fedlmd=(0.5, 0.6), kd=(0.1, 0.2))
     command = [str(tmp_path / 'runs'), f'--output={tmp_path}/page.html', '--score=best']
@@ -154,7 +154,7 @@ def test_runs_are_found_at_any_depth(tmp_path):
     assert find_workdirs(tmp_path / 'nothing') == [tmp_path / 'nothing']
 
 
-def test_one_seed_has_no_comparison(tmp_path):
+def test_one_seed_has_no_comparison(no_pictures, tmp_path):
     groups = groups_of(tmp_path, fedlmd=(0.5,), fedavg=(0.4,))
     assert compare(groups) is None
     with pytest.raises(ValueError, match='--baseline=fedavg needs runs that differ only in'):

@@ -369,7 +369,7 @@ def test_sweeps_and_folders_of_runs_are_read_as_their_runs(tmp_path, capsys):
     assert 'neither it nor a folder in it has a config.json' in capsys.readouterr().err
 
 
-def test_the_header_has_the_important_settings(tmp_path):
+def test_the_header_has_the_important_settings(no_pictures, tmp_path):
     for seed in range(8):
         make_run(tmp_path / str(seed), seed=seed, alpha=0.5)
     make_run(tmp_path / 'x', method='fedlmd', partition='sharding', num_clients=10, batch_size=8)
@@ -436,7 +436,7 @@ def best_cells(groups, target=None):
     return sorted(marked)
 
 
-def test_best_means_are_marked(tmp_path):
+def test_best_means_are_marked(no_pictures, tmp_path):
     for seed, last in ((0, 0.6), (1, 0.8)):
         make_run(tmp_path / f'a{seed}', [entry(1, 0.1), entry(3, last)], seed=seed)
     make_run(tmp_path / 'b', [entry(1, 0.9), entry(3, 0.5)], method='fedlmd')
@@ -456,7 +456,7 @@ def test_best_means_are_marked(tmp_path):
     assert '★' not in render(groups[:1])
 
 
-def test_rounds_to_different_targets_are_not_compared(tmp_path):
+def test_rounds_to_different_targets_are_not_compared(no_pictures, tmp_path):
     lines = [entry(1, 0.4), entry(2, 0.6), entry(3, 0.9)]
     for name, target in (('a', 0.5), ('b', 0.8), ('c', None)):
         make_run(tmp_path / name, lines, method=f'fed{name}', target_accuracy=target)
@@ -485,7 +485,7 @@ def test_runs_with_a_fixed_part_of_the_randomness_are_other_groups(tmp_path):
     }  # fmt: skip
 
 
-def test_times_of_a_shared_program_have_no_deviation(tmp_path):
+def test_times_of_a_shared_program_have_no_deviation(no_pictures, tmp_path):
     for seed, seconds in ((0, 10.0), (1, 20.0)):
         folder = make_run(tmp_path / f'a{seed}', seed=seed)
         with_summary(folder, seconds_total=seconds, compile_seconds=seconds)

@@ -80,6 +80,7 @@ def test_less_than_one_client_is_refused():
     assert with_attack(Config(), method) is method
 
 
+@pytest.mark.slow
 def test_a_median_withstands_what_breaks_a_mean(cheap_runs, tmp_path):
     accuracy = {}
     for method in ('fedavg', 'median'):

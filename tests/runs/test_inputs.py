@@ -12,6 +12,7 @@ from jaxfed.models import MODELS
 from jaxfed.models.feedforward import FeedForward
 from jaxfed.runs import client_images, experiment, feed
 from jaxfed.runs.deal import deal
+from tests.marks import only_fast
 
 LABELS = np.arange(240) % 4
 SETTINGS = {
@@ -54,7 +55,7 @@ def dataset(make):
 
 
 @pytest.mark.parametrize('name', INPUTS)
-@pytest.mark.parametrize('method', ['fedavg', 'fedlmd'])
+@pytest.mark.parametrize('method', only_fast(['fedavg', 'fedlmd'], 'fedlmd'))
 def test_runs_learn_and_load(name, method, tmp_path, cheap_runs):
     make, settings = INPUTS[name]
     data = dataset(make)
@@ -140,7 +141,7 @@ def shift_beforehand(data, config):
     return data._replace(x_train=x, x_test=data.x_test.astype(np.float32))
 
 
-@pytest.mark.parametrize('kind', ['rotation', 'brightness', 'blur'])
+@pytest.mark.parametrize('kind', only_fast(['rotation', 'brightness', 'blur'], 'brightness'))
 def test_a_shift_equals_data_that_was_shifted_before(kind, cheap_runs, monkeypatch):
     statistics = np.full(1, 127, np.float32), np.full(1, 70, np.float32)
     monkeypatch.setattr(experiment, 'channel_statistics', lambda x: statistics)

@@ -101,6 +101,7 @@ def test_a_run_records_epsilon(tmp_path):
     assert summary['neighbours'] == 'replace_one'
 
 
+@pytest.mark.slow
 def test_noise_and_late_updates_also_come_without_any_arrival(tmp_path, cheap_runs):
     common = {
         'model': 'mlp', 'partition': 'iid', 'num_clients': 4, 'clients_per_round': 4, 'rounds': 8,

@@ -18,6 +18,7 @@ from experiments.benchmark.__main__ import check_packages, define, main, suite_c
 from experiments.grid import command, runner
 from jaxfed.internal.signals import Interrupted
 from jaxfed.runs import config_flags
+from tests.marks import only_fast
 
 ROOT = Path(__file__).parents[3]
 
@@ -186,7 +187,7 @@ def test_the_plan_counts_what_is_left(output, toy, capsys, tmp_path):
     assert plan.plan(left) == []
 
 
-@pytest.mark.parametrize('name', suite.names())
+@pytest.mark.parametrize('name', only_fast(suite.names(), 'small', 'niid_bench'))
 def test_suites_have_equal_budgets_and_valid_flags(name, tmp_path):
     read = suite.read_suite(name)
     for place in suite.places(read):
