@@ -187,7 +187,7 @@ def show_figures() -> None:
     for name in FIGURES:
         figure = make(name)
         runs = {(s.column, s.row, s.variant) for p in figure.panels if p.trains for s in p.series}
-        command.TERMINAL.print(f'{name}  {figure.title}; {len(runs)} runs a seed', style='bold')
+        console.TERMINAL.print(f'{name}  {figure.title}; {len(runs)} runs a seed', style='bold')
         series = [series for panel in figure.panels for series in panel.series]
         columns = dict.fromkeys(Path(one.column).name for one in series)
         methods = dict.fromkeys(one.row.name for one in series)

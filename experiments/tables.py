@@ -21,6 +21,7 @@ from experiments.fedssd.tables import TABLES as FEDSSD
 from experiments.grid import command, runner, scores
 from experiments.grid.published import BASELINE, Column, PaperTable, read_numbers
 from experiments.grid.runner import Cell, GridRow, RecordedCell
+from jaxfed.internal import console
 from jaxfed.runs import config_flags
 
 TABLES = {table.name: table for table in (*FEDCAD, *FEDSSD, *FEDLMD)}
@@ -88,17 +89,14 @@ def make_plan(
     rows = tuple(row for row in table.rows if row.name in row_names)
 
     def cells_of(row: GridRow, column: Column) -> tuple[Cell, ...]:
-        return tuple(
-            runner.make_cell(
-                column.file,
-                row,
-                seed,
-                output=output,
-                flags=flags_,
-                variant=column.flags.get(row.name, ()),
-                measured=False,
-            )
-            for seed in range(seeds)
+        return runner.make_cells(
+            column.file,
+            row,
+            seeds,
+            output=output,
+            flags=flags_,
+            variant=column.flags.get(row.name, ()),
+            measured=False,
         )
 
     def paper_rounds(column: Column) -> int:
@@ -252,7 +250,7 @@ def _ran(plan: TableCells, runs: Sequence[RecordedCell]) -> str:
 def _device(device: dict[str, Any]) -> str:
     name = 'cpu' if device['platform'] == 'cpu' else f'{device["platform"]} {device["kind"]}'
     count = device['count']
-    return f'{name}, {count} device{"s"[: count != 1]}, {device["cpu_cores"]} cores'
+    return f'{name}, {console.counted(count, "device")}, {device["cpu_cores"]} cores'
 
 
 def texts_of(plan: TableCells, filled: Filled, output: Path) -> dict[Path, str]:
@@ -270,7 +268,7 @@ def show_tables() -> None:
     """Print all tables with their columns, rows and numbers of runs."""
     for table in TABLES.values():
         runs = len(table.columns) * len(table.rows) * table.seeds
-        command.TERMINAL.print(f'{table.name}  {table.title}; {runs} runs', style='bold')
+        console.TERMINAL.print(f'{table.name}  {table.title}; {runs} runs', style='bold')
         command.say(f'    --columns={",".join(column.name for column in table.columns)}')
         command.say(f'    --methods={",".join(row.name for row in table.rows)}')
 
@@ -333,7 +331,7 @@ def main(arguments: Sequence[str]) -> int:
     if not values['report_only']:
         failed = command.train(plan.every, output, together=values['together'])
     filled = fill(plan, command_of(arguments))
-    table_layout.show(filled, command.TERMINAL)
+    table_layout.show(filled, console.TERMINAL)
     command.write_all(texts_of(plan, filled, output))
     return 1 if failed else 0
 

@@ -32,6 +32,7 @@ from jaxfed.runs.experiment import make_experiment, set_up
 from jaxfed.runs.listings import list_measures, list_methods
 from jaxfed.sweeps import grid, sweep
 from jaxfed.sweeps.halving import parse_halving
+from jaxfed.sweeps.runner import is_done
 
 
 def resume_command(workdir: Path) -> str:
@@ -94,7 +95,7 @@ def main(arguments: Sequence[str]) -> int:
         # One of several processes reports errors when it has joined the others.
         if not values.distributed and values.num_processes is None:
             try:
-                check_settings(config_flags.from_flags(), swept=bool(values.sweep))
+                check_settings(config_flags.from_flags(), sweep_=values.sweep or '')
             except ValueError as error:
                 console.show_error(str(error))
                 return 2
@@ -113,20 +114,21 @@ def main(arguments: Sequence[str]) -> int:
             return distributed.shut_down(status, message)
 
 
-def check_settings(config: Config, *, swept: bool) -> None:
+def check_settings(config: Config, *, sweep_: str) -> None:
     """Check the settings that need neither data nor JAX's devices.
 
     Args:
       config: the settings.
-      swept: whether --sweep replaces some of them, which may be hyper-parameters.
+      sweep_: the value of --sweep, whose first point replaces some of them.
 
     Raises:
       ValueError: if a setting is invalid.
     """
-    checks.check(config)
-    parts = methods.resolve(config.method, config.hyperparameters)
-    if not swept:
-        methods.build(parts, switch_round=config.switch_round)
+    checks.check_types(config)
+    first = sweep.with_values(config, dict(grid.parse_grid(sweep_, config)[0]))
+    checks.check(first)
+    parts = methods.resolve(first.method, first.hyperparameters)
+    methods.build(parts, switch_round=first.switch_round)
     parse_augment(config.augment)
 
 
@@ -184,7 +186,7 @@ def train_sweep(config: Config) -> tuple[int, str]:
       config: the common settings of its experiments.
 
     Returns:
-      The exit status, 1 also if an experiment failed, and an error message, as of `train`.
+      The exit status, 1 also if an experiment has no summary, and an error message, as of `train`.
 
     Raises:
       ValueError: for bad input, before training.
@@ -196,18 +198,16 @@ def train_sweep(config: Config) -> tuple[int, str]:
             'and --distributed.'
         )
     values = flags.FLAGS
-    checks.check(config)
+    checks.check_types(config)
     points = grid.parse_grid(values.sweep or '', config)
-    rungs = parse_halving(values.halving, config)
-    if rungs and len(points) == 1:
+    if values.halving and len(points) == 1:
         raise ValueError(
             f'--halving={values.halving} compares settings; name several, as in '
             '--sweep="learning_rate=.01,.1".'
         )
     folder = run_files.new_folder(config, '-sweep')
     members = sweep.expand(config, points, values.seeds, folder)
-    for member in members:
-        parse_halving(values.halving, member.config)
+    (rungs,) = {tuple(parse_halving(values.halving, member.config)) for member in members}
     if values.dry_run:
         sweep.show_dry_run(members, folder, rungs=rungs, most=values.together)
         return 0, ''
@@ -219,7 +219,7 @@ def train_sweep(config: Config) -> tuple[int, str]:
     except KeyboardInterrupt:
         return 130, f'interrupted; to continue: {resume_command(folder)}'
     sweep.show_outcomes(outcomes, folder, config)
-    return int(any(outcome.failed for outcome in outcomes)), ''
+    return int(not all(is_done(member.config) for member in members)), ''
 
 
 def run() -> None:

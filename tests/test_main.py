@@ -58,7 +58,7 @@ def make_npz(path, **changes):
 SMALL = ('--model=mlp', '--rounds=3', '--num_clients=4', '--clients_per_round=2', '--alpha=1')
 
 
-def test_a_run_writes_its_records(command, tmp_path, capsys):
+def test_a_run_writes_its_records(true_pictures, command, tmp_path, capsys):
     make_npz(tmp_path / 'tiny.npz')
     status = command(
         '--method=fedlmd+fedprox', '--tau=2', '--mu=.01', '--dataset=npz', '--npz=tiny.npz',
@@ -135,8 +135,30 @@ def test_a_sweep_from_the_command_line(command, tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ('settings', 'swept', 'message'),
+    [
+        ({'label_noise_form': 'uniform'}, 'label_noise=.2,.4', 'needs --label_noise'),
+        ({'schedule': 'step', 'lr_decay': 0.5}, 'lr_step=1,2', 'needs --lr_step'),
+        ({'attack_scale': 2.0}, 'malicious=.1,.3', 'is for malicious clients'),
+        ({'clients_per_round': 30}, 'num_clients=40,50', 'must be at most --num_clients=20'),
+    ],
+)
+def test_a_sweep_replaces_settings_before_they_are_checked(settings, swept, message):
+    made = Config(**settings)
+    main.check_settings(made, sweep_=swept)
+    with pytest.raises(ValueError, match=message):
+        main.check_settings(made, sweep_='')
+
+
+def test_a_sweep_with_recorded_divergence_ends_with_status_0(cheap_runs, command, tmp_path):
+    arguments = '--method=fedavg', '--model=mlp', '--rounds=2', '--learning_rate=1e6', '--seeds=2'
+    assert command(*arguments, '--workdir=ended') == 1
+    assert command(*arguments, '--workdir=recorded', '--on_divergence=record') == 0
+
+
 @pytest.mark.slow
-def test_same_seed_same_metrics_other_method_same_partition(tmp_path):
+def test_same_seed_same_metrics_other_method_same_partition(true_pictures, tmp_path):
     import jaxfed
 
     path = str(make_npz(tmp_path / 'tiny.npz'))
@@ -571,7 +593,9 @@ def test_a_signal_before_the_first_round_ends_with_a_line(
 def test_halving_looks_at_every_experiment(command, tmp_path, capsys):
     arguments = ('--model=mlp', '--rounds=3', f'--workdir={tmp_path / "s"}', '--validation=0.1')
     assert command('--sweep=validation=0,0.1', '--halving=1', *arguments) == 2
-    assert 'compares settings on held-out training data' in capsys.readouterr().err
+    assert (
+        'validation decides on which examples the accuracy is measured' in capsys.readouterr().err
+    )
     assert command('--sweep=rounds=1,3', '--halving=1', *arguments) == 2
     assert '--halving must be rounds below --rounds=1' in capsys.readouterr().err
     assert command('--seeds=2', '--halving=1', *arguments) == 2

@@ -10,7 +10,7 @@ import numpy as np
 from experiments.draw.shapes import Missing, Shape
 from experiments.grid.command import select
 from experiments.grid.published import PaperTable
-from experiments.grid.runner import Cell, GridRow, RecordedCell, flags_with_effect, make_cell
+from experiments.grid.runner import Cell, GridRow, RecordedCell, flags_with_effect, make_cells
 from jaxfed.config import Config
 from jaxfed.metrics.measures import parse_clients
 from jaxfed.runs.seeds import sample_cohort
@@ -120,17 +120,14 @@ def plan(
     """
 
     def cells(series: Series) -> tuple[Cell, ...]:
-        return tuple(
-            make_cell(
-                series.column,
-                series.row,
-                seed,
-                output=output,
-                flags=flags,
-                variant=series.variant,
-                measured=figure.measured,
-            )
-            for seed in range(1 if figure.one_seed else seeds)
+        return make_cells(
+            series.column,
+            series.row,
+            1 if figure.one_seed else seeds,
+            output=output,
+            flags=flags,
+            variant=series.variant,
+            measured=figure.measured,
         )
 
     planned = tuple(Planned(panel, tuple(map(cells, panel.series))) for panel in figure.panels)

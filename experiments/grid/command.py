@@ -1,4 +1,4 @@
-"""The shared parts of the commands in this folder: flags, checks, output and errors."""
+"""The shared parts of the commands that train grids: flags, checks, output and errors."""
 
 import contextlib
 import datetime
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from absl import flags
-from rich.console import Console
 
 from experiments.grid import runner
 from experiments.grid.runner import Cell
@@ -29,7 +28,6 @@ VALIDATION = 'holds out training data for evaluation, but the papers report test
 
 LEAST = {'rounds': 1, 'seeds': 1, 'together': 0}  # smallest values of flags
 
-TERMINAL = Console(highlight=False, emoji=False, markup=False)
 Main = Callable[[Sequence[str]], int]
 
 
@@ -169,6 +167,7 @@ def train(
     *,
     together: int,
     stop_of: Callable[[Sequence[Cell]], Stop] = lambda cells: never,
+    halves: bool = False,
     untrained: Sequence[Cell] = (),
 ) -> dict[str, str]:
     """Check all runs of a grid, then train the unfinished ones on all cores.
@@ -178,6 +177,7 @@ def train(
       output: folder of the results; created after the check.
       together: see `runner.run_cells`.
       stop_of: see `runner.run_cells`.
+      halves: see `runner.run_cells`.
       untrained: cells that are only checked.
 
     Returns:
@@ -189,7 +189,7 @@ def train(
     """
     with progress_lines(cells):
         check([*cells, *untrained], output)
-        return runner.run_cells(cells, together=together, stop_of=stop_of)
+        return runner.run_cells(cells, together=together, stop_of=stop_of, halves=halves)
 
 
 def check(cells: Sequence[Cell], output: Path) -> None:
@@ -244,7 +244,7 @@ def use_machine() -> None:
 
 def say(text: str) -> None:
     """Print a line."""
-    TERMINAL.print(console.plain(text), soft_wrap=True)
+    console.say(text, quiet=False)
 
 
 def show_cells(cells: Sequence[Cell], title: str = '') -> None:

@@ -117,6 +117,12 @@ def with_seed(cell: Cell, seed: int) -> Cell:
     return cell._replace(seed=seed, folder=folder, config=config)
 
 
+def make_cells(column: str, row: GridRow, seeds: int, **keywords: Any) -> tuple[Cell, ...]:
+    """The runs of seeds 0 to seeds - 1; arguments and errors as of `make_cell`."""
+    first = make_cell(column, row, 0, **keywords)
+    return tuple(with_seed(first, seed) for seed in range(seeds))
+
+
 def equal(cells: Iterable[Cell]) -> list[list[Cell]]:
     """Group cells of one row and seed that train with the same settings.
 
@@ -176,6 +182,7 @@ def run_cells(
     *,
     together: int = 0,
     stop_of: Callable[[Sequence[Cell]], Stop] = lambda cells: never,
+    halves: bool = False,
     quiet: bool = False,
 ) -> dict[str, str]:
     """Train the unfinished cells; cells that can share a program train together.
@@ -189,6 +196,7 @@ def run_cells(
       together: the largest number of cells in a program; 0 for what
         `jaxfed.sweeps.training.program_size` chooses.
       stop_of: cells of a program -> which of them stop early.
+      halves: whether `stop_of` compares variants, so that all seeds of one are in one program.
       quiet: show no progress.
 
     Returns:
@@ -204,7 +212,12 @@ def run_cells(
     results = runner.run_groups(
         configs,
         output,
-        group(configs, output, most=together),
+        group(
+            configs,
+            output,
+            most=together,
+            settings=[cell.variant for cell in left] if halves else (),
+        ),
         lambda i: experiment_of(left[i]),
         lambda places: name_of([left[i] for i in places]),
         stop_of=lambda places: stop_of([left[i] for i in places]),

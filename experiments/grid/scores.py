@@ -18,8 +18,8 @@ class Score(NamedTuple):
     """Runs of one row and column with different seeds."""
 
     asked: int  # requested seeds
-    accuracies: tuple[float, ...] = ()  # percent, of the runs that did not diverge
-    failed: int = 0  # runs that diverged
+    accuracies: tuple[float | None, ...] = ()  # percent, of the runs that did not diverge
+    failed: int = 0  # runs that diverged, or stopped before they were evaluated
     # Rounds or speed-up of the runs with a known target; None: not reached.
     speeds: tuple[float | None, ...] = ()
     lacking: str = ''  # why other runs have none: 'FedAvg not run', 'FedAvg failed', 'no target'
@@ -95,7 +95,7 @@ def score_of(
     Returns:
       The score.
     """
-    kept = {seed: run for seed, run in runs.items() if not run.summary['failed']}
+    kept = {seed: run for seed, run in runs.items() if _has_accuracy(run)}
     speeds: list[float | None] = []
     lacking = ''
     compares = compares_with_baseline(speed, target)
@@ -118,6 +118,11 @@ def score_of(
     return Score(asked, accuracies, len(runs) - len(kept), tuple(speeds), lacking)
 
 
+def _has_accuracy(run: RecordedCell) -> bool:
+    """Whether a run did not diverge, and did not stop before it was evaluated."""
+    return not run.summary['failed'] and run.summary['best_accuracy'] is not None
+
+
 def _goal(
     run: RecordedCell, baseline: RecordedCell | None, target: str, score: str
 ) -> float | None:
@@ -125,7 +130,7 @@ def _goal(
     if target == 'flag':
         share = run.config['target_accuracy']
         return None if share is None else 100 * share
-    if baseline is None or baseline.summary['failed']:
+    if baseline is None or not _has_accuracy(baseline):
         return None
     return accuracy(baseline, goal_of(score))
 

@@ -21,6 +21,7 @@ from experiments.grid.scores import SCORES
 from experiments.search import report
 from experiments.search.cells import OptunaSettings, Search, halving_of, make_search
 from experiments.search.ranking import check_given_up, rank
+from jaxfed.sweeps.halving import check_together
 
 
 def define(values: flags.FlagValues) -> None:
@@ -131,6 +132,7 @@ def main(arguments: Sequence[str]) -> int:
         output=command.check_output(values['output']),
         flags_=parsed.run_flags,
     )
+    check_together(search.config, search.rungs, seeds=search.seeds, most=values['together'])
     train = train_trials if search.optuna else train_grid
     trained = train(search, together=values['together'], dry_run=values['dry_run'])
     if trained is None:
@@ -173,7 +175,13 @@ def train_grid(
     check_given_up(search)
     command.use_machine()
     most = together or len(search.every) * bool(search.rungs)
-    failed = command.train(search.every, search.output, together=most, stop_of=halving_of(search))
+    failed = command.train(
+        search.every,
+        search.output,
+        together=most,
+        stop_of=halving_of(search),
+        halves=bool(search.rungs),
+    )
     return search, failed
 
 

@@ -153,18 +153,15 @@ def with_combinations(search: Search, combinations: Iterable[Combination]) -> Se
         if combination in cells or combination in skipped:
             continue
         try:
-            cells[combination] = tuple(
-                runner.make_cell(
-                    search.place,
-                    row,
-                    seed,
-                    output=search.output,
-                    flags=[*search.run_flags, f'--validation={search.validation}'],
-                    variant=combination,
-                    base=search.flag_file,
-                    measured=False,
-                )
-                for seed in range(search.seeds)
+            cells[combination] = runner.make_cells(
+                search.place,
+                row,
+                search.seeds,
+                output=search.output,
+                flags=[*search.run_flags, f'--validation={search.validation}'],
+                variant=combination,
+                base=search.flag_file,
+                measured=False,
             )
         except ValueError as error:
             skipped[combination] = str(error).removeprefix(f'{search.place}, {row.name}: ')

@@ -13,7 +13,7 @@ from experiments.grid.scores import SCORES
 from experiments.search.axes import Range
 from experiments.search.cells import STUDY, Search
 from experiments.search.ranking import Ranked
-from jaxfed.internal import files
+from jaxfed.internal import console, files
 from jaxfed.internal.csv_text import csv_text
 
 WHOLE = '--validation=0'  # trains on all training data
@@ -58,7 +58,7 @@ def given_up(ranking: Sequence[Ranked]) -> str:
 def about(search: Search) -> str:
     """Describe how the accuracies were measured."""
     when = SCORES[search.score].capitalize()
-    seeds = f'{search.seeds} seed{"s"[: search.seeds != 1]}'
+    seeds = console.counted(search.seeds, 'seed')
     text = (
         f'Accuracy on held-out training examples; the search never uses test data. {when}, '
         f'percent, mean ± sd of {seeds}, {search.config.rounds} rounds, '
@@ -199,10 +199,10 @@ def show(search: Search, ranking: Sequence[Ranked]) -> None:
         table.add_column(head, justify='right')
     for ranked in ranking:
         table.add_row(*_cells_of(ranked), style='bold' if ranked.place == 1 else '')
-    command.TERMINAL.print(table)
+    console.TERMINAL.print(table)
     show_skipped(search)
     for text in filter(None, (about(search), settled(ranking), given_up(ranking))):
-        command.TERMINAL.print(text)
+        console.TERMINAL.print(text)
     if ranking[0].place:
         command.say(f'Train it: {command_of(search, ranking[0])}')
 

@@ -94,7 +94,10 @@ def _train_batch(
     cells = [cell for combination in combinations for cell in search.cells[combination]]
     with command.progress_lines(cells):
         return runner.run_cells(
-            cells, together=together or len(cells), stop_of=_stop_of(search, earlier)
+            cells,
+            together=together or len(cells),
+            stop_of=_stop_of(search, earlier),
+            halves=bool(search.rungs),
         )
 
 
@@ -110,7 +113,8 @@ def median_rule(search: Search, trials: Sequence[FrozenTrial]) -> Callable[[Sequ
     """Optuna's median rule: a trial stops whose best mean accuracy so far is below the median.
 
     The median is that of the completed trials in the same round. A trial also stops if one of its
-    seeds diverged. If its seeds are in several programs, it does not stop.
+    seeds diverged and the others were evaluated. If its seeds are in several programs, it does not
+    stop.
 
     Args:
       search: with the number of seeds and rounds.
@@ -141,7 +145,8 @@ def median_rule(search: Search, trials: Sequence[FrozenTrial]) -> Callable[[Sequ
             stopped = []
             for numbers in seeds.values():
                 alive = [x for x in numbers if x in running]
-                diverged = len(alive) < len(numbers)
+                evaluated = all(_is_evaluated(metrics[x]) for x in alive)
+                diverged = len(alive) < len(numbers) and evaluated
                 whole = len(numbers) == search.seeds
                 if (
                     alive
@@ -154,3 +159,8 @@ def median_rule(search: Search, trials: Sequence[FrozenTrial]) -> Callable[[Sequ
         return stop
 
     return stop_of
+
+
+def _is_evaluated(metrics: Sequence[dict[str, Any]]) -> bool:
+    """Whether a run has an accuracy, without which it would have no score."""
+    return any(entry['test_accuracy'] is not None for entry in metrics)

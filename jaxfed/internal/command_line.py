@@ -1,7 +1,6 @@
 """Grouped `--help`, and error messages for invalid flags."""
 
 import logging
-import os
 import re
 import sys
 import textwrap
@@ -11,9 +10,9 @@ from typing import Any, NamedTuple
 from absl import app, flags
 from absl import logging as absl_logging
 
-from jaxfed.internal import config_file
-from jaxfed.internal.files import versions
-from jaxfed.internal.type_checks import printable, suggestion
+from jaxfed.internal import config_file, console
+from jaxfed.internal.files import VERSION
+from jaxfed.internal.type_checks import suggestion
 
 _WIDTH = 80
 # Names in other libraries and papers -> the flag of jaxfed.
@@ -82,7 +81,7 @@ def define_help(groups: Mapping[str, Sequence[FlagHelp]], known: Sequence[str]) 
         app.usage(writeto_stdout=True)
 
     def version() -> None:
-        print(f'jaxfed {versions(("jaxfed",)).get("jaxfed", "unknown")}')
+        print(f'jaxfed {VERSION}')
 
     for flag in (
         _PrintingFlag('help', 'show the flags by purpose', brief, short='?'),
@@ -165,8 +164,8 @@ def parse_program(arguments: list[str]) -> list[str]:
     try:
         return flags.FLAGS(config_file.expand(arguments, flags.FLAGS))
     except BrokenPipeError:  # of --help | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
+        console.flush()
         sys.exit(0)
     except (flags.Error, OSError, ValueError) as error:
-        print(f'error: {printable(what_is_wrong(error, flags.FLAGS))}', file=sys.stderr)
+        console.show_error(what_is_wrong(error, flags.FLAGS))
         sys.exit(2)

@@ -93,10 +93,15 @@ def versions(packages: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
+PACKAGES = ('jaxfed', 'jax', 'jaxlib', 'flax', 'optax', 'numpy')  # on which results depend
+VERSION = versions(('jaxfed',)).get('jaxfed', 'unknown')
+LOCK = '.lock'
+
+
 @contextlib.contextmanager
 def exclusive_lock(workdir: Path) -> Iterator[None]:
     """Lock a work directory until the block or the process ends; ValueError if it is locked."""
-    path = workdir / '.lock'
+    path = workdir / LOCK
     try:
         held = lock(path, timeout=0)
     except Timeout as error:

@@ -107,6 +107,11 @@ def suggestion(name: str, names: Iterable[str], prefix: str = '') -> str:
     return f'; did you mean {shown}?' if shown else '.'
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type; messages of libraries fill pages."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+
+
 def printable(text: str) -> str:
     """Escapes the line breaks and control characters of a text."""
     return ''.join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -26,6 +26,14 @@ def annotations() -> dict[str, Any]:
     return types
 
 
+def check_types(config: Config) -> None:
+    """Raise a ValueError for a setting of another type or without such a choice."""
+    for name, kind in annotations().items():
+        check_value(f'--{name}', getattr(config, name), kind)
+    for name in MAPPINGS:
+        _require(config, name, isinstance(getattr(config, name), Mapping), 'a mapping by name')
+
+
 def check(config: Config) -> None:
     """Check every setting that can be checked without data.
 
@@ -35,10 +43,7 @@ def check(config: Config) -> None:
     Raises:
       ValueError: if a setting is invalid; names the first such flag, the rule and the value.
     """
-    for name, kind in annotations().items():
-        check_value(f'--{name}', getattr(config, name), kind)
-    for name in MAPPINGS:
-        _require(config, name, isinstance(getattr(config, name), Mapping), 'a mapping by name')
+    check_types(config)
     every = {name for partition in PARTITIONS for name in partition_settings(partition)}
     unread = every - set(partition_settings(config.partition))
     for name, setting in SETTINGS.items():

@@ -7,7 +7,6 @@ the cohorts, the initial parameters, and numbers, which the program then takes a
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxfed import methods
@@ -20,12 +19,9 @@ from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.learning_rate import learning_rate
 from jaxfed.types import PyTree
 
-# What JAX raises if Python or NumPy computes with a traced value.
-TRACER_ERRORS = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-)
+# JAX raises subclasses if Python or NumPy computes with a traced value, Python raises this if it
+# hashes or formats one.
+TRACER_ERROR = TypeError
 
 # Arguments of the program if experiments differ in them. The learning rate is always an argument.
 ARGUMENTS = tuple(name for name, setting in SETTINGS.items() if setting.in_program == 'argument')

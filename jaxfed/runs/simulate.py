@@ -30,7 +30,7 @@ from jaxfed.runs.prepare import Prepared, memory_in_words, prepare
 from jaxfed.runs.privacy import privacy_after
 from jaxfed.runs.program_cache import kept_programs
 from jaxfed.runs.rounds import Stop, Watch, never, no_recorder, open_recorder, train_rounds
-from jaxfed.runs.shared_program import TRACER_ERRORS
+from jaxfed.runs.shared_program import TRACER_ERROR
 from jaxfed.runs.state import resume
 from jaxfed.types import Dataset, PyTree
 
@@ -256,7 +256,7 @@ def _prepare(experiments: Sequence[Experiment], make: Prepare, *, quiet: bool) -
             prepared = make(experiments)
     except BaseException as error:  # also a Ctrl-C in a notebook
         # The caller tries several again in smaller groups if that can help.
-        if len(experiments) == 1 or not isinstance(error, (TooLarge, *TRACER_ERRORS)):
+        if len(experiments) == 1 or not isinstance(error, (TooLarge, TRACER_ERROR)):
             for experiment in experiments:
                 run_files.discard_workdir(experiment.workdir)
         raise

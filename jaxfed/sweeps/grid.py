@@ -58,6 +58,11 @@ def _kind(name: str, config: Config, text: str) -> type[float] | type[int]:
         return kinds[name]
     if name == 'seed':
         raise ValueError(f'--sweep={text}: use --seeds=3 for three seeds, from --seed on.')
+    if name == 'validation':
+        raise ValueError(
+            f'--sweep={text}: {name} decides on which examples the accuracy is measured, so its '
+            'runs do not compare; run once for each value.'
+        )
     if owners := [other for other in PARTITIONS if name in partition_settings(other)]:
         raise ValueError(
             f'--sweep={text}: {name} belongs to --partition={" or ".join(owners)}, but '
@@ -91,6 +96,6 @@ def sweepable(config: Config) -> dict[str, type[float] | type[int]]:
     types = typing.get_type_hints(Config)
     for name in settings_that_affect('training', 'randomness'):
         kinds = set(typing.get_args(types[name]) or (types[name],)) - {type(None)}
-        if len(kinds) == 1 and name != 'seed' and name not in unread:
+        if len(kinds) == 1 and name not in ('seed', 'validation') and name not in unread:
             found.setdefault(name, kinds.pop())
     return {name: kind for name, kind in found.items() if kind in (int, float)}

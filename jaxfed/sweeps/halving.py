@@ -9,6 +9,7 @@ import numpy as np
 from jaxfed import methods
 from jaxfed.config import Config
 from jaxfed.internal import files
+from jaxfed.internal.console import counted
 from jaxfed.internal.type_checks import printable
 from jaxfed.recording import run_files
 from jaxfed.runs.rounds import Stop
@@ -40,6 +41,27 @@ def parse_halving(text: str | None, config: Config) -> list[int]:
             f'--eval_every={config.eval_every}; halve later, or evaluate more often.'
         )
     return rounds
+
+
+def check_together(config: Config, rungs: Sequence[int], *, seeds: int, most: int) -> None:
+    """Raise a ValueError if no program can hold two settings, which halving compares.
+
+    Args:
+      config: the settings of one experiment.
+      rungs: the rounds after which settings stop; () without halving.
+      seeds: of a setting.
+      most: the largest number of experiments in a program, 0 for all.
+    """
+    if rungs and config.stream == 'on':
+        raise ValueError(
+            f'--halving={_in_words(rungs)} compares settings in one program, but --stream=on '
+            'trains every experiment alone; remove one of the two.'
+        )
+    if rungs and 0 < most < 2 * seeds:
+        raise ValueError(
+            f'--halving={_in_words(rungs)} compares settings in one program: --together must be at '
+            f'least {2 * seeds}, two settings with {counted(seeds, "seed")}, got {most}.'
+        )
 
 
 def halving(rounds: Sequence[int], settings: Sequence[Hashable]) -> Stop:

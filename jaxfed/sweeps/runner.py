@@ -275,7 +275,7 @@ def simulate_all(
                 check_same_data(config for name, config in placed.items() if name not in names)
             experiments = set_up_all(unfinished, arrays)
         except BaseException:
-            (place / '.lock').unlink(missing_ok=True)
+            (place / files.LOCK).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # if another file is in it
                 place.rmdir()
             raise

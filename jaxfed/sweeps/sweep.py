@@ -17,10 +17,16 @@ from jaxfed.runs import checks
 from jaxfed.runs.experiment import make_experiment
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.prepare import memory_in_words, prepare
-from jaxfed.runs.shared_program import TRACER_ERRORS
+from jaxfed.runs.shared_program import TRACER_ERROR
 from jaxfed.sweeps.claims import finish_programs
 from jaxfed.sweeps.grid import Point
-from jaxfed.sweeps.halving import check_compared, check_halving, halving, record_halving
+from jaxfed.sweeps.halving import (
+    check_compared,
+    check_halving,
+    check_together,
+    halving,
+    record_halving,
+)
 from jaxfed.sweeps.runner import check_same_data, is_done, run_groups, set_up_all, share_images
 from jaxfed.sweeps.training import group, unwritten
 
@@ -77,7 +83,7 @@ def expand(config: Config, points: Sequence[Point], seeds: int, folder: Path) ->
     members = []
     for point, seed in itertools.product(points, range(config.seed, config.seed + seeds)):
         name = '_'.join([*(f'{key}{shortest(value)}' for key, value in point), f'seed{seed}'])
-        changed = _change(config, dict(point), seed=seed, workdir=str(folder / name))
+        changed = with_values(config, dict(point), seed=seed, workdir=str(folder / name))
         checks.check(changed)
         parts = methods.resolve(changed.method, changed.hyperparameters)
         methods.build(parts, switch_round=changed.switch_round)
@@ -91,7 +97,7 @@ def shortest(value: float) -> str:
     return short if float(short) == value else repr(value)
 
 
-def _change(config: Config, values: dict[str, float], **fields: Any) -> Config:
+def with_values(config: Config, values: dict[str, float], **fields: Any) -> Config:
     """Return the settings with new fields, and new values of swept parameters."""
     partition = dict(config.partition_settings)
     hyperparameters = dict(config.hyperparameters)
@@ -170,12 +176,25 @@ def _plan(
     if most < 0:
         raise ValueError(f'--together must be at least 1, or 0 to choose, got {most}.')
     check_halving(folder, rungs)
+    seeds = len({member.seed for member in members})
+    check_together(members[0].config, rungs, seeds=seeds, most=most)
     unfinished = [member for member in members if not is_done(member.config)]
     if rungs:
         done = [member.config for member in members if member not in unfinished]
         check_compared([member.config for member in unfinished], done, folder)
-    most = most or len(unfinished) * bool(rungs)
-    return unfinished, group([member.config for member in unfinished], folder, most=most)
+    groups = group(
+        [member.config for member in unfinished],
+        folder,
+        most=most or len(unfinished) * bool(rungs),
+        settings=[member.point for member in unfinished] if rungs else (),
+    )
+    alone = all(len({unfinished[i].point for i in numbers}) == 1 for numbers in groups)
+    if rungs and unfinished and alone:
+        console.show_warning(
+            f'--halving={",".join(map(str, rungs))} compares settings in one program, but no two '
+            'of these can share one, so none stops early.'
+        )
+    return unfinished, groups
 
 
 def show_dry_run(
@@ -194,8 +213,8 @@ def show_dry_run(
             smaller = 'unless begun, they would train in smaller groups'
             rest = smaller if len(chosen) > 1 else error
             memory = f'not enough memory; {rest}'
-        except TRACER_ERRORS:
-            memory = 'one program for each hyper-parameter, because the method takes Python numbers'
+        except TRACER_ERROR:
+            memory = 'one program for each hyper-parameter: the method may take Python numbers only'
         rounds = sum(member.config.rounds for member in chosen)
         console.say(
             f'{describe(chosen)}: {console.counted(len(chosen), "experiment")} at once, '
@@ -253,7 +272,7 @@ def write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
     """Write a CSV file with a row for each point."""
     names = [name for name, _ in outcomes[0].point]
     numbers = ('final_accuracy', 'final_sd', 'best_accuracy', 'best_sd')
-    rows: list[list[Any]] = [[*names, 'seeds', 'failed', 'given_up', 'rounds', *numbers]]
+    rows: list[list[Any]] = [[*names, 'seeds', 'failed', 'given_up', 'trained_rounds', *numbers]]
     for point, final, best, rounds, stopped, failed in outcomes:
         statistics = [*mean_and_deviation(final), *mean_and_deviation(best)]
         accuracies = ['' if number is None else f'{number:.6f}' for number in statistics]
@@ -293,7 +312,8 @@ def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> 
         values = [shortest(value) for _, value in point]
         trained = str(max(rounds, default='-'))
         rows.append([*values, percent(final), percent(best), trained, ', '.join(notes)])
-    names = [*(name for name, _ in outcomes[0].point), 'final %', 'best round %', 'rounds', 'note']
+    swept = [name for name, _ in outcomes[0].point]
+    names = [*swept, 'final %', 'best round %', 'rounds', 'note']
     if not any(row[-1] for row in rows):
         names, rows = names[:-1], [row[:-1] for row in rows]
     where = 'held-out training examples' if config.validation else 'test examples'

@@ -16,12 +16,13 @@ from jaxfed.config import Config
 from jaxfed.internal import console, files
 from jaxfed.internal.backend import on_cpu
 from jaxfed.internal.signals import Interrupted
+from jaxfed.internal.type_checks import first_line
 from jaxfed.recording import run_files
 from jaxfed.recording.checkpoints import FOLDER
 from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.rounds import Stop, never
-from jaxfed.runs.shared_program import TRACER_ERRORS, program_key
+from jaxfed.runs.shared_program import TRACER_ERROR, program_key
 from jaxfed.runs.simulate import Diverged, Result, train_experiments
 
 # Next to the work directories: one folder of checkpoints for each program.
@@ -92,7 +93,13 @@ def finish_program(path: Path, folder: Path) -> None:
         _remove(path.parent)
 
 
-def group(configs: Sequence[Config], folder: Path, *, most: int = 0) -> list[list[int]]:
+def group(
+    configs: Sequence[Config],
+    folder: Path,
+    *,
+    most: int = 0,
+    settings: Sequence[Hashable] = (),
+) -> list[list[int]]:
     """Group unfinished experiments by the program that trains them.
 
     Experiments that were interrupted in one program continue in one program. An experiment that was
@@ -102,6 +109,7 @@ def group(configs: Sequence[Config], folder: Path, *, most: int = 0) -> list[lis
       configs: the settings of the experiments, each with its work directory.
       folder: the parent of the work directories.
       most: the largest size of a new group; 0 for the default of the device.
+      settings: one for each experiment if those of equal settings must be in one group; () if not.
 
     Returns:
       Groups of indices into `configs`. The groups of a program have nearly equal sizes, because
@@ -122,9 +130,11 @@ def group(configs: Sequence[Config], folder: Path, *, most: int = 0) -> list[lis
         return program_key(config, parts), i if alone else -1
 
     for numbers in _group_by(fresh, key):
-        count = -(-len(numbers) // program_size(configs[numbers[0]], most=most))
-        cuts = [len(numbers) * k // count for k in range(count + 1)]
-        groups += [numbers[a:b] for a, b in itertools.pairwise(cuts)]
+        units = _group_by(numbers, settings.__getitem__) if settings else [[i] for i in numbers]
+        most_units = program_size(configs[numbers[0]], most=most) // max(map(len, units))
+        count = -(-len(units) // max(most_units, 1))
+        cuts = [len(units) * k // count for k in range(count + 1)]
+        groups += [[*itertools.chain(*units[a:b])] for a, b in itertools.pairwise(cuts)]
     return sorted(groups, key=min)
 
 
@@ -262,13 +272,13 @@ def train_group(
             half = (len(part) + 1) // 2
             smaller = [numbers[:half], numbers[half:]]
             reason = f'{len(part)} experiments do not fit into memory: training them in two parts'
-        except TRACER_ERRORS:
+        except TRACER_ERROR as error:
             smaller = _group_by(numbers, lambda x: _exact_key(experiments[x]))
-            if len(smaller) == 1:
+            if len(smaller) == 1 or _has_rounds(checkpoints):
                 raise
             reason = (
-                f'--method={part[0].config.method} takes Python numbers only: one program for each '
-                'of its hyper-parameters'
+                f'one program for each hyper-parameter: --method={part[0].config.method} may take '
+                f'Python numbers only ({first_line(error)})'
             )
         else:
             results |= zip(numbers, trained, strict=True)

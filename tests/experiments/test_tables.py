@@ -142,6 +142,11 @@ def test_scores_of_runs():
     runs = {0: a_run(10, None, 65, target=0.65), 1: a_run(90, failed=True, target=0.65)}
     flag_target = scores.score_of(runs, {}, asked=2, score='final', speed='rounds', target='flag')
     assert flag_target == Score(2, (65,), 1, (3,))
+    # A run that stopped before its first evaluation.
+    early = a_run(10)
+    early.summary.update(final_accuracy=None, best_accuracy=None)
+    for score in scores.SCORES:
+        assert scores.score_of({0: early}, {}, asked=1, score=score) == Score(1, (), 1)
 
 
 @pytest.mark.parametrize(

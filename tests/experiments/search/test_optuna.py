@@ -204,6 +204,8 @@ def test_the_median_of_completed_trials_stops_a_trial(tmp_path):
     assert stop(2, [low[:2], low[:2], high[:2], high[:2]], [0, 1, 2, 3]) == []
     # A seed that diverged stops the others.
     assert stop(1, [high, high, high, high], [0, 2, 3]) == [0]
+    # Not before they have an accuracy.
+    assert stop(1, [entries(None)] * 2 + [high] * 2, [0, 2, 3]) == []
     # Seeds in several programs are not compared.
     alone = trials.median_rule(search, [*earlier, finished(50, [60] * 5)])(cells[:3])
     assert alone(4, [high, high, low], [0, 1, 2]) == []
