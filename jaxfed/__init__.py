@@ -3,7 +3,7 @@
 from jaxfed import losses, methods, partition
 from jaxfed.config import Config
 from jaxfed.engine.devices import use_every_core
-from jaxfed.internal.files import versions
+from jaxfed.internal.files import VERSION
 from jaxfed.methods import Method, chain
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.load import Loaded, load
@@ -11,7 +11,7 @@ from jaxfed.runs.simulate import Diverged, Result, simulate
 from jaxfed.sweeps.runner import simulate_all
 from jaxfed.types import Dataset
 
-__version__ = versions(('jaxfed',)).get('jaxfed', 'unknown')
+__version__ = VERSION
 
 __all__ = [
     'Config',

@@ -139,7 +139,6 @@ def _torch_layout(key: str, array: np.ndarray, network: ReadNetwork) -> np.ndarr
 
 def _channels_before(key: str, array: np.ndarray, network: ReadNetwork) -> int:
     """The channels of the image that a dense layer reads, 0 if it reads a vector."""
-    kernels = [a for name, a in network.arrays.items() if a.ndim == 4]
     # The other networks without hidden layers take the mean over the pixels first.
     own = 'classifier.kernel' if network.metadata.network['model'].startswith('vgg') else ''
     first = min(
@@ -148,7 +147,7 @@ def _channels_before(key: str, array: np.ndarray, network: ReadNetwork) -> int:
     if key != first:
         return 0
     widths = {name: a.shape[3] for name, a in network.arrays.items() if a.ndim == 4}
-    return widths[max(widths)] if kernels else network.metadata.input_shape[2]
+    return widths[max(widths)] if widths else network.metadata.input_shape[2]
 
 
 def main(arguments: Sequence[str]) -> int:

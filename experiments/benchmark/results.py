@@ -87,7 +87,7 @@ def make_rows(
     """Collect the finished runs of each place.
 
     Args:
-      tests: the runs of the chosen trials, from `chosen_cells`.
+      tests: the runs of the chosen trials, those of `Work.tests`.
       tuning: the runs of all trials, of the same places.
       finished: all finished runs.
 

@@ -27,6 +27,7 @@ from experiments.benchmarks.programs.local_steps import (
 )
 from jaxfed.engine.devices import make_mesh
 from jaxfed.engine.stacking import STACKED
+from jaxfed.internal import console
 from jaxfed.models.ops import convolution
 
 BATCH_SIZES = {'cnn': 50, 'lenet': 64}  # of the papers
@@ -52,7 +53,7 @@ def make_programs(size: Size, mesh: Mesh, lanes: list[int]) -> dict[str, Callabl
 
 def _names(lanes: int) -> tuple[str, str]:
     """The names of the bare step and of the round."""
-    words = reporting.plural(lanes, 'lane')
+    words = console.counted(lanes, 'lane')
     return f'bare step, {words}', f'round, {words}'
 
 
@@ -101,7 +102,7 @@ def show(report: dict[str, Any], lanes: list[int]) -> None:
             median[f'{full}, crop+flip{end}'] / median[bare + end] for end in ('', ', fedlmd')
         )
         reporting.console.print(
-            f'{reporting.plural(number, "lane")} a device: a whole round takes {ratio:.2f} times '
+            f'{console.counted(number, "lane")} a device: a whole round takes {ratio:.2f} times '
             f'its bare steps, with FedLMD {fedlmd:.2f}.'
         )
 

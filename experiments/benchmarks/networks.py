@@ -18,6 +18,7 @@ from experiments.benchmarks.measuring import reporting
 from experiments.benchmarks.programs import local_steps
 from experiments.benchmarks.programs.local_steps import TORCH, Size, network, round_program
 from experiments.benchmarks.programs.rounds import CLASSES, IMAGE_NETWORKS, check_networks
+from jaxfed.internal import console
 from jaxfed.models import options
 
 
@@ -92,7 +93,7 @@ def main(args: flags.FlagValues) -> None:
     }
     table = reporting.make_table(
         f'{args.clients} clients, batches of {args.batch_size}, '
-        f'{reporting.plural(mesh.size, "device")}',
+        f'{console.counted(mesh.size, "device")}',
         ('network', 'GFLOP', 'program', 'ms a step', 'to PyTorch', 'to peak', 'MiB a device'),
         [row for entry in entries for row in rows(entry)],
         caption=reporting.caption(reporting.machine()),

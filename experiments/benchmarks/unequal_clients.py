@@ -43,6 +43,7 @@ from experiments.benchmarks.programs.rounds import (
 )
 from jaxfed.engine.devices import make_mesh, use_every_core
 from jaxfed.engine.lanes import choose_lanes, schedule
+from jaxfed.internal import console
 from jaxfed.models import make_model
 from jaxfed.recording.style import COLOURS, style
 
@@ -164,7 +165,7 @@ def main(args: flags.FlagValues) -> None:
         timed[name] = entry = compare(
             args.model, cohorts[name], lanes=lanes, devices=devices, repeats=args.repeats
         )
-        machine = f'{reporting.plural(devices, "device")} with {reporting.plural(lanes, "lane")}'
+        machine = f'{console.counted(devices, "device")} with {console.counted(lanes, "lane")}'
         reporting.console.print(
             f'alpha {name}, {args.model}, {machine}: padded on one device takes '
             f'{entry["ratio"]:.2f} times as long; parameters differ by '

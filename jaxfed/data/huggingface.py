@@ -13,7 +13,7 @@ from PIL import Image, ImageFile, ImageOps
 from jaxfed.data import cache
 from jaxfed.data.arrays import make_dataset
 from jaxfed.data.errors import explain_errors
-from jaxfed.data.images import BLOCK, check_pixels, formats, is_wide, reading_image
+from jaxfed.data.images import BLOCK, GREY, check_pixels, formats, is_wide, reading_image
 from jaxfed.internal.type_checks import printable
 from jaxfed.types import Dataset
 
@@ -193,7 +193,7 @@ def _is_grey(split: Any, column: str, where: str) -> bool:
     """Whether all images are grey; opens them up to the first coloured one."""
     mode = split.features[column].mode
     opened = _opened(split, column, where)
-    return all((mode or image.mode) in ('1', 'L', 'LA') for _, image in opened)
+    return all((mode or image.mode) in GREY for _, image in opened)
 
 
 def _images(split: Any, column: str, mode: str, where: str) -> Iterator[np.ndarray]:

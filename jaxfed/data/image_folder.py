@@ -10,12 +10,11 @@ from PIL import Image
 
 from jaxfed.data import cache
 from jaxfed.data.errors import explain_errors
-from jaxfed.data.images import BLOCK, check_pixels, formats, is_wide, reading_image
+from jaxfed.data.images import BLOCK, GREY, check_pixels, formats, is_wide, reading_image
 from jaxfed.internal.logger import LOGGER
 from jaxfed.types import Dataset
 
 _CACHE_FORMAT = 2  # raise it when the decoded arrays of the same files change
-_GREY = ('1', 'L', 'LA')  # Pillow's grey modes of at most 8 bits
 
 
 _File = tuple[Path, int]  # an image file and its class
@@ -130,7 +129,7 @@ def _check_headers(paths: list[Path]) -> int:
         check_pixels(size, str(path))
         if wide:
             raise ValueError(f'{path} has more than 8 bits per channel; convert it to 8 bits.')
-        grey &= mode in _GREY
+        grey &= mode in GREY
     return 1 if grey else 3
 
 

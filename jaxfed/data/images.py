@@ -12,6 +12,7 @@ from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 from jaxfed.data.errors import explain_errors
 
 BLOCK = 1 << 26  # bytes of images decoded at once
+GREY = '1', 'L', 'LA'  # Pillow's grey modes of at most 8 bits
 LARGEST = 1 << 24  # pixels of an image; a small file may unpack to any number
 
 

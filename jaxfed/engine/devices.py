@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxfed.engine import distributed
 from jaxfed.engine.distributed import transfer
 from jaxfed.internal import machine
+from jaxfed.internal.console import counted
 from jaxfed.internal.files import cache_folder
 from jaxfed.internal.logger import LOGGER
 from jaxfed.types import PyTree
@@ -56,7 +57,7 @@ def describe_devices(devices: Sequence[Any]) -> str:
     if first.platform == 'cpu' and len(devices) > 1:
         return f'{len(devices)} cpu cores, each one a device{processes}'
     if first.platform == 'cpu':
-        return f'1 cpu device of {cores()} core{"s" * (cores() > 1)}'
+        return f'1 cpu device of {counted(cores(), "core")}'
     limit = _memory_limit(first)
     memory = f', {limit / 2**30:.0f} GiB each for JAX' if limit else ''
     return f'{len(devices)} x {first.device_kind}{memory}{processes}'

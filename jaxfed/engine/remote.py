@@ -1,4 +1,4 @@
-"""One round whose clients train on other machines: the four programs of `round`, taken apart.
+"""One round whose clients train on other machines: the two programs of `round` as four.
 
 The server computes `share` and sends it with its parameters. A client runs `train`, the program of
 a whole round, with a cohort of which it holds only its own examples; the result is its message.

@@ -22,6 +22,7 @@ from jaxfed.flower.messages import (
     Facts,
     RoundOfClient,
     pack,
+    read,
     read_settings,
     unpack,
 )
@@ -66,7 +67,7 @@ def client_app(config: Config | None = None, *, data: LoadData | None = None) ->
     @app.query()
     def describe(message: Message, context: Context) -> Message:
         """Answers with the clients of this node and their examples of each class."""
-        facts, settings = Facts.read(message), config or read_settings(context)
+        facts, settings = read(Facts, message), config or read_settings(context)
         clients = clients_of(context, settings)
         counts: list[int] = []
         for client in clients:
@@ -78,8 +79,8 @@ def client_app(config: Config | None = None, *, data: LoadData | None = None) ->
     @app.train()
     def train(message: Message, context: Context) -> Message:
         """Trains a client and answers with its update, its statistics, its upload and its loss."""
-        facts, settings = Facts.read(message), config or read_settings(context)
-        round_ = RoundOfClient.read(message)
+        facts, settings = read(Facts, message), config or read_settings(context)
+        round_ = read(RoundOfClient, message)
         examples = load(settings, facts, context, round_.client, data)
         with kept_programs(True):
             programs = programs_of(settings, facts)

@@ -1,10 +1,10 @@
 """The content of the messages between a Flower server and its clients."""
 
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import ArrayRecord, Context, Message
 
 from jaxfed.config import Config
 from jaxfed.runs import checks, config_flags
@@ -25,16 +25,6 @@ class Facts(NamedTuple):
     longest: int  # examples of the largest client, 0 if not known yet
     auxiliary: int  # examples of the server
 
-    def record(self) -> ConfigRecord:
-        """The facts as a record of a message."""
-        return ConfigRecord(self._asdict())
-
-    @classmethod
-    def read(cls, message: Message) -> Self:
-        """The facts that the server sent."""
-        values: Any = message.content.config_records[FACTS]
-        return cls(**values)
-
 
 class RoundOfClient(NamedTuple):
     """What a client must know about a round."""
@@ -45,15 +35,15 @@ class RoundOfClient(NamedTuple):
     cohort_size: int  # clients that train in the round; it learns of no other client
     learning_rate: float  # rounds without an update count for it, but not for `number`
 
-    def record(self) -> ConfigRecord:
-        """The values as a record of a message."""
-        return ConfigRecord(self._asdict())
 
-    @classmethod
-    def read(cls, message: Message) -> Self:
-        """The values that the server sent."""
-        values: Any = message.content.config_records[ROUND]
-        return cls(**values)
+Kind = TypeVar('Kind', Facts, RoundOfClient)
+
+
+def read(kind: type[Kind], message: Message) -> Kind:
+    """The values that the server sent."""
+    name = FACTS if kind is Facts else ROUND
+    values: Any = message.content.config_records[name]
+    return kind(**values)
 
 
 def pack(tree: PyTree) -> ArrayRecord:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
@@ -116,8 +116,8 @@ def run(grid: Grid, experiment: Experiment, timeout: float | None) -> None:
     connected = Connected(set(), {}, {})
     said = time.monotonic()
     while missing := clients - len(connected.nodes):
-        for problem in ask_new_nodes(grid, connected, facts, clients, timeout):
-            raise ValueError(problem)
+        if problems := ask_new_nodes(grid, connected, facts, clients, timeout):
+            raise ValueError(problems[0])
         time.sleep(_POLL_SECONDS if len(connected.nodes) < clients else 0)
         if time.monotonic() > said + _SAY_SECONDS:
             said = time.monotonic()
@@ -163,7 +163,7 @@ def ask_new_nodes(
     nodes, problems = set(grid.get_node_ids()), []
     connected.asked.intersection_update(nodes)  # one that returns is asked again
     new = sorted(nodes - connected.asked)
-    content = RecordDict({FACTS: facts.record()})
+    content = RecordDict({FACTS: ConfigRecord(facts._asdict())})
     questions = [Message(content, dst_node_id=node, message_type=MessageType.QUERY) for node in new]
     for answer in grid.send_and_receive(questions, timeout=timeout) if questions else ():
         node = answer.metadata.src_node_id
@@ -314,8 +314,10 @@ def train_clients(
             RecordDict(
                 {
                     MODEL: model,
-                    FACTS: facts.record(),
-                    ROUND: RoundOfClient(number, client, epochs[slot], training, rate).record(),
+                    FACTS: ConfigRecord(facts._asdict()),
+                    ROUND: ConfigRecord(
+                        RoundOfClient(number, client, epochs[slot], training, rate)._asdict()
+                    ),
                 }
             ),
             dst_node_id=nodes[client],

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxfed.losses._checks import check_arrays, check_number
-from jaxfed.losses._softmax import as_float, one_hot
+from jaxfed.losses._softmax import as_float, not_true, one_hot
 from jaxfed.types import Array
 
 
@@ -85,7 +85,6 @@ def credibility_weights(
     class_weight = jnp.diagonal(matrix) * (1 - mistaken)
     # 1 - pg_y as a sum over the other classes: near pg_y = 1 the root would magnify the rounding
     # error of a difference.
-    true = jax.nn.one_hot(labels, classes, dtype=bool)
-    doubt = jnp.sum(jax.nn.softmax(logits), axis=-1, where=~true)
+    doubt = jnp.sum(jax.nn.softmax(logits), axis=-1, where=not_true(labels, logits))
     sample_weight = 1 - jnp.sqrt(doubt)
     return max_weight * jnp.maximum(0.0, class_weight * sample_weight[..., None] - 0.1)

@@ -45,12 +45,9 @@ def dp(*, clip: float = 1.0, noise: float = 1.0, delta: float = 1e-5) -> Method:
         return jax.tree.map(lambda u: jnp.where(finite, factor * u, 0), client.update)
 
     def merge(view: MergeView) -> tuple[PyTree, PyTree]:
-        leaves, structure = jax.tree.flatten(view.update)
-        keys = jax.random.split(view.key, len(leaves))
         scale = noise * clip / view.round.expected_size
-        normal = map(jax.random.normal, keys, [leaf.shape for leaf in leaves])
-        noisy = [leaf + scale * draw for leaf, draw in zip(leaves, normal, strict=True)]
-        return jax.tree.unflatten(structure, noisy), view.state
+        draws = optax.tree.random_like(view.key, view.update)
+        return jax.tree.map(lambda u, z: u + scale * z, view.update, draws), view.state
 
     return Method(
         weigh=lambda cohort: (cohort.weights > 0) / cohort.round.expected_size,

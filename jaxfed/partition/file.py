@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxfed.internal.type_checks import first_line
 from jaxfed.partition.checks import Seed
 
 SUFFIXES = ('.json', '.npz')
@@ -101,7 +102,7 @@ def read_indices(path: str | Path) -> tuple[list[np.ndarray], int | None]:
         lists, number = (_of_npz if path.suffix == '.npz' else _of_json)(path)
         return [_indices(client) for client in lists], None if number is None else int(number)
     except Exception as error:  # the readers of a damaged file raise errors of many types
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
+        reason = first_line(error)
         raise ValueError(
             f'{source} cannot be read ({reason}); it must list the indices of each client, as '
             '{"clients": [[0, 5], [1, 2]]}.'

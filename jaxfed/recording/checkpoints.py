@@ -20,6 +20,7 @@ import numpy as np
 from jaxfed.internal.digest import digest
 from jaxfed.internal.files import PASSING
 from jaxfed.internal.logger import LOGGER
+from jaxfed.internal.type_checks import first_line
 from jaxfed.types import PyTree
 
 FOLDER = 'checkpoints'
@@ -84,7 +85,7 @@ def _open_manager(folder: Path, keep: int) -> Any:
         raise
     except _DAMAGED as error:
         LOGGER.warning(
-            'metadata of a checkpoint in %s is damaged (%s): removed', folder, _first_line(error)
+            'metadata of a checkpoint in %s is damaged (%s): removed', folder, first_line(error)
         )
     # Orbax works without this file; the digest verifies the arrays.
     for path in folder.glob('*/_CHECKPOINT_METADATA'):
@@ -93,7 +94,7 @@ def _open_manager(folder: Path, keep: int) -> Any:
         return ocp.CheckpointManager(folder, options=options)
     except _DAMAGED as error:
         raise ValueError(
-            f'the checkpoints in {folder} cannot be read ({_first_line(error)}); start again in '
+            f'the checkpoints in {folder} cannot be read ({first_line(error)}); start again in '
             'another directory.'
         ) from error
 
@@ -176,12 +177,12 @@ def restore(
             check(step, state, lines)
         except _DAMAGED as error:
             if _os_error(error) in PASSING:
-                reason = _first_line(error).partition(' [tensorstore_spec')[0]
+                reason = first_line(error).partition(' [tensorstore_spec')[0]
                 raise OSError(
                     f'the checkpoint of round {step} in {manager.directory} cannot be read now '
                     f'({reason}); repeat the command, or remove it to continue from the one before.'
                 ) from error
-            damaged[step] = _first_line(error)
+            damaged[step] = first_line(error)
             continue
         for other, reason in damaged.items():
             LOGGER.warning(
@@ -264,13 +265,8 @@ def _as_os_error(round_: int) -> Iterator[None]:
         yield
     except (*_DAMAGED, MemoryError) as error:
         raise OSError(
-            f'the checkpoint of round {round_} could not be written: {_first_line(error)}'
+            f'the checkpoint of round {round_} could not be written: {first_line(error)}'
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    """Shorten a message: tensorstore's are pages long."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 @contextmanager

@@ -17,6 +17,8 @@ import numpy as np
 
 from jaxfed.config import FIELDS, Config, settings_that_affect
 from jaxfed.internal.files import (
+    LOCK,
+    PACKAGES,
     check_writable,
     exclusive_lock,
     json_text,
@@ -111,7 +113,7 @@ def discard_workdir(workdir: Path) -> None:
     """Remove a work directory whose run has no rounds; keep it if it has other files."""
     if (workdir / METRICS).exists() or any((workdir / FOLDER).glob('[0-9]*')):
         return
-    (workdir / '.lock').unlink(missing_ok=True)
+    (workdir / LOCK).unlink(missing_ok=True)
     shutil.rmtree(workdir / FOLDER, ignore_errors=True)  # empty so far
     for name in (CONFIG, PARTITION, PARTITION_MAP):
         (workdir / name).unlink(missing_ok=True)
@@ -136,11 +138,10 @@ def write_partition(path: Path, counts: np.ndarray, digests: Mapping[str, str]) 
 
 def describe_config(config: Config, parts: list[Part]) -> dict[str, Any]:
     """Return config.json: every setting, the method's parts, versions and the device."""
-    packages = ('jaxfed', 'jax', 'jaxlib', 'flax', 'optax', 'numpy')
     device = jax.devices()[0]
     return {
         **_every_setting(config, parts),
-        'versions': {'python': platform.python_version(), **versions(packages)},
+        'versions': {'python': platform.python_version(), **versions(PACKAGES)},
         'device': {
             'platform': device.platform,
             'kind': device.device_kind,

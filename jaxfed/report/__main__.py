@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from jaxfed.internal import console, files
 from jaxfed.internal.csv_text import csv_text
-from jaxfed.recording import run_files
+from jaxfed.recording import run_files, trackers
 from jaxfed.report.comparison import SCORES
 from jaxfed.report.grouping import RunGroup, group
 from jaxfed.report.reading import RecordedRun, read_run
@@ -70,7 +70,7 @@ def check_file(flag: str, name: str, suffix: str) -> Path:
         raise ValueError(f'{setting}: there is no directory {path.parent}; create it first.')
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise ValueError(f'{setting} cannot be written; name a file in another directory.')
-    if (path.parent / run_files.CONFIG).exists() and path.name == 'metrics.csv':
+    if (path.parent / run_files.CONFIG).exists() and path.name == trackers.CSV:
         raise ValueError(f'{setting} is a record of a run; name another file.')
     return path
 

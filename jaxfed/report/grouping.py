@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxfed.config import SEEDS, SETTINGS, settings_that_affect
+from jaxfed.internal.console import counted
 from jaxfed.partition import PARTITIONS, partition_settings
 from jaxfed.report.reading import RecordedRun, with_defaults
 
@@ -217,7 +218,7 @@ def seeds_by_round(group: RunGroup) -> str:
     ends = [rounds[-1] for rounds in finite if rounds]
     if len(group.runs) == 1 or not ends:
         return ''
-    words = [f'{len(ends)} seed{"s" * (len(ends) > 1)}']
+    words = [counted(len(ends), 'seed')]
     for last in sorted(set(ends))[:-1]:
         words.append(f'{sum(end > last for end in ends)} after round {last}')
     return ', '.join(words)

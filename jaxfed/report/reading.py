@@ -166,7 +166,7 @@ def read_run(path: Path) -> RecordedRun:
     summary = _read_object(path / run_files.SUMMARY, _check_summary)
     metrics, warning = _read_metrics(path / run_files.METRICS, ended=summary is not None)
     counts = _read_object(path / run_files.PARTITION, _label_counts)
-    png = _read_png(path / 'partition.png') if counts is None else None
+    png = _read_png(path / run_files.PARTITION_MAP) if counts is None else None
     run = RecordedRun(path, config, metrics, summary, counts, png, warning, {})
     return run._replace(forgetting=forgetting(run))
 

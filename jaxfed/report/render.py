@@ -2,12 +2,13 @@
 
 import base64
 import hashlib
-import importlib.metadata
 from collections.abc import Sequence
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from jaxfed.internal.console import counted
+from jaxfed.internal.files import VERSION
 from jaxfed.report import figures, grouping, pictures, tables
 from jaxfed.report.comparison import compare
 from jaxfed.report.grouping import RunGroup
@@ -43,9 +44,9 @@ def render(
     results = tables.results(groups, targets[0] if len(targets) == 1 else None)
     class_figure, class_table, by_round = figures.classes(groups)
     return pages.get_template('page.html').render(
-        title=f'{len(runs)} run{"s" * (len(runs) > 1)} on {datasets}',
+        title=f'{counted(len(runs), "run")} on {datasets}',
         policy=policy(script),
-        version=importlib.metadata.version('jaxfed'),
+        version=VERSION,
         css=Markup(css),
         script=Markup(script),
         groups=groups,

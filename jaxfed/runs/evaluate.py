@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
-from jaxfed.engine.devices import AXIS, fetch, replicate, shapes, split
+from jaxfed.engine.devices import REPLICATED, SPLIT, fetch, replicate, shapes, split
 from jaxfed.engine.evaluation import evaluate, evaluate_teacher
 from jaxfed.engine.execution import peak_memory
 from jaxfed.engine.lanes import Schedule
@@ -109,7 +109,7 @@ def lower_evaluation(
     """
     first = experiments[0]
     config, model, needs = first.config, first.model, first.measures.needs
-    everywhere, room = NamedSharding(mesh, PartitionSpec()), room_for(experiments, mesh)
+    everywhere, room = NamedSharding(mesh, REPLICATED), room_for(experiments, mesh)
     lanes, teaches = min(lanes, room.models), 'agreement' in needs
 
     def apply(weights: tuple[PyTree, PyTree], x: Array) -> Outputs:
@@ -128,7 +128,7 @@ def lower_evaluation(
     test = evaluate_teacher if teaches else evaluate
     programs = EvaluationPrograms(lowered(test, weights, *test_set, out_shardings=everywhere))
     if config.local_eval_every:
-        stack = shapes(one, NamedSharding(mesh, PartitionSpec(AXIS)), mesh.size, room.models)
+        stack = shapes(one, NamedSharding(mesh, SPLIT), mesh.size, room.models)
         count = split(np.zeros(mesh.size, np.int32), mesh)
         teacher = shapes(programs.global_model.out_info[1], everywhere) if teaches else None
         test_locals = partial(evaluate_locals, lanes=lanes)

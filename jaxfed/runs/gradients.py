@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
-from jaxfed.engine.devices import AXIS, fetch, split
+from jaxfed.engine.devices import REPLICATED, SPLIT, fetch, map_devices, split
 from jaxfed.engine.evaluation import chunk_size, gradient_sum
 from jaxfed.engine.stacking import row
 from jaxfed.internal.backend import lower
@@ -48,11 +48,7 @@ def lower_gradients(
         )
         return jax.tree.map(lambda t, m: t + m[None], total, more)
 
-    over, same = PartitionSpec(AXIS), PartitionSpec()
-    add_on_devices = jax.shard_map(
-        add, mesh=mesh, in_specs=(over, same, over, over, over), out_specs=over, check_vma=False
-    )
-
+    add_on_devices = map_devices(add, mesh, (SPLIT, REPLICATED, SPLIT, SPLIT, SPLIT))
     chunk = largest_chunk(experiments)
     examples = _chunk(experiments[0], np.array([], int), 0, mesh.size, chunk)
     total, *placed = split((_zeros(weights, mesh.size), *examples), mesh)

@@ -2,7 +2,7 @@
 
 import math
 
-from jaxfed.config import Config
+from jaxfed.config import DEFAULTS, Config
 
 
 def learning_rate(config: Config, round_: int) -> float:
@@ -24,10 +24,9 @@ def check_learning_rate(config: Config) -> None:
     read = {
         'exponential': ('lr_decay',), 'step': ('lr_decay', 'lr_step'), 'cosine': ('warmup_rounds',),
     }[config.schedule]  # fmt: skip
-    unused = {'lr_decay': 1.0, 'lr_step': None, 'warmup_rounds': 0}
-    for name, default in unused.items():
+    for name in ('lr_decay', 'lr_step', 'warmup_rounds'):
         value = getattr(config, name)
-        if value != default and name not in read:
+        if value != DEFAULTS[name] and name not in read:
             reader = 'cosine' if name == 'warmup_rounds' else 'step'
             raise ValueError(
                 f'--{name}={value} has no effect with --schedule={config.schedule}; remove it or '

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxfed.config import Config
 from jaxfed.engine.optimizers import OPTIMIZERS, WITHOUT_MOMENTUM, of_gradient
+from jaxfed.internal.type_checks import first_line
 
 
 def name_optimizers(configs: Iterable[Config]) -> list[Config]:
@@ -47,7 +48,7 @@ def _check_steps(name: str, function: Callable[..., Any]) -> None:
     try:
         jax.eval_shape(step, number, jax.ShapeDtypeStruct((2,), np.float32))
     except Exception as error:  # of any kind, from the user's function
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ValueError(
             f'optimizer: {name} must be a function of the learning rate that returns an optimizer '
             f'of optax, whose update takes gradients, state and parameters ({reason}).'

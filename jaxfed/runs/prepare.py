@@ -101,50 +101,50 @@ def prepare(experiments: Sequence[Experiment], mesh: Mesh | None = None) -> Prep
         keys = replicate(jnp.stack([jax.random.key(seed) for seed in seeds]), mesh)
         feed, streams = make_feed(experiments, mesh, to_input)
         test_sets = place_test_sets(experiments, mesh)
-        longest = max(len(part) for e in experiments for part in e.dealt.partition)
-        settings = local_settings(config, longest=longest, image_shape=first.input_shape)
-        augment = make_augment(
-            first.augmentations, mean=first.mean, std=first.std, batch_size=first.config.batch_size
-        )
-        functions = make_round(
-            first.model, first.method, settings, augment, to_input,
-            tune=method_builder(experiments), mesh=mesh, shift=shift_of(config),
+    longest = max(len(part) for e in experiments for part in e.dealt.partition)
+    settings = local_settings(config, longest=longest, image_shape=first.input_shape)
+    augment = make_augment(
+        first.augmentations, mean=first.mean, std=first.std, batch_size=config.batch_size
+    )
+    functions = make_round(
+        first.model, first.method, settings, augment, to_input,
+        tune=method_builder(experiments), mesh=mesh, shift=shift_of(config),
+    )  # fmt: skip
+
+    def compile_with(lanes: int) -> tuple[Round, EvaluationPrograms, int]:
+        # Any round in which a client trains.
+        round_ = next(round_ for round_ in feed(lanes, 1) if round_.cohort.epochs.any())
+        plan, data = next(round_.waves)
+        lowered = lower_round(
+            functions, mesh, server, client_states, round_.cohort, plan, round_.tuned, keys,
+            data,
         )  # fmt: skip
+        lowered_evaluation = lower_evaluation(
+            experiments, mesh, server, test_sets[0], to_input, lanes
+        )
+        programs, evaluation = compile_all((lowered, lowered_evaluation))
+        tests = evaluation_memory(evaluation, first.dealt.dataset.x_test.nbytes)
+        needed = needed_memory(
+            experiments, mesh, programs, tests, server, client_states, data, streams
+        )
+        # The most of all processes.
+        needed = -int(distributed.minimum('memory needed', -needed))
+        return programs, evaluation, needed
 
-        def compile_with(lanes: int) -> tuple[Round, EvaluationPrograms, int]:
-            # Any round in which a client trains.
-            round_ = next(round_ for round_ in feed(lanes, 1) if round_.cohort.epochs.any())
-            plan, data = next(round_.waves)
-            lowered = lower_round(
-                functions, mesh, server, client_states, round_.cohort, plan, round_.tuned, keys,
-                data,
-            )  # fmt: skip
-            lowered_evaluation = lower_evaluation(
-                experiments, mesh, server, test_sets[0], to_input, lanes
-            )
-            programs, evaluation = compile_all((lowered, lowered_evaluation))
-            tests = evaluation_memory(evaluation, first.dealt.dataset.x_test.nbytes)
-            needed = needed_memory(
-                experiments, mesh, programs, tests, server, client_states, data, streams
-            )
-            # The most of all processes.
-            needed = -int(distributed.minimum('memory needed', -needed))
-            return programs, evaluation, needed
-
-        while True:
-            # Only compiled programs show how much memory lanes need; most of it is proportional.
-            try:
-                with memory_errors(first, mesh, lanes):
-                    programs, evaluation, needed = compile_with(lanes)
-            except TooLarge:  # by the compiler of a TPU
-                if config.lanes or lanes == 1:
-                    raise
-                lanes //= 2
-                continue
-            available = memory(mesh)
-            if config.lanes or needed <= available or lanes == 1:
-                break
-            lanes = max(1, min(lanes - 1, int(lanes * available / needed)))
+    while True:
+        # Only compiled programs show how much memory lanes need; most of it is proportional.
+        try:
+            with memory_errors(first, mesh, lanes):
+                programs, evaluation, needed = compile_with(lanes)
+        except TooLarge:  # by the compiler of a TPU
+            if config.lanes or lanes == 1:
+                raise
+            lanes //= 2
+            continue
+        available = memory(mesh)
+        if config.lanes or needed <= available or lanes == 1:
+            break
+        lanes = max(1, min(lanes - 1, int(lanes * available / needed)))
     if needed > available:
         raise TooLarge(
             f'training needs about {size_in_words(needed)} of memory on each of '
@@ -152,23 +152,20 @@ def prepare(experiments: Sequence[Experiment], mesh: Mesh | None = None) -> Prep
             f'{advice(first, mesh, lanes, streams=streams)}.'
         )
     evaluators = make_evaluators(experiments, mesh, evaluation, test_sets)
-    run = functools.partial(run_here, programs, mesh, keys)
+
+    def run(
+        server: ServerState, client_states: PyTree, planned: PlannedRound, keep: bool
+    ) -> tuple[ServerState, RoundMetrics | None, list[tuple[Schedule, PyTree]]]:
+        return run_waves(
+            programs, mesh, server, client_states, planned.cohort, planned.waves, planned.tuned,
+            keys, keep=keep,
+        )  # fmt: skip
+
     # JAX releases arrays that it shares with NumPy only when Python collects garbage.
     gc.collect()
     return Prepared(
         mesh, lanes, feed, streams, programs, run, evaluation, evaluators, server, client_states,
         keys, needed, available, compile_seconds=time.perf_counter() - began,
-    )  # fmt: skip
-
-
-def run_here(
-    programs: Round, mesh: Mesh, keys: Array, server: ServerState, client_states: PyTree,
-    planned: PlannedRound, keep: bool,
-) -> tuple[ServerState, RoundMetrics | None, list[tuple[Schedule, PyTree]]]:  # fmt: skip
-    """A `RunRound` on the devices of this process."""
-    return run_waves(
-        programs, mesh, server, client_states, planned.cohort, planned.waves, planned.tuned, keys,
-        keep=keep,
     )  # fmt: skip
 
 

@@ -20,7 +20,6 @@ from experiments.benchmarks.accelerator.work import (
     next_round,
     steps_of_round,
 )
-from experiments.benchmarks.measuring import reporting
 from experiments.benchmarks.measuring.timing import interleave, seconds
 from experiments.benchmarks.programs.local_steps import network
 from experiments.benchmarks.programs.plain_loop import (
@@ -32,6 +31,7 @@ from experiments.benchmarks.programs.plain_loop import (
 )
 from experiments.benchmarks.programs.rounds import Trainer
 from jaxfed.data.augment import normalise
+from jaxfed.internal import console
 from jaxfed.models import Precision, with_precision
 from jaxfed.runs.experiment import Experiment, cohort_of, set_up
 from jaxfed.runs.simulate import Result, train_experiments
@@ -152,7 +152,7 @@ def run_recorded(
 def sweeps(work: Work) -> Cases:
     """Rounds of many experiments in one program, beside those of one of them."""
     return {
-        f'{reporting.plural(seeds, "seed")} of each point': functools.partial(
+        f'{console.counted(seeds, "seed")} of each point': functools.partial(
             time_sweep, work, seeds
         )
         for seeds in work.sizes.seeds

@@ -32,6 +32,7 @@ from experiments.benchmarks.programs.rounds import (
 from jaxfed.data.augment import normalise
 from jaxfed.engine import evaluation
 from jaxfed.engine.devices import replicate
+from jaxfed.internal import console
 from jaxfed.internal.backend import compile_program
 from jaxfed.models import Precision, with_precision
 from jaxfed.models.ops import LOWERINGS
@@ -113,7 +114,7 @@ def local_steps(work: Work) -> Cases:
         *(('auto', lanes, 'float32') for lanes in work.sizes.other_lanes),
     ]
     for lowering, lanes, precision in factors:
-        name = f'{lowering}, {reporting.plural(lanes, "lane")}, {precision}'
+        name = f'{lowering}, {console.counted(lanes, "lane")}, {precision}'
         cases[name] = functools.partial(time_step, work, lowering, lanes, precision)
     if jax.default_backend() == 'gpu' and reporting.has('torch'):
         for precision in ('float32', 'tf32'):

@@ -7,6 +7,7 @@ from typing import Any
 
 from experiments.benchmarks.ahead_of_time.targets import TARGETS, Target
 from experiments.benchmarks.measuring import compiled, reporting
+from jaxfed.internal import console
 from jaxfed.runs.memory import size_in_words
 
 COLUMNS = (
@@ -87,7 +88,7 @@ def show(report: Mapping[str, Any]) -> None:
         reporting.console.print(
             reporting.make_table(title_of(case), COLUMNS[:-1], cells, caption=notes)
         )
-    where = f'{report["target"]}, {reporting.plural(report["devices"], "device")}'
+    where = f'{report["target"]}, {console.counted(report["devices"], "device")}'
     reporting.console.print(f'{where}; {reporting.caption(report["machine"])}')
 
 
@@ -103,6 +104,6 @@ def write_page(report: Mapping[str, Any], path: Path) -> None:
     steps = '\n'.join(f'- {name}: {text}' for name, text in largest if text)
     if steps:
         table += f'\n\nThe instructions of a step that move most bytes:\n\n{steps}'
-    where = f'{report["target"]}, {reporting.plural(report["devices"], "device")}'
+    where = f'{report["target"]}, {console.counted(report["devices"], "device")}'
     caption = reporting.caption(report['machine'])
     path.write_text(f'# Programs compiled for {where}\n\n{caption}\n\n{LEGEND}\n\n{table}\n')

@@ -38,6 +38,7 @@ from experiments.benchmarks.alternatives.systems import MIB, SYSTEMS
 from experiments.benchmarks.alternatives.torch_work import Rounds, Task, Work
 from experiments.benchmarks.measuring import reporting
 from jaxfed.data import channel_statistics, load_dataset
+from jaxfed.internal import console
 from jaxfed.partition import client_dirichlet
 
 TASKS = {
@@ -306,7 +307,7 @@ def notes(report: dict[str, Any], task: Task) -> list[str]:
     shape = ' x '.join(map(str, task.shape))
     lines = [
         f'{report["data"]}, {shape}, {task.classes} classes, {task.examples_per_client} examples a '
-        f'client, {reporting.plural(task.local_epochs, "local epoch")}, {task.test_examples} '
+        f'client, {console.counted(task.local_epochs, "local epoch")}, {task.test_examples} '
         f'tested; {task.rounds - 1} rounds counted, median',
         reporting.caption(report['machine']),
         memory,

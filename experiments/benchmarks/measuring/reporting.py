@@ -79,11 +79,6 @@ def has(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def plural(number: int, noun: str) -> str:
-    """A number with its noun."""
-    return f'{number} {noun}' + ('' if number == 1 else 's')
-
-
 def machine() -> dict[str, str | int]:
     """The measured hardware, and the versions of the software."""
     processor = platform.processor() or platform.machine()

@@ -47,6 +47,7 @@ from experiments.benchmarks.personal_models.clients import (
     write_partition,
     write_start,
 )
+from jaxfed.internal import console
 
 
 class Run(NamedTuple):
@@ -339,7 +340,7 @@ def document(report: dict[str, Any]) -> str:
         '',
         "Accuracy in percent of the clients' models on their own held-out examples: mean over "
         f'clients and over the last {protocol["last"]} evaluations; mean ± standard deviation over '
-        f'{reporting.plural(protocol["seeds"], "seed")}. The {protocol["clients"]} clients of seed '
+        f'{console.counted(protocol["seeds"], "seed")}. The {protocol["clients"]} clients of seed '
         f'0 hold out {tested} examples. Models are tested after local training; the last column '
         'tests them before it, as PFLlib does. The difference is that of the same seed.',
         '',

@@ -19,6 +19,7 @@ import jax
 from jaxfed.engine.distributed import liveness
 from jaxfed.engine.distributed.private_api import private_attribute
 from jaxfed.internal import files
+from jaxfed.internal.type_checks import first_line
 
 _POLL = 1000  # milliseconds between the moments at which a wait lets Python handle Ctrl-C
 
@@ -153,7 +154,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     """
     if process_count() == 1:
         return
-    versions = files.versions(('jaxfed', 'jax', 'jaxlib', 'flax', 'optax', 'numpy'))
+    versions = files.versions(files.PACKAGES)
     versions['Python'] = platform.python_version()
     values = {name: repr(value) for name, value in settings.items()}
     values |= {f'version of {package}': version for package, version in versions.items()}
@@ -235,7 +236,7 @@ def propagate_errors() -> Iterator[None]:
         if isinstance(error, jax.errors.JaxRuntimeError):
             liveness.wait_for_cause()
         traceback.print_exc()
-        shut_down(1, (str(error).splitlines() or [type(error).__name__])[0])
+        shut_down(1, first_line(error))
 
 
 def shut_down(status: int, message: str = '') -> int:

@@ -16,6 +16,7 @@ from jaxfed.engine import distributed
 from jaxfed.engine.distributed import gate, liveness
 from jaxfed.engine.distributed.private_api import private_attribute
 from jaxfed.internal import console
+from jaxfed.internal.type_checks import first_line
 
 WAIT = 300  # seconds that processes wait for each other at the start
 DAY = 24 * 3600  # seconds
@@ -173,8 +174,9 @@ def _initialize(
             heartbeat_timeout_seconds=DAY,
         )
     except (RuntimeError, ValueError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f'--coordinator={coordinator}: JAX cannot start ({first}).') from error
+        raise ValueError(
+            f'--coordinator={coordinator}: JAX cannot start ({first_line(error)}).'
+        ) from error
     finally:
         timer.cancel()
 
