@@ -191,8 +191,8 @@ def show_figures() -> None:
         series = [series for panel in figure.panels for series in panel.series]
         columns = dict.fromkeys(Path(one.column).name for one in series)
         methods = dict.fromkeys(one.row.name for one in series)
-        command.say(f'    --columns={",".join(columns)}')
-        command.say(f'    --methods={",".join(methods)}')
+        console.say(f'    --columns={",".join(columns)}')
+        console.say(f'    --methods={",".join(methods)}')
 
 
 if __name__ == '__main__':

@@ -269,8 +269,8 @@ def show_tables() -> None:
     for table in TABLES.values():
         runs = len(table.columns) * len(table.rows) * table.seeds
         console.TERMINAL.print(f'{table.name}  {table.title}; {runs} runs', style='bold')
-        command.say(f'    --columns={",".join(column.name for column in table.columns)}')
-        command.say(f'    --methods={",".join(row.name for row in table.rows)}')
+        console.say(f'    --columns={",".join(column.name for column in table.columns)}')
+        console.say(f'    --methods={",".join(row.name for row in table.rows)}')
 
 
 def define(values: flags.FlagValues) -> None:

@@ -180,7 +180,7 @@ def main(arguments: Sequence[str]) -> int:
         console.show_error(' '.join(str(error).split()))
         return 2
     size = sum(leaf.size for leaf in jax.tree.leaves(network.params))
-    console.say(f'{path}: {size} parameters', quiet=False)
+    console.say(f'{path}: {size} parameters')
     return 0
 
 

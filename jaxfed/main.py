@@ -11,7 +11,6 @@ from pathlib import Path
 import jax
 from absl import app, flags
 
-from jaxfed import methods
 from jaxfed.config import Config
 from jaxfed.data.augment import parse_augment
 from jaxfed.engine import distributed
@@ -28,7 +27,7 @@ from jaxfed.internal.signals import ending
 from jaxfed.recording import run_files
 from jaxfed.runs import checks, config_flags, simulate
 from jaxfed.runs.dry_run import show_dry_run
-from jaxfed.runs.experiment import make_experiment, set_up
+from jaxfed.runs.experiment import make_experiment, method_of, set_up
 from jaxfed.runs.listings import list_measures, list_methods
 from jaxfed.sweeps import grid, sweep
 from jaxfed.sweeps.halving import parse_halving
@@ -127,8 +126,7 @@ def check_settings(config: Config, *, sweep_: str) -> None:
     checks.check_types(config)
     first = sweep.with_values(config, dict(grid.parse_grid(sweep_, config)[0]))
     checks.check(first)
-    parts = methods.resolve(first.method, first.hyperparameters)
-    methods.build(parts, switch_round=first.switch_round)
+    method_of(first)
     parse_augment(config.augment)
 
 
@@ -147,7 +145,7 @@ def train() -> tuple[int, str]:
     values = flags.FLAGS
     if not on_cpu() or values.precision != 'float32':
         devices += f'; arithmetic in {values.precision}'
-    console.say(f'device: {devices}', quiet=False)
+    console.say(f'device: {devices}')
     if idle and distributed.is_leader():
         console.show_warning(idle)
     if values.compilation_cache and 'JAX_COMPILATION_CACHE_DIR' not in os.environ:

@@ -25,6 +25,7 @@ from experiments.benchmark.results import make_rows
 from experiments.benchmark.suite import Suite, names, read_suite, refuse, select
 from experiments.benchmark.work import CSV, Work, begin, check, look, train
 from experiments.grid import command
+from jaxfed.internal import console
 from jaxfed.internal.signals import Interrupted
 from jaxfed.sweeps.claims import wait_for_lock
 
@@ -87,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
         check_packages(suite)
         command.use_machine()
         check(work)
-        command.say(in_words(plan(work)))
+        console.say(in_words(plan(work)))
         if values['dry_run']:
             return 0
         try:
@@ -120,7 +121,7 @@ def suite_command(values: Mapping[str, Any], extra: Sequence[str]) -> str:
 def write(work: Work, updated: Iterable[Path], made_by: str) -> None:
     """Write the page and the CSV of what is finished, and update Markdown files."""
     if not work.finished:
-        command.say('no run is finished.')
+        console.say('no run is finished.')
         return
     with wait_for_lock(work.output / f'.{CSV}.lock'):
         work = look(work)  # another process may have written rows in the meantime
@@ -129,7 +130,7 @@ def write(work: Work, updated: Iterable[Path], made_by: str) -> None:
         rows = [row for row in make_rows(tests, trials, work.finished) if row.runs]
         asked = len(work.trials) * work.suite.seeds
         done = sum(len(row.runs) for row in rows)
-        command.say(f'{done} of {asked} tests are done.')
+        console.say(f'{done} of {asked} tests are done.')
         command.write_all({work.output / CSV: as_csv(work.finished)})  # also if the page fails
         if rows:
             page = render(work.suite, rows, command=made_by)

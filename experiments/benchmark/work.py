@@ -8,6 +8,7 @@ from experiments.benchmark.records import Key, Record, finished, key_of, read_cs
 from experiments.benchmark.suite import Place, Suite, choose, places, test_cells, tuning_cells
 from experiments.grid import command, runner
 from experiments.grid.runner import Cell
+from jaxfed.internal import console
 
 CSV = 'benchmark.csv'
 
@@ -91,7 +92,7 @@ def train(work: Work, *, together: int) -> tuple[Work, int]:
         for stage in ('tuning', 'tests'):
             cells = unfinished(flat(part.trials if stage == 'tuning' else part.tests), part)
             if cells:
-                command.say(f'{dataset}, {skew}, {stage}:')
+                console.say(f'{dataset}, {skew}, {stage}:')
                 failed += len(command.train(cells, work.output, together=together))
                 part = look(part)
     return look(work), failed

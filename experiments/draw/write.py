@@ -9,8 +9,9 @@ import numpy as np
 from experiments.draw.figure import FigureCells, cells_of
 from experiments.draw.panels import draw
 from experiments.draw.shapes import Lines, Matrix, Shape
-from experiments.grid.command import say, write_all
+from experiments.grid.command import write_all
 from experiments.grid.runner import Cell, RecordedCell, equal
+from jaxfed.internal import console
 from jaxfed.internal.csv_text import csv_text
 from jaxfed.recording.style import save, style
 
@@ -38,7 +39,7 @@ def write_figure(
     with style():
         note = '; '.join(summarise(plan, done))
         for path in save(draw(shapes, across=plan.figure.across, note=note), base):
-            say(f'written: {path}')
+            console.say(f'written: {path}')
     write_all(
         {Path(f'{base}.csv'): numbers(shapes), Path(f'{base}.md'): describe(name, plan, done)}
     )

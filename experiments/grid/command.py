@@ -213,7 +213,7 @@ def progress_lines(cells: Sequence[Cell], *, seconds: float = 60) -> Iterator[No
     def run() -> None:
         while not ended.wait(seconds):
             elapsed = datetime.timedelta(seconds=round(time.monotonic() - start))
-            say(f'{progress_of(cells)} ({elapsed})')
+            console.say(f'{progress_of(cells)} ({elapsed})')
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -242,11 +242,6 @@ def use_machine() -> None:
         keep_compiled_programs()
 
 
-def say(text: str) -> None:
-    """Print a line."""
-    console.say(text, quiet=False)
-
-
 def show_cells(cells: Sequence[Cell], title: str = '') -> None:
     """Print each run and whether it is finished.
 
@@ -256,8 +251,8 @@ def show_cells(cells: Sequence[Cell], title: str = '') -> None:
     done = [runner.is_done(cell) for cell in cells]
     for cell, finished in zip(cells, done, strict=True):
         state = 'done  ' if finished else 'to run'
-        say(f'{state}  {cell.name}  {cell.config.rounds} rounds')
-    say(f'{title}{sum(done)} of {len(cells)} runs are done.')
+        console.say(f'{state}  {cell.name}  {cell.config.rounds} rounds')
+    console.say(f'{title}{sum(done)} of {len(cells)} runs are done.')
 
 
 def write_all(texts: Mapping[Path, str]) -> None:
@@ -265,7 +260,7 @@ def write_all(texts: Mapping[Path, str]) -> None:
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_atomic(path, text)
-        say(f'written: {path}')
+        console.say(f'written: {path}')
 
 
 def guarded(main: Main) -> Main:

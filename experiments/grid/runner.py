@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxfed import methods
 from jaxfed.config import Config, settings_that_affect
 from jaxfed.internal import console
 from jaxfed.recording import run_files
 from jaxfed.runs import checks, config_flags
-from jaxfed.runs.experiment import Experiment, set_up
+from jaxfed.runs.experiment import Experiment, method_of, parts_of, set_up
 from jaxfed.runs.rounds import Stop, never
 from jaxfed.sweeps import runner
 from jaxfed.sweeps.claims import RunsElsewhere, finish_programs
@@ -104,7 +103,7 @@ def make_cell(
     try:
         config = config_flags.parse([*base, *row.flags, *variant, *flags, *fixed])
         checks.check(config)
-        methods.build(parts_of(config), switch_round=config.switch_round)
+        method_of(config)
     except ValueError as error:
         raise ValueError(f'{column}, {row.name}: {error}') from error
     return Cell(column, row.name, tuple(variant), seed, config, folder, output, measured)
@@ -137,11 +136,6 @@ def equal(cells: Iterable[Cell]) -> list[list[Cell]]:
         trained = {key: value for key, value in vars(cell.config).items() if key not in untrained}
         found.setdefault(f'{cell.row} {trained}', {})[cell.folder] = cell
     return [list(group.values()) for group in found.values() if len(group) > 1]
-
-
-def parts_of(config: Config) -> list[methods.Part]:
-    """The parts of a method, with all their hyper-parameters."""
-    return methods.resolve(config.method, config.hyperparameters)
 
 
 def is_done(cell: Cell) -> bool:

@@ -21,6 +21,7 @@ from experiments.grid.scores import SCORES
 from experiments.search import report
 from experiments.search.cells import OptunaSettings, Search, halving_of, make_search
 from experiments.search.ranking import check_given_up, rank
+from jaxfed.internal import console
 from jaxfed.sweeps.halving import check_together
 
 
@@ -198,7 +199,7 @@ def train_trials(
         assert search.optuna
         command.show_cells(planned.every)
         report.show_skipped(planned)
-        command.say(
+        console.say(
             f'{planned.chosen} of {search.optuna.trials} trials are chosen; the others depend on '
             'their results.'
         )

@@ -8,7 +8,6 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from experiments.grid import command
 from experiments.grid.scores import SCORES
 from experiments.search.axes import Range
 from experiments.search.cells import STUDY, Search
@@ -204,10 +203,10 @@ def show(search: Search, ranking: Sequence[Ranked]) -> None:
     for text in filter(None, (about(search), settled(ranking), given_up(ranking))):
         console.TERMINAL.print(text)
     if ranking[0].place:
-        command.say(f'Train it: {command_of(search, ranking[0])}')
+        console.say(f'Train it: {command_of(search, ranking[0])}')
 
 
 def show_skipped(search: Search) -> None:
     """Print the combinations that the method refuses."""
     for combination, reason in search.skipped.items():
-        command.say(f'skipped {" ".join(combination)}: {reason}')
+        console.say(f'skipped {" ".join(combination)}: {reason}')

@@ -78,7 +78,7 @@ def train(search: Search, journal: Journal, *, together: int) -> tuple[Search, d
         batch = waiting + [trial for trial in chosen if trial.state == TrialState.RUNNING]
         if not batch:
             return search, failed
-        command.say(
+        console.say(
             f'{console.counted(len(batch), "trial")}, up to trial {search.chosen} of {last}'
         )
         failed |= _train_batch(search, trials, batch, together=together)

@@ -93,16 +93,16 @@ def main(arguments: Sequence[str]) -> int:
         for step in steps((ROOT / 'README.md').read_text()):
             command = adapt(step.command, values.data_dir)
             if command is None or ('pytest' in command and not values.tests):
-                console.say(f'left out   {step.shown}', quiet=False)
+                console.say(f'left out   {step.shown}')
                 continue
             began = time.monotonic()
             output = run(step._replace(command=command), clone, environment)
             failures += bool(output)
             seconds = f'{time.monotonic() - began:6.1f} s'
-            console.say(f'{seconds}   {"FAILED: " if output else ""}{step.shown}', quiet=False)
+            console.say(f'{seconds}   {"FAILED: " if output else ""}{step.shown}')
             if output:
-                console.say(output, quiet=False)
-    console.say(counted(failures, 'failure'), quiet=False)
+                console.say(output)
+    console.say(counted(failures, 'failure'))
     return int(failures > 0)
 
 

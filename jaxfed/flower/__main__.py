@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     nodes = f"--federation-config 'num-supernodes={config.num_clients}'"
     command = f'flwr run {shlex.quote(str(folder))} --stream {nodes}'
-    console.say(f'{folder}: simulate it with\n  {command}', quiet=False)
+    console.say(f'{folder}: simulate it with\n  {command}')
     return 0
 
 

@@ -123,8 +123,7 @@ def run(grid: Grid, experiment: Experiment, timeout: float | None) -> None:
             said = time.monotonic()
             console.say(
                 f'waiting for {missing} of {clients} clients; start their nodes, or simulate with '
-                f"flwr run --federation-config 'num-supernodes={clients}'",
-                quiet=False,
+                f"flwr run --federation-config 'num-supernodes={clients}'"
             )
     counts = np.array([connected.counts[client] for client in range(clients)], np.int32)
     # The server knows the counts of classes, not the examples.

@@ -112,7 +112,7 @@ def minute_lines(*, timed: bool = False, quiet: bool) -> Iterator[Callable[..., 
         thread.join()
 
 
-def say(text: str, *, quiet: bool) -> None:
+def say(text: str, *, quiet: bool = False) -> None:
     """Print a line unless `quiet`."""
     if not quiet:
         TERMINAL.print(plain(text), soft_wrap=True)

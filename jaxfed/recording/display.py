@@ -20,9 +20,9 @@ def show_summary(summary: dict[str, Any], workdir: Path) -> None:
         show_header=False,
     )
     _print(table, _summary_rows(summary).items())
-    console.say(f'files: {workdir}/', quiet=False)
+    console.say(f'files: {workdir}/')
     for path in sorted(workdir.glob('[!.]*')):
-        console.say(f'  {path.name}', quiet=False)
+        console.say(f'  {path.name}')
 
 
 def _summary_rows(summary: dict[str, Any]) -> dict[str, str]:

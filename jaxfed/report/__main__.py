@@ -144,7 +144,7 @@ def main(arguments: Sequence[str]) -> int:
                 files.write_atomic(path, text)
             except OSError as error:
                 raise ValueError(f'--{flag}={path} cannot be written: {error}.') from error
-            console.say(f'{path}: {console.counted(len(runs), "run")}', quiet=False)
+            console.say(f'{path}: {console.counted(len(runs), "run")}')
     except (ValueError, OSError) as error:
         console.show_error(' '.join(str(error).split()))
         return 2

@@ -40,7 +40,7 @@ def show_dry_run(experiment: Experiment) -> None:
         timed = time_round(experiment, prepared)
     rows = describe_dry_run(experiment, prepared, timed)
     display.show_dry_run(rows, experiment.dealt.label_counts)
-    console.say('nothing was trained and no work directory was made.', quiet=False)
+    console.say('nothing was trained and no work directory was made.')
 
 
 def describe_dry_run(experiment: Experiment, prepared: Prepared, timed: Timed) -> dict[str, str]:

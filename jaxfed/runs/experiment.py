@@ -172,9 +172,18 @@ def _name_method(config: Config) -> Config:
 
 def build_method(config: Config, method: Method | None = None) -> tuple[list[methods.Part], Method]:
     """The parts of the method, [] for an object, and the method with --attack."""
-    parts = [] if method else methods.resolve(config.method, config.hyperparameters)
-    method = method or methods.build(parts, switch_round=config.switch_round)
-    return parts, check_hooks(with_attack(config, method))
+    parts = [] if method else parts_of(config)
+    return parts, check_hooks(with_attack(config, method or method_of(config)))
+
+
+def parts_of(config: Config) -> list[methods.Part]:
+    """The parts of the method, with all their hyper-parameters; errors as of `methods.resolve`."""
+    return methods.resolve(config.method, config.hyperparameters)
+
+
+def method_of(config: Config) -> Method:
+    """The method without --attack; errors as of `methods.resolve` and `methods.build`."""
+    return methods.build(parts_of(config), switch_round=config.switch_round)
 
 
 def build_model(

@@ -9,7 +9,7 @@ import numpy as np
 from absl import app, flags
 from rich.console import Console
 
-from jaxfed import config, methods
+from jaxfed import config
 from jaxfed.data.errors import explain_errors
 from jaxfed.internal import command_line, console
 from jaxfed.internal.files import atomic_path, write_atomic
@@ -17,6 +17,7 @@ from jaxfed.partition.file import SUFFIXES
 from jaxfed.recording.entries import title_of
 from jaxfed.recording.heatmap import draw_heatmap, print_heatmap
 from jaxfed.runs import checks, config_flags, deal
+from jaxfed.runs.experiment import method_of
 from jaxfed.runs.listings import list_methods
 
 
@@ -37,9 +38,7 @@ def deal_examples(settings: config.Config) -> deal.Dealt:
     sampled = min(settings.clients_per_round, settings.num_clients)
     settings = dataclasses.replace(settings, clients_per_round=sampled)
     checks.check(settings)
-    parts = methods.resolve(settings.method, settings.hyperparameters)
-    method = methods.build(parts, switch_round=settings.switch_round)
-    return deal.deal(settings, auxiliary_per_class=method.auxiliary)
+    return deal.deal(settings, auxiliary_per_class=method_of(settings).auxiliary)
 
 
 def write_indices(path: Path, dealt: deal.Dealt) -> None:
@@ -86,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
             raise ValueError(f'--output={output} must end in .png.')
         dealt = deal_examples(settings)
         print_heatmap(dealt.label_counts, Console(highlight=False))
-        console.say(f'digest of the partition: {dealt.digest}', quiet=False)
+        console.say(f'digest of the partition: {dealt.digest}')
         advice = 'name a file in an existing, writable folder'
         if output:
             with explain_errors(f'--output={output} cannot be written', advice, catch=OSError):

@@ -5,7 +5,6 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -213,7 +212,7 @@ def train_experiments(
             recorder = stack.enter_context(
                 open_recorder(experiments, checkpoints, done, state, quiet=quiet, watch=watch)
             )
-            signal_received = stack.enter_context(stopping(partial(console.say, quiet=False)))
+            signal_received = stack.enter_context(stopping(console.say))
             state, failures = train_rounds(
                 experiments, prepared, done, state, recorder, signal_received, stop
             )

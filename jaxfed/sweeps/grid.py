@@ -8,6 +8,7 @@ from jaxfed import methods
 from jaxfed.config import FIELDS, Config, settings_that_affect
 from jaxfed.internal.type_checks import suggestion
 from jaxfed.partition import PARTITIONS, partition_settings
+from jaxfed.runs.experiment import parts_of
 
 Point = tuple[tuple[str, float], ...]  # (name, value) of each swept parameter
 
@@ -82,7 +83,7 @@ def _kind(name: str, config: Config, text: str) -> type[float] | type[int]:
 def sweepable(config: Config) -> dict[str, type[float] | type[int]]:
     """Return the numeric parameters of the method, the partition and training, flag -> type."""
     found: dict[str, Any] = {}
-    parts = methods.resolve(config.method, config.hyperparameters)
+    parts = parts_of(config)
     names = [key for _, values, _ in parts for key in values]
     for name, _, _ in parts:
         for key, parameter in methods.hyperparameters(name).items():

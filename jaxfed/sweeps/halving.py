@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxfed import methods
 from jaxfed.config import Config
 from jaxfed.internal import files
 from jaxfed.internal.console import counted
 from jaxfed.internal.type_checks import printable
 from jaxfed.recording import run_files
+from jaxfed.runs.experiment import parts_of
 from jaxfed.runs.rounds import Stop
 from jaxfed.runs.shared_program import program_key
 from jaxfed.sweeps.training import has_checkpoints
@@ -136,7 +136,7 @@ def check_compared(unfinished: Sequence[Config], done: Sequence[Config], folder:
     """
 
     def key(config: Config) -> str:
-        return program_key(config, methods.resolve(config.method, config.hyperparameters))
+        return program_key(config, parts_of(config))
 
     ended = {key(config) for config in done}
     for config in unfinished:

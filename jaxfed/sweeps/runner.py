@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxfed import methods
 from jaxfed.config import Config
 from jaxfed.internal import console, files
 from jaxfed.internal.signals import Interrupted
@@ -15,7 +14,7 @@ from jaxfed.recording import log, run_files
 from jaxfed.recording.progress import grid_progress
 from jaxfed.runs.arrays import checked_arrays, name_arrays
 from jaxfed.runs.deal import columns_of, data_digest, deal
-from jaxfed.runs.experiment import Experiment, build_method, make_experiment
+from jaxfed.runs.experiment import Experiment, build_method, make_experiment, parts_of
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.load import load
 from jaxfed.runs.own_optimizer import name_optimizers
@@ -41,7 +40,7 @@ def is_done(config: Config, *, measures: Literal['included', 'any'] = 'included'
     folder = Path(str(config.workdir))
     if not (folder / run_files.CONFIG).exists():
         return False
-    parts = methods.resolve(config.method, config.hyperparameters)
+    parts = parts_of(config)
     if other := run_files.differing(folder, config, parts, measures=measures):
         words = ', '.join(run_files.in_words(other, '{}, not {}'))
         raise ValueError(
@@ -168,7 +167,7 @@ def run_groups(
                 same = [i for i, other in errors.items() if other == text]
                 line = f'{describe(same)}: {text}'
                 if isinstance(found[same[0]], RunsElsewhere):
-                    console.say(line, quiet=False)
+                    console.say(line)
                 else:
                     console.show_error(line)
             results |= found

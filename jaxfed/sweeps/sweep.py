@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxfed import methods
 from jaxfed.config import SETTINGS, Config
 from jaxfed.internal import console, files
 from jaxfed.internal.csv_text import csv_text
@@ -14,7 +13,7 @@ from jaxfed.metrics import mean_and_deviation
 from jaxfed.partition import partition_settings
 from jaxfed.recording import display, run_files
 from jaxfed.runs import checks
-from jaxfed.runs.experiment import make_experiment
+from jaxfed.runs.experiment import make_experiment, method_of
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.prepare import memory_in_words, prepare
 from jaxfed.runs.shared_program import TRACER_ERROR
@@ -85,8 +84,7 @@ def expand(config: Config, points: Sequence[Point], seeds: int, folder: Path) ->
         name = '_'.join([*(f'{key}{shortest(value)}' for key, value in point), f'seed{seed}'])
         changed = with_values(config, dict(point), seed=seed, workdir=str(folder / name))
         checks.check(changed)
-        parts = methods.resolve(changed.method, changed.hyperparameters)
-        methods.build(parts, switch_round=changed.switch_round)
+        method_of(changed)
         members.append(Member(point, seed, changed))
     return members
 
@@ -218,20 +216,17 @@ def show_dry_run(
         rounds = sum(member.config.rounds for member in chosen)
         console.say(
             f'{describe(chosen)}: {console.counted(len(chosen), "experiment")} at once, '
-            f'{console.counted(rounds, "round")} in all, {memory}',
-            quiet=False,
+            f'{console.counted(rounds, "round")} in all, {memory}'
         )
     console.say(
         f'{len(members) - len(unfinished)} of {len(members)} experiments done, '
         f'{len(unfinished)} would train in {console.counted(len(groups), "group")}. '
-        'Nothing was trained.',
-        quiet=False,
+        'Nothing was trained.'
     )
     if unwritten(folder):
         console.say(
             'Of these, some are trained, but ended before their summaries were written; the next '
-            'call writes them.',
-            quiet=False,
+            'call writes them.'
         )
 
 
@@ -328,7 +323,6 @@ def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> 
     if not config.validation and len(outcomes) > 1:
         console.say(
             'A choice among these settings uses test data; --validation=0.1 compares them on '
-            'held-out training data.',
-            quiet=False,
+            'held-out training data.'
         )
-    console.say(f'files: {folder}/', quiet=False)
+    console.say(f'files: {folder}/')

@@ -11,7 +11,6 @@ from typing import Any
 
 from filelock import Timeout
 
-from jaxfed import methods
 from jaxfed.config import Config
 from jaxfed.internal import console, files
 from jaxfed.internal.backend import on_cpu
@@ -19,7 +18,7 @@ from jaxfed.internal.signals import Interrupted
 from jaxfed.internal.type_checks import first_line
 from jaxfed.recording import run_files
 from jaxfed.recording.checkpoints import FOLDER
-from jaxfed.runs.experiment import Experiment
+from jaxfed.runs.experiment import Experiment, parts_of
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.rounds import Stop, never
 from jaxfed.runs.shared_program import TRACER_ERROR, program_key
@@ -126,7 +125,7 @@ def group(
         config = configs[i]
         interrupted_alone = (Path(str(config.workdir)) / FOLDER).exists()
         alone = interrupted_alone or program_size(config, most=most) == 1
-        parts = methods.resolve(config.method, config.hyperparameters)
+        parts = parts_of(config)
         return program_key(config, parts), i if alone else -1
 
     for numbers in _group_by(fresh, key):

@@ -18,6 +18,7 @@ from experiments.grid.runner import RecordedCell
 from jaxfed.internal import files
 from jaxfed.recording import run_files, style
 from jaxfed.runs import config_flags
+from jaxfed.runs.experiment import parts_of
 
 RUNS = {
     'fedcad/1': 3, 'fedcad/3': 0, 'fedcad/4': 4, 'fedcad/abstract1': 4,
@@ -87,7 +88,7 @@ def entry(cell, t):
 
 
 def hand_made(cell, rounds=None):
-    parts = runner.parts_of(cell.config)
+    parts = parts_of(cell.config)
     settings = json.loads(json.dumps(run_files.describe_config(cell.config, parts)))
     metrics = [entry(cell, t) for t in range(1, (rounds or cell.config.rounds) + 1)]
     shares = [line['test_accuracy'] for line in metrics]
@@ -295,7 +296,7 @@ def test_figures_without_measures_accept_runs_without_measures(tmp_path):
         return {c.folder: c for c in cells_of(panels)}
 
     (fedavg,) = [c for c in cells('fedlmd/4').values() if c.row == 'FedAvg']
-    parts = runner.parts_of(fedavg.config)
+    parts = parts_of(fedavg.config)
     described = run_files.describe_config(fedavg.config, parts) | {'measure': 'none'}
     fedavg.folder.mkdir(parents=True)
     files.write_json(fedavg.folder / run_files.CONFIG, described)

@@ -182,7 +182,7 @@ def test_progress_counts_recorded_runs_and_rounds(tmp_path):
 def test_progress_lines_appear_only_without_a_terminal(terminal, tmp_path, monkeypatch):
     lines, printed = [], threading.Event()
     monkeypatch.setattr(command.console, 'can_animate', lambda: terminal)
-    monkeypatch.setattr(command, 'say', lambda text: (lines.append(text), printed.set()))
+    monkeypatch.setattr(command.console, 'say', lambda text: (lines.append(text), printed.set()))
     cells = cells_of(tmp_path, ('FedAvg',), 1, '--rounds=3')
     with command.progress_lines(cells, seconds=0.01):
         assert printed.wait(0 if terminal else 3600) != terminal

@@ -20,6 +20,7 @@ from experiments.grid.runner import GridRow, RecordedCell
 from experiments.grid.scores import Score
 from jaxfed.internal.signals import Interrupted
 from jaxfed.recording import run_files
+from jaxfed.runs.experiment import parts_of
 from tests.test_main import make_npz
 
 RUNS = {
@@ -63,7 +64,7 @@ def test_published_numbers_and_settings_of_a_few_cells(tmp_path):
         cell = tables.make_plan(
             tables.TABLES[name], columns=[column], methods=[row], output=tmp_path
         ).every[0]
-        return [part.hyperparameters for part in runner.parts_of(cell.config)]
+        return [part.hyperparameters for part in parts_of(cell.config)]
 
     assert parts('fedssd/1', 'MOON', 'cifar10')[0] == {'mu': 5, 'tau': 0.5, 'projection': True}
     assert parts('fedssd/1', 'MOON', 'tiny_imagenet')[0]['mu'] == 1
@@ -480,7 +481,7 @@ def test_an_interrupted_run_resumes_with_its_original_measures(asked, tmp_path, 
 
     data = ['--dataset=digits', '--num_clients=4', '--clients_per_round=2', '--augment=none']
     held = cell('predictions,forgetting', True)
-    text = json.dumps(run_files.describe_config(held.config, runner.parts_of(held.config)))
+    text = json.dumps(run_files.describe_config(held.config, parts_of(held.config)))
     held.folder.mkdir(parents=True)
     (held.folder / run_files.CONFIG).write_text(text)
     (held.folder / 'rounds').write_text('of a day')
@@ -510,7 +511,7 @@ def test_a_baseline_with_other_settings_is_noted_as_missing(tmp_path):
 
     for cell, run in ((plan(['FedAvg'], 2).every[0], a_run(10, 20)),
                       (plan(['FedLMD'], 1).every[0], a_run(30))):  # fmt: skip
-        described = run_files.describe_config(cell.config, runner.parts_of(cell.config))
+        described = run_files.describe_config(cell.config, parts_of(cell.config))
         cell.folder.mkdir(parents=True)
         (cell.folder / run_files.CONFIG).write_text(json.dumps(described))
         (cell.folder / run_files.SUMMARY).write_text(json.dumps(run.summary))

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
         text = f'{folder} is prepared: --dataset={name} --data_dir={folder.parent.parent}'
     else:
         text = f'{folder} is already prepared; --overwrite replaces it.'
-    console.say(text, quiet=False)
+    console.say(text)
     return 0
 
 
