@@ -91,53 +91,67 @@ def _check_order(
 ) -> None:
     """Raises a ValueError if a part would undo another one, or not see what it needs."""
 
-    def refuse(i: int, text: str, j: int, rest: str) -> None:
-        raise ValueError(f'{names[i]} {text} {names[j]} {rest}.')
-
     if len(combining) > 1:
         raise ValueError(
             f'{len(combining)} of the combined methods replace the weighted sum of updates; keep '
             'one of them.'
         )
-    pairs = list(itertools.permutations(enumerate(parts), 2))
-    for (i, part), (j, other) in pairs:
+    pairs = list(itertools.permutations(zip(itertools.count(), names, parts, strict=False), 2))
+    for (_, a, part), (_, b, other) in pairs:
         if part.delays and (other.delays or other.privacy or other.combine):
-            refuse(i, 'delays updates, but', j, 'needs those of one round; remove one')
-    without = 'would have no effect; remove one of the two'
+            raise ValueError(f'{a} delays updates, but {b} needs those of one round; remove one.')
+    without = 'would have no effect; remove one of the two.'
     for i in weighing[1:]:
         if parts[i].equal_weights:
-            refuse(i, 'weighs all clients equally, so the weights of', weighing[0], without)
+            a, b = names[i], names[weighing[0]]
+            raise ValueError(f'{a} weighs all clients equally, so the weights of {b} {without}')
     if combining and weighing:
-        refuse(combining[0], 'uses no weights, so those of', weighing[0], without)
-    for (i, part), (j, other) in pairs:
-        if part.alters_messages and other.uploads:
-            refuse(i, 'changes updates only, but', j, 'uploads more; remove one of the two')
-        if part.receive and other.reads_server:
-            text = 'keeps parameters at the clients, but'
-            refuse(i, text, j, 'evaluates the global model, which lacks them; remove one')
-        if part.own and other.uploads:
-            refuse(
-                i,
-                'keeps parameters at the clients, but',
-                j,
-                'uploads values that may cover them; remove one',
-            )
-        if part.trainable and other.counts_steps:
-            text = 'may train an array in some of the local steps, but'
-            refuse(i, text, j, 'counts them all; remove one')
-        if part.personal and other.own:
-            refuse(
-                i, 'trains a model of each client, so', j, 'cannot keep a part of it; remove one'
-            )
-        if part.personal and j > i and other.adapt is not _NEUTRAL.adapt:
-            refuse(i, 'trains two models, so', j, 'must change the network before it')
-        if not (part.privacy or part.delays):
-            continue
+        a, b = names[combining[0]], names[weighing[0]]
+        raise ValueError(f'{a} uses no weights, so those of {b} {without}')
+    for (i, a, part), (j, b, other) in pairs:
+        hides = part.privacy or part.delays
         does = 'adds noise to' if part.privacy else 'delays'
-        if j > i and (other.send is not _NEUTRAL.send or j in weighing):
-            refuse(i, f'{does} what the clients send, so', j, 'must come before it')
-        if j < i and other.merge is not _NEUTRAL.merge:
-            refuse(i, f'{does} the sum of updates, so', j, 'must come after it')
+        sends = other.send is not _NEUTRAL.send or j in weighing
+        rules = (
+            (
+                part.alters_messages and other.uploads,
+                f'{a} changes updates only, but {b} uploads more; remove one of the two.',
+            ),
+            (
+                part.receive and other.reads_server,
+                f'{a} keeps parameters at the clients, but {b} evaluates the global model, which '
+                'lacks them; remove one.',
+            ),
+            (
+                part.own and other.uploads,
+                f'{a} keeps parameters at the clients, but {b} uploads values that may cover them; '
+                'remove one.',
+            ),
+            (
+                part.trainable and other.counts_steps,
+                f'{a} may train an array in some of the local steps, but {b} counts them all; '
+                'remove one.',
+            ),
+            (
+                part.personal and other.own,
+                f'{a} trains a model of each client, so {b} cannot keep a part of it; remove one.',
+            ),
+            (
+                part.personal and j > i and other.adapt is not _NEUTRAL.adapt,
+                f'{a} trains two models, so {b} must change the network before it.',
+            ),
+            (
+                hides and j > i and sends,
+                f'{a} {does} what the clients send, so {b} must come before it.',
+            ),
+            (
+                hides and j < i and other.merge is not _NEUTRAL.merge,
+                f'{a} {does} the sum of updates, so {b} must come after it.',
+            ),
+        )
+        for wrong, message in rules:
+            if wrong:
+                raise ValueError(message)
 
 
 def chain(*parts: Method, names: Sequence[str] = ()) -> Method:
