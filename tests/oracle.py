@@ -14,7 +14,7 @@ import numpy as np
 from jaxfed import losses
 from jaxfed.data.augment import normalise
 from jaxfed.engine.local import epoch_order
-from jaxfed.engine.round import TrainingData
+from jaxfed.engine.types import TrainingData
 from jaxfed.methods.method import (
     ClientView,
     CohortView,

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 
 from jaxfed.engine import execution
-from jaxfed.engine.round import Tuned
 from jaxfed.engine.stacking import row
+from jaxfed.engine.types import Tuned
 from jaxfed.internal.backend import compile_all
 
 

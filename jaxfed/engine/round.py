@@ -38,8 +38,6 @@ from jaxfed.engine.local import (
 )
 from jaxfed.engine.stacking import Lanes, Stacking, map_range, row, set_row, stacking
 from jaxfed.engine.types import RoundInputs, RoundMetrics, ServerState, Sums, Trained
-from jaxfed.engine.types import TrainingData as TrainingData
-from jaxfed.engine.types import Tuned as Tuned
 from jaxfed.methods.method import CohortView, CombineView, MergeView, Method, ServerView
 from jaxfed.types import Array, ClientInfo, Model, PyTree
 

@@ -13,8 +13,8 @@ from jaxfed.engine.evaluation import evaluate, evaluate_teacher
 from jaxfed.engine.execution import peak_memory
 from jaxfed.engine.lanes import Schedule
 from jaxfed.engine.local_evaluation import HeldOut, evaluate_locals, personal_accuracy
-from jaxfed.engine.round import ServerState
 from jaxfed.engine.stacking import row
+from jaxfed.engine.types import ServerState
 from jaxfed.internal.backend import lower
 from jaxfed.metrics import Evaluation, Teacher
 from jaxfed.metrics.history import History

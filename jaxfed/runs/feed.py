@@ -19,8 +19,8 @@ from jax.sharding import Mesh
 from jaxfed.engine import distributed
 from jaxfed.engine.devices import aligned, memory, replicate
 from jaxfed.engine.lanes import Schedule, schedule
-from jaxfed.engine.round import TrainingData, Tuned
 from jaxfed.engine.stacking import row
+from jaxfed.engine.types import TrainingData, Tuned
 from jaxfed.runs.deal import Dealt, padded
 from jaxfed.runs.experiment import Experiment, client_steps, cohort_of
 from jaxfed.runs.shared_program import round_arguments

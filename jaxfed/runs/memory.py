@@ -8,7 +8,8 @@ from jax.sharding import Mesh
 
 from jaxfed.engine import distributed
 from jaxfed.engine.execution import peak_memory
-from jaxfed.engine.round import Round, ServerState, TrainingData
+from jaxfed.engine.round import Round
+from jaxfed.engine.types import ServerState, TrainingData
 from jaxfed.methods.costs import size_of
 from jaxfed.models import options
 from jaxfed.runs.experiment import Experiment

@@ -22,8 +22,8 @@ from jaxfed.engine.devices import make_mesh, memory, replicate
 from jaxfed.engine.execution import lower_round, run_waves
 from jaxfed.engine.lanes import Schedule, choose_lanes
 from jaxfed.engine.local import LocalSettings
-from jaxfed.engine.round import Round, ServerState, make_round
-from jaxfed.engine.types import RoundMetrics
+from jaxfed.engine.round import Round, make_round
+from jaxfed.engine.types import RoundMetrics, ServerState
 from jaxfed.internal.backend import compile_all, on_cpu
 from jaxfed.internal.console import counted
 from jaxfed.methods.costs import size_of

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxfed import methods
 from jaxfed.config import SETTINGS, Config
-from jaxfed.engine.round import Tuned
+from jaxfed.engine.types import Tuned
 from jaxfed.methods import Part
 from jaxfed.methods.method import Method
 from jaxfed.runs.attack import with_attack

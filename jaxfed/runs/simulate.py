@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from jaxfed.config import Config
 from jaxfed.engine import distributed
 from jaxfed.engine.distributed import liveness
-from jaxfed.engine.round import ServerState
+from jaxfed.engine.types import ServerState
 from jaxfed.internal import console, files
 from jaxfed.internal.signals import Interrupted, stopping
 from jaxfed.methods.method import Method

@@ -9,8 +9,8 @@ import numpy as np
 from jaxfed.engine import client_states as states_of
 from jaxfed.engine import distributed
 from jaxfed.engine.devices import replicate
-from jaxfed.engine.round import ServerState
 from jaxfed.engine.stacking import row
+from jaxfed.engine.types import ServerState
 from jaxfed.metrics.history import History, empty_history
 from jaxfed.recording import log
 from jaxfed.recording.checkpoints import Checkpoints, restore

@@ -11,8 +11,9 @@ import pytest
 from jaxfed import methods
 from jaxfed.engine.devices import make_mesh, replicate
 from jaxfed.engine.execution import lower_round, state_rows
-from jaxfed.engine.round import Round, ServerState, Tuned, make_round
+from jaxfed.engine.round import Round, make_round
 from jaxfed.engine.stacking import STACKED, UNROLLED, row
+from jaxfed.engine.types import ServerState, Tuned
 from jaxfed.internal.backend import compile_all
 from jaxfed.runs.feed import plan_wave
 from jaxfed.types import Cohort

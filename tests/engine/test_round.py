@@ -16,8 +16,9 @@ from jaxfed.engine.devices import make_mesh, replicate
 from jaxfed.engine.execution import lower_round
 from jaxfed.engine.lanes import schedule
 from jaxfed.engine.local import LocalSettings
-from jaxfed.engine.round import Round, ServerState, TrainingData, make_round
+from jaxfed.engine.round import Round, make_round
 from jaxfed.engine.stacking import STACKED, UNROLLED
+from jaxfed.engine.types import ServerState, TrainingData
 from jaxfed.methods.chain import chain
 from jaxfed.methods.method import Method
 from jaxfed.models import DEFAULT_CONVOLUTION, as_model, make_model, with_precision

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from jaxfed import methods
 from jaxfed.engine.local import Context
-from jaxfed.engine.round import RoundInputs, ServerState, Tuned, weights_of
+from jaxfed.engine.round import weights_of
 from jaxfed.engine.stacking import STACKED
+from jaxfed.engine.types import RoundInputs, ServerState, Tuned
 from jaxfed.methods._steps import effective_steps
 from jaxfed.methods.method import CombineView
 from jaxfed.models import as_model

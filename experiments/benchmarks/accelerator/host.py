@@ -22,7 +22,7 @@ from experiments.benchmarks.programs.rounds import Trainer
 from jaxfed.engine import client_states
 from jaxfed.engine.devices import replicate, split
 from jaxfed.engine.execution import state_rows
-from jaxfed.engine.round import RoundInputs
+from jaxfed.engine.types import RoundInputs
 from jaxfed.models.ops import LOWERINGS
 from jaxfed.recording.entries import describe_round
 from jaxfed.runs.evaluate import place_test_sets

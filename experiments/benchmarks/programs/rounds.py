@@ -20,7 +20,8 @@ from jaxfed.engine.devices import replicate
 from jaxfed.engine.execution import lower_round, peak_memory, run_waves
 from jaxfed.engine.lanes import schedule
 from jaxfed.engine.local import LocalSettings, steps_per_epoch
-from jaxfed.engine.round import ServerState, TrainingData, Tuned, make_round
+from jaxfed.engine.round import make_round
+from jaxfed.engine.types import ServerState, TrainingData, Tuned
 from jaxfed.internal.backend import compile_all
 from jaxfed.models import MODELS
 from jaxfed.runs.experiment import Experiment

@@ -16,7 +16,8 @@ from jaxfed.engine.cohorts import everyone
 from jaxfed.engine.devices import make_mesh, replicate
 from jaxfed.engine.lanes import schedule
 from jaxfed.engine.local import LocalSettings
-from jaxfed.engine.round import Round, ServerState, TrainingData, make_round
+from jaxfed.engine.round import Round, make_round
+from jaxfed.engine.types import ServerState, TrainingData
 from jaxfed.types import Model, Outputs
 from tests.methods.released import problem
 from tests.methods.released.problem import JOBS
