@@ -109,7 +109,7 @@ def suggestion(name: str, names: Iterable[str], prefix: str = '') -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type; messages of libraries fill pages."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def printable(text: str) -> str:
