@@ -18,7 +18,7 @@ def uniform(round_: int, size: np.ndarray, *, number: int, seed: int) -> np.ndar
 
 
 def by_size(round_: int, size: np.ndarray, *, number: int, seed: int) -> np.ndarray:
-    """Samples clients without replacement, in proportion to their examples; [number] ids."""
+    """Samples clients one by one, in proportion to the examples of those left; [number] ids."""
     if np.count_nonzero(size) < number:
         raise ValueError(
             f'--sampling=size samples {number} clients a round, but only {np.count_nonzero(size)} '

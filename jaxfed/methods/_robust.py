@@ -44,8 +44,8 @@ def krum_scores(view: CombineView, byzantine: Array) -> Array:
 
 
 def mean_of_best(view: CombineView, scores: Array, number: Array) -> PyTree:
-    """The mean of the updates with the smallest scores."""
-    rank = jnp.argsort(jnp.argsort(scores))
+    """The mean of the arrived updates with the smallest scores."""
+    rank = jnp.argsort(jnp.lexsort((scores, ~view.arrived)))  # scores may be inf, as those of lost
     chosen = (rank < number) & view.arrived
     total = jnp.maximum(jnp.sum(chosen), 1)
 

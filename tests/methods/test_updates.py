@@ -64,6 +64,14 @@ def test_krum_and_multikrum():
     assert_allclose(combine('krum', arrived=LOST), UPDATES[order[0]], rtol=1e-6)
 
 
+def test_a_lost_client_takes_no_place_of_one_whose_distances_overflow():
+    far = UPDATES.copy()
+    far[4] = 1e25
+    arrived = np.arange(len(far)) > 0
+    mean = combine('multikrum', far, arrived=arrived, byzantine=0.0)
+    assert_allclose(mean, far[arrived].mean(axis=0), rtol=1e-5)
+
+
 @pytest.mark.parametrize('outlier', [1e6, 1e20, np.inf])
 @pytest.mark.parametrize('name', ['median', 'trimmed_mean', 'krum', 'multikrum'])
 def test_outliers_do_not_move_a_robust_sum(name, outlier):
