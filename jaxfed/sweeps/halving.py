@@ -54,12 +54,12 @@ def check_together(config: Config, rungs: Sequence[int], *, seeds: int, most: in
     """
     if rungs and config.stream == 'on':
         raise ValueError(
-            f'--halving={_in_words(rungs)} compares settings in one program, but --stream=on '
+            f'--halving={joined(rungs)} compares settings in one program, but --stream=on '
             'trains every experiment alone; remove one of the two.'
         )
     if rungs and 0 < most < 2 * seeds:
         raise ValueError(
-            f'--halving={_in_words(rungs)} compares settings in one program: --together must be at '
+            f'--halving={joined(rungs)} compares settings in one program: --together must be at '
             f'least {2 * seeds}, two settings with {counted(seeds, "seed")}, got {most}.'
         )
 
@@ -109,9 +109,9 @@ def check_halving(folder: Path, rungs: Sequence[int]) -> None:
     """Raise a ValueError if a folder holds a sweep with another --halving."""
     if (folder / SETTINGS_FILE).exists():
         there = files.read_json(folder / SETTINGS_FILE).get('halving')
-        if there != _in_words(rungs):
+        if there != joined(rungs):
             raise ValueError(
-                f'--halving={_in_words(rungs)}: --workdir={folder} holds a sweep with --halving='
+                f'--halving={joined(rungs)}: --workdir={folder} holds a sweep with --halving='
                 f'{printable(str(there))}; repeat it, or name another directory.'
             )
 
@@ -119,10 +119,11 @@ def check_halving(folder: Path, rungs: Sequence[int]) -> None:
 def record_halving(folder: Path, rungs: Sequence[int]) -> None:
     """Write the rounds of halving into the folder of a sweep; errors as of `check_halving`."""
     check_halving(folder, rungs)  # another process may have begun in the meantime
-    files.write_json(folder / SETTINGS_FILE, {'halving': _in_words(rungs)})
+    files.write_json(folder / SETTINGS_FILE, {'halving': joined(rungs)})
 
 
-def _in_words(rungs: Sequence[int]) -> str:
+def joined(rungs: Sequence[int]) -> str:
+    """The rounds as the value of --halving."""
     return ','.join(map(str, rungs))
 
 

@@ -24,6 +24,7 @@ from jaxfed.sweeps.halving import (
     check_halving,
     check_together,
     halving,
+    joined,
     record_halving,
 )
 from jaxfed.sweeps.runner import check_same_data, is_done, run_groups, set_up_all, share_images
@@ -189,7 +190,7 @@ def _plan(
     alone = all(len({unfinished[i].point for i in numbers}) == 1 for numbers in groups)
     if rungs and unfinished and alone:
         console.show_warning(
-            f'--halving={",".join(map(str, rungs))} compares settings in one program, but no two '
+            f'--halving={joined(rungs)} compares settings in one program, but no two '
             'of these can share one, so none stops early.'
         )
     return unfinished, groups
