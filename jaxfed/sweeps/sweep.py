@@ -306,10 +306,11 @@ def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> 
         some = f'{stopped} of {len(final)} ' * (stopped < len(final))
         notes += [f'{some}stopped early'] * bool(stopped) + [f'{failed} failed'] * bool(failed)
         values = [shortest(value) for _, value in point]
-        trained = str(max(rounds, default='-'))
-        rows.append([*values, percent(final), percent(best), trained, ', '.join(notes)])
+        count = str(max(rounds, default='-'))
+        rows.append([*values, percent(final), percent(best), count, ', '.join(notes)])
     swept = [name for name, _ in outcomes[0].point]
-    names = [*swept, 'final %', 'best round %', 'rounds', 'note']
+    trained = 'trained rounds' if 'rounds' in swept else 'rounds'
+    names = [*swept, 'final %', 'best round %', trained, 'note']
     if not any(row[-1] for row in rows):
         names, rows = names[:-1], [row[:-1] for row in rows]
     where = 'held-out training examples' if config.validation else 'test examples'

@@ -736,8 +736,11 @@ def test_halving_that_compares_nothing_is_named(cheap_runs, tmp_path, capsys):
     assert [outcome.rounds for outcome in outcomes] == [[2], [2]]
 
 
-def test_the_table_of_a_sweep_over_rounds_has_different_columns(tmp_path):
+def test_the_tables_of_a_sweep_over_rounds_have_different_columns(tmp_path, capsys):
     outcomes = [sweep.Outcome((('rounds', 2),), [0.5], [0.5], [2], 0, 0)]
+    sweep.show_outcomes(outcomes, tmp_path, small())
+    shown = capsys.readouterr().out
+    assert '┃ rounds ┃ final' in shown and '┃ trained rounds ┃\n' in shown
     sweep.write_table(tmp_path / 'sweep.csv', outcomes)
     (row,) = csv.DictReader((tmp_path / 'sweep.csv').open())
     assert row['rounds'] == row['trained_rounds'] == '2'
