@@ -304,6 +304,15 @@ def test_only_the_chosen_parts_are_measured(tmp_path):
     assert titles == [f'## 1. {PARTS["round"].title}', f'## 2. {PARTS["sweeps"].title}']
 
 
+def test_only_cases_with_a_text_in_their_names_are_measured(work):
+    chosen = accelerator.select(PARTS, ['product, tf32', 'fedlmd, bfloat16'], work)
+    names = {name: list(part.cases(work)) for name, part in chosen.items()}
+    assert names == {'run': ['fedlmd, bfloat16'], 'steps': ['matrix product, tf32']}
+    parts = {'round': PARTS['round'], 'memory': PARTS['memory']}
+    with pytest.raises(app.UsageError, match=r'--cases=tf64 is in no name of a round; fedlmd\.$'):
+        accelerator.select(parts, ['round', 'tf64'], work)
+
+
 @pytest.mark.slow
 def test_a_terminated_command_says_how_to_continue(tmp_path):
     path = tmp_path / 'accelerator.json'

@@ -11,7 +11,8 @@ left out. Use another folder after a change of the code.
 python -m experiments.benchmarks.accelerator --output=DIR --npz=FILE
 
 FILE holds CIFAR-10 as arrays, as for --dataset=npz; without it the images are random. --parts=NAME
-measures one part and may be repeated; --help lists the names.
+measures one part and may be repeated; --help lists the names. --cases=TEXT measures only cases
+with TEXT in their names, as in --parts=steps --cases=PyTorch --cases='10 lanes, tf32'.
 """
 
 import copy
@@ -32,6 +33,7 @@ from absl import app, flags
 from experiments.benchmarks.accelerator import host
 from experiments.benchmarks.accelerator import rounds as whole
 from experiments.benchmarks.accelerator import steps as bare
+from experiments.benchmarks.accelerator.steps import Cases
 from experiments.benchmarks.accelerator.work import TOY, Clock, Row, Sizes, Tiny, Work, load_images
 from experiments.benchmarks.measuring import reporting
 from jaxfed.engine.devices import CUDA
@@ -162,6 +164,25 @@ PARTS = {
         whole.large_memory,
     ),
 }  # fmt: skip
+
+
+def select(parts: Mapping[str, Part], texts: Sequence[str], work: Work) -> dict[str, Part]:
+    """The parts with those of their cases that have one of the texts in their names.
+
+    Raises:
+      UsageError: if no case has a text in its name.
+    """
+    names = [name for part in parts.values() for name in part.cases(work)]
+    for text in texts:
+        if not any(text in name for name in names):
+            raise app.UsageError(f'--cases={text} is in no name of {"; ".join(names)}.')
+
+    def cases(part: Part, work: Work) -> Cases:
+        found = part.cases(work).items()
+        return {name: case for name, case in found if any(text in name for text in texts)}
+
+    chosen = {name: part._replace(cases=partial(cases, part)) for name, part in parts.items()}
+    return {name: part for name, part in chosen.items() if part.cases(work)}
 
 
 def describe(error: BaseException) -> str:
@@ -341,12 +362,14 @@ def main(args: flags.FlagValues) -> None:
         dataset = load_images(args.npz, sizes.images)
     except ValueError as error:
         raise app.UsageError(str(error)) from None
+    if args.cases:
+        parts = select(parts, args.cases, Work(sizes, dataset, folder, clock))
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise app.UsageError(f'--output={folder} must be a folder: {error.strerror}.') from None
     settings = reporting.settings(args, 'npz', 'toy')
-    settings |= {'parts': list(parts), 'sizes': repr(sizes)}
+    settings |= {'parts': list(parts), 'cases': args.cases, 'sizes': repr(sizes)}
     words = ['python', '-m', 'experiments.benchmarks.accelerator', *sys.argv[1:]]
     report: Report = {
         'command': shlex.join(words),
@@ -375,6 +398,9 @@ if __name__ == '__main__':
     flags.DEFINE_string('npz', None, 'CIFAR-10 as arrays; random images without it.')
     flags.DEFINE_multi_enum(
         'parts', list(PARTS), list(PARTS), 'Part to measure; may be repeated. All by default.'
+    )
+    flags.DEFINE_multi_string(
+        'cases', [], 'Measure only cases with this text in their names; may be repeated.'
     )
     flags.DEFINE_bool('toy', False, 'Small sizes, to try the command.')
     reporting.run(main)
