@@ -66,11 +66,11 @@ def main(arguments: Sequence[str]) -> int:
     values = parsed.values
     if parsed.names:
         raise ValueError(f'unexpected arguments {" ".join(parsed.names)}; flags begin with --.')
-    suite = read_suite(values['suite'])
+    whole = read_suite(values['suite'])
     command.refuse(parsed.extra, {'rounds': command.ROUNDS})
-    refuse(suite, parsed.extra)
+    refuse(whole, parsed.extra)
     suite = select(
-        suite, datasets=values['datasets'], skews=values['skews'], trials=values['methods']
+        whole, datasets=values['datasets'], skews=values['skews'], trials=values['methods']
     )
     if values['seeds'] is not None:
         suite = suite._replace(seeds=values['seeds'])
@@ -80,7 +80,10 @@ def main(arguments: Sequence[str]) -> int:
         raise ValueError(
             f'--update writes the answer of the whole suite; omit {shlex.join(changed)}.'
         )
-    work = begin(suite, command.check_output(values['output']) / suite.name, parsed.run_flags)
+    folder = command.check_output(values['output']) / suite.name
+    if suite.left_out:
+        begin(whole, folder, parsed.run_flags)  # an error for rows with other settings
+    work = begin(suite, folder, parsed.run_flags)
     for path in updated:
         put(dict.fromkeys(KINDS, ''), suite.name, path)  # an error before training
     failed = 0
@@ -133,7 +136,7 @@ def write(work: Work, updated: Iterable[Path], made_by: str) -> None:
         console.say(f'{done} of {asked} tests are done.')
         command.write_all({work.output / CSV: as_csv(work.finished)})  # also if the page fails
         if rows:
-            page = render(work.suite, rows, command=made_by)
+            page = render(work.suite, rows, command=made_by, flags=work.flags)
             answer = sections(work.suite, rows)
             texts = {path: put(answer, work.suite.name, path) for path in updated}
             command.write_all({work.output / PAGE: page} | texts)

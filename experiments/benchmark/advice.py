@@ -28,7 +28,7 @@ def advice(suite: Suite, rows: Sequence[Row]) -> str:
       suite: the suite.
       rows: its finished methods, at least one.
     """
-    judged, lines, without = verdicts(rows), [], []
+    judged, lines, without = verdicts(suite, rows), [], []
     for (dataset, skew), table in tables(rows).items():
         where = f'{dataset}, {skew.replace("_", " ")}'
         baseline = next((row for row in table if row.place.method == BASELINE), None)
@@ -40,7 +40,7 @@ def advice(suite: Suite, rows: Sequence[Row]) -> str:
         names = _first([_gain(row, judged[row.place].paired) for row in better])
         cells = [
             where,
-            shown(baseline.interval('final')) if baseline else '–',
+            _baseline(baseline),
             names or 'none',
             f'{len(better)} / {compared - len(better) - worse} / {worse}',
         ]
@@ -49,11 +49,14 @@ def advice(suite: Suite, rows: Sequence[Row]) -> str:
     nothing = f'Nothing beats FedAvg beyond chance in {lost}.' if without else ''
     head = ['data', 'FedAvg', 'better, by how much', 'better / undecided / worse']
     table_text = '\n'.join([f'| {" | ".join(head)} |', '|---' * len(head) + '|', *lines])
+    measured = f'{suite.title}: test accuracy after the last round in percent'
     about = (
-        f'{suite.title}: test accuracy after the last round in percent, mean of {suite.seeds} '
-        f'seeds ± half of the 95 % interval. A method is better or worse than FedAvg if a paired '
-        f"t-test, adjusted by Holm's rule for the methods of a line, has p below {LEVEL}."
+        f'{measured}, mean of {suite.seeds} seeds ± half of the 95 % interval. A method is better '
+        "or worse than FedAvg if a paired t-test, adjusted by Holm's rule for the methods of the "
+        f'suite, has p below {LEVEL}.'
     )
+    if suite.seeds == 1:
+        about = f'{measured}, one seed, so there are no intervals and nothing is compared.'
     failed = [f'{row.place.method} ({in_words([row.place[:2]])})' for row in rows if row.failed]
     diverged = f'Not compared, because a run diverged: {", ".join(failed)}.' if failed else ''
     ranking = rank_sentence(rank(rows))
@@ -63,21 +66,31 @@ def advice(suite: Suite, rows: Sequence[Row]) -> str:
 
 def summary(suite: Suite, rows: Sequence[Row]) -> str:
     """The answer in a few lines; arguments as of `advice`."""
-    judged, won, lost = verdicts(rows), [], []
+    judged, won, lost = verdicts(suite, rows), [], []
     for key, table in tables(rows).items():
         better = [f'`{row.place.method}`' for row in table if judged[row.place].sign > 0]
         if better:
             won.append(f'{_first(better)} on {in_words([key])}')
         elif any(judged[row.place].compared for row in table):
             lost.append(key)
+    failed = [row.place[:2] for row in rows if row.place.method == BASELINE and row.failed]
     sentences = [
         f'{suite.title}, {len(suite.trials)} methods, {suite.seeds} seeds.',
         f'Better than FedAvg beyond chance: {"; ".join(won)}.' if won else '',
         f'No method beats FedAvg beyond chance on {in_words(lost)}.' if lost else '',
+        f'Not compared, because a run of FedAvg diverged: {in_words(failed)}.' if failed else '',
         missing(suite, rows),
     ]
     text = ' '.join(filter(None, sentences))
     return textwrap.fill(text, WIDTH, break_on_hyphens=False, break_long_words=False) + '\n'
+
+
+def _baseline(row: Row | None) -> str:
+    """The accuracy of FedAvg, and how many seeds it is of if some are missing."""
+    if row is None:
+        return '–'
+    part = '' if row.complete else f' ({len(row.values("final"))} of {row.asked} seeds)'
+    return shown(row.interval('final')) + part
 
 
 def _first(names: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -159,18 +160,30 @@ def read_csv(path: Path) -> dict[Key, Record]:
     try:
         with path.open(newline='') as file:
             lines = csv.DictReader(file, strict=True)
-            return dict(_parse({n: read_cell(cell) for n, cell in line.items()}) for line in lines)
+            rows = [_parse({n: read_cell(cell) for n, cell in line.items()}) for line in lines]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
         raise ValueError(f'{path} cannot be read ({error}); move it away.') from error
+    found = dict(rows)
+    for key, record in rows:
+        if found[key] != record:
+            raise ValueError(f'{path} has two lines of {", ".join(map(str, key))}; delete one.')
+    return found
 
 
 def _parse(line: Mapping[str, str]) -> tuple[Key, Record]:
     if line['diverged'] not in ('True', 'False'):
         raise ValueError(f'diverged is {line["diverged"]}')
     numbers = {name: float(line[name]) for name in [*COLUMNS, *COSTS] if line[name]}
-    record = Record(
-        line['settings'], line['diverged'] == 'True', line['machine'], line['versions'], numbers
-    )
+    diverged = line['diverged'] == 'True'
+    for name in [*COSTS, *([] if diverged else ['final'])]:
+        if name not in numbers:
+            raise ValueError(f'{name} is empty')
+    for name, number in numbers.items():
+        low = -100 if name == 'forgetting' else 0  # negative where the last accuracy is the best
+        high = 100 if name in COLUMNS else math.inf
+        if not (math.isfinite(number) and low <= number <= high):
+            raise ValueError(f'{name} is {number}')
+    record = Record(line['settings'], diverged, line['machine'], line['versions'], numbers)
     seed = int(line['seed'])
     key = Key(line['stage'], line['dataset'], line['skew'], line['method'], line['trial'], seed)
     return key, record

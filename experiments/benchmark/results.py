@@ -20,8 +20,13 @@ LEVEL = 0.05  # of the adjusted tests
 class Trial(NamedTuple):
     """A finished run of tuning."""
 
-    percent: float | None  # on held-out data; None if it diverged
+    record: Record
     command: str
+
+    @property
+    def percent(self) -> float | None:
+        """The accuracy on held-out data; None if it diverged."""
+        return self.record.numbers.get('final')
 
 
 class Row(NamedTuple):
@@ -63,7 +68,7 @@ class Verdict(NamedTuple):
     """A method compared with FedAvg on the same data set and skew."""
 
     paired: Paired | None
-    p: float | None  # adjusted for the methods of the table
+    p: float | None  # adjusted for the methods of the suite
     rank: int | None  # by mean, from 1; None if it is not complete
 
     @property
@@ -97,7 +102,7 @@ def make_rows(
     rows = []
     for place, cells in tests.items():
         trials = {
-            cell.variant: Trial(finished[key_of(cell)].numbers.get('final'), command_of([cell]))
+            cell.variant: Trial(finished[key_of(cell)], command_of([cell]))
             for cell in tuning[place]
         }
         runs = {cell.seed: finished[key_of(cell)] for cell in cells if key_of(cell) in finished}
@@ -129,9 +134,14 @@ def command_of(cells: Sequence[Cell]) -> str:
     return shlex.join([*words, f'--seeds={len(cells)}'])
 
 
-def verdicts(rows: Sequence[Row]) -> dict[Place, Verdict]:
-    """Compare the methods of every data set and skew with FedAvg."""
+def verdicts(suite: Suite, rows: Sequence[Row]) -> dict[Place, Verdict]:
+    """Compare the methods of every data set and skew with FedAvg.
+
+    The p-values are adjusted for all other methods of the suite, also those that are not finished,
+    diverged or were not selected: they must not change when more runs are finished.
+    """
     found: dict[Place, Verdict] = {}
+    others = {*suite.trials, *suite.left_out.get('trials', ())} - {BASELINE}
     for table in tables(rows).values():
         baseline = next((row for row in table if row.place.method == BASELINE), None)
         results = [
@@ -140,7 +150,7 @@ def verdicts(rows: Sequence[Row]) -> dict[Place, Verdict]:
             else paired(row.values('final'), baseline.values('final'))
             for row in table
         ]
-        adjusted = holm(results)
+        adjusted = holm(results, len(others))
         means = {row.place: _mean(row) for row in table if row.complete}
         order = sorted(means.values(), reverse=True)
         for row, result, p in zip(table, results, adjusted, strict=True):
@@ -150,8 +160,9 @@ def verdicts(rows: Sequence[Row]) -> dict[Place, Verdict]:
 
 
 def _mean(row: Row) -> float:
+    """The mean final accuracy, to the digits that records have: equal means share a rank."""
     interval = row.interval('final')
-    return -1.0 if interval is None else interval.mean
+    return -1.0 if interval is None else round(interval.mean, 3)
 
 
 def tables(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from experiments.benchmark.records import COLUMNS, Key, Record, key_of
 from experiments.grid import runner
 from experiments.grid.runner import Cell, GridRow
+from jaxfed.config import SEEDS
 from jaxfed.internal.type_checks import suggestion
 from jaxfed.runs import config_flags
 
@@ -166,7 +167,7 @@ def refuse(suite: Suite, extra: Sequence[str]) -> None:
     groups += [trial for trials in suite.trials.values() for trial in trials]
     settings = config_flags.read_flags([flag for flags in groups for flag in flags])
     for name, value in config_flags.read_flags(extra).items():
-        if name in (*settings, 'validation'):
+        if name in (*settings, *SEEDS, 'validation'):
             raise ValueError(
                 f'--{name}={value} after --: the suite {suite.name} sets --{name} for its runs; '
                 'leave it out.'

@@ -122,7 +122,9 @@ def spoken_difference(score: Score, value: Value, *, alike: bool = True) -> str:
         return NOTHING
     agrees = within(score, value.accuracy, value.sd, alike=alike)
     words = {True: ' within', False: ' outside', None: ''}[agrees]
-    return f'{score.mean - value.accuracy:+.2f}{words}'
+    # Of the printed numbers, so that they subtract to it; -0 becomes 0.
+    difference = round(round(score.mean, 2) - value.accuracy, 2) + 0.0
+    return f'{difference:+.2f}{words}'
 
 
 def blocks(filled: Filled) -> list[Block]:

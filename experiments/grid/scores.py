@@ -183,12 +183,14 @@ def within(
       alike: whether rounds and other settings are the paper's.
 
     Returns:
-      The verdict; None without a mean, without any spread, or with other settings.
+      The verdict on the printed numbers; None without a mean or any spread, with diverged or
+      missing runs, or with other settings.
     """
-    allowed = spread if spread is not None else None if score.sd is None else 2 * score.sd
-    if not alike or score.mean is None or allowed is None:
+    allowed = spread if spread is not None else 2 * (score.sd or 0.0) or None
+    complete = score.done >= score.asked and not score.failed
+    if not alike or not complete or score.mean is None or allowed is None:
         return None
-    return abs(score.mean - accuracy_) <= allowed + 1e-9
+    return abs(round(score.mean, 2) - accuracy_) <= allowed + 1e-9
 
 
 def cost_of(runs: Iterable[RecordedCell]) -> RowCost | None:

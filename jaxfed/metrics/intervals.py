@@ -76,7 +76,7 @@ def paired(
     return Paired(interval, float(stats.ttest_1samp(differences, 0.0).pvalue))
 
 
-def holm(results: Sequence[Paired | None]) -> list[float | None]:
+def holm(results: Sequence[Paired | None], planned: int = 0) -> list[float | None]:
     """Adjusts the p-values of several comparisons by Holm's step-down rule.
 
     p'_(k) = max_{j <= k} min(1, (m - j + 1) p_(j)), in ascending order of p
@@ -85,7 +85,8 @@ def holm(results: Sequence[Paired | None]) -> list[float | None]:
     must not depend on its results.
 
     Args:
-      results: m comparisons of two pairs or more, and others, which do not count.
+      results: comparisons of two pairs or more, and others, which do not count.
+      planned: the least m, with comparisons that are not finished or failed.
 
     Returns:
       Adjusted p-values in the same order, None for those without.
@@ -94,7 +95,8 @@ def holm(results: Sequence[Paired | None]) -> list[float | None]:
       Holm, A Simple Sequentially Rejective Multiple Test Procedure, Scandinavian Journal of
       Statistics, 1979.
     """
-    tests = sum(result is not None and result.difference.seeds > 1 for result in results)
+    made = sum(result is not None and result.difference.seeds > 1 for result in results)
+    tests = max(made, planned)
     tested = [(r.p_value, i) for i, r in enumerate(results) if r and r.p_value is not None]
     adjusted: list[float | None] = [None] * len(results)
     largest = 0.0

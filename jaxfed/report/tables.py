@@ -123,7 +123,7 @@ def results(groups: Sequence[RunGroup], target: float | None) -> GroupTable:
 def _mark_best(
     groups: Sequence[RunGroup], columns: list[str], rows: list[list[Cell]], target: float | None
 ) -> None:
-    """Mark the best mean of each column among groups of completed runs on equal data."""
+    """Mark the best printed mean of each column among groups of completed runs on equal data."""
     comparable: dict[Any, list[int]] = {}
     for i, group in enumerate(groups):
         if group.counted[0].complete:
@@ -135,9 +135,11 @@ def _mark_best(
             means = {i: key for i, key in keys.items() if isinstance(key, int | float)}
             if column == 'rounds to target':  # a mean over some of the seeds does not compare
                 means = {i: m for i, m in means.items() if _all_reach(groups[i], target)}
-            if len(set(means.values())) > 1:
+            printed = {i: rows[i][j].text.partition(' ')[0] for i in means}
+            if len(set(printed.values())) > 1:
                 best = _BETTER[column](list(means.values()))
-                for i in (i for i, mean in means.items() if mean == best):
+                shown_best = {printed[i] for i, mean in means.items() if mean == best}
+                for i in (i for i, text in printed.items() if text in shown_best):
                     rows[i][j] = rows[i][j]._replace(best=True)
 
 

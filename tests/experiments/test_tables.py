@@ -190,6 +190,10 @@ def test_agreement_with_the_paper():
     assert scores.within(Score(2, (50, 52)), 48, None) is False
     assert scores.within(Score(1, (50,)), 50, None) is None
     assert scores.within(Score(1), 50, 0.5) is None
+    assert scores.within(Score(2, (50, 50)), 50.1, None) is None  # no spread
+    assert scores.within(Score(3, (50, 51)), 50, 0.5) is None
+    assert scores.within(Score(2, (50,), 1), 50, 0.5) is None
+    assert scores.within(Score(1, (50.304,)), 50, 0.3) is True  # prints 50.30
     assert scores.within(Score(1, (50,)), 50, 0.5, alike=False) is None
 
 
@@ -235,6 +239,9 @@ def test_differences_in_words():
     assert table_layout.spoken_difference(Score(1, (49.5,)), Value(50)) == '-0.50'
     assert table_layout.spoken_difference(Score(1, (50.5,)), Value(50, 0.5)) == '+0.50 within'
     assert table_layout.spoken_difference(Score(1, (51,)), Value(50, 0.5)) == '+1.00 outside'
+    assert table_layout.spoken_difference(Score(1, (49.999,)), Value(50)) == '+0.00'
+    # 54.665 prints 54.66, and 0.01 more than 54.65.
+    assert table_layout.spoken_difference(Score(2, (52.1, 57.23)), Value(54.65)) == '+0.01 within'
     assert table_layout.spoken_value(Value(50, 0.5, None), 'rounds') == '50.00 ± 0.50 (not reached)'
     assert table_layout.spoken_value(Value(12.71, failed=True), 'speed-up') == '12.71 (failed)'
 

@@ -54,6 +54,7 @@ def test_holm_by_hand():
     assert holm(of_p(0.01, 0.04, 0.03, 0.005)) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm(of_p(0.6, '-', 0.7)) == [1.0, None, 1.0]
     assert holm([]) == []
+    assert holm(of_p(0.01, '-', 0.03), planned=4) == pytest.approx([0.04, None, 0.09])
 
 
 def test_holm_counts_equal_differences_but_not_single_pairs():

@@ -35,13 +35,14 @@ WIDTH = 10.0  # of a picture, inches
 PARTS = {'quarter': 0.25, 'half': 0.5, 'final': 1.0}  # column -> part of the rounds
 
 
-def render(suite: Suite, rows: Sequence[Row], *, command: str) -> str:
+def render(suite: Suite, rows: Sequence[Row], *, command: str, flags: Sequence[str] = ()) -> str:
     """Render the page of a benchmark.
 
     Args:
       suite: the suite.
       rows: its finished methods, at least one.
       command: makes all runs of the suite.
+      flags: of all runs, beside those of the suite.
     """
     pages = Environment(
         loader=PackageLoader('experiments.benchmark', 'page'), autoescape=True,
@@ -55,11 +56,12 @@ def render(suite: Suite, rows: Sequence[Row], *, command: str) -> str:
         css=Markup(css),
         script=Markup(script),
         policy=policy(script),
-        answers=[*answers(rows), *filter(None, [rank_sentence(ranks)])],
+        answers=[*answers(suite, rows), *filter(None, [rank_sentence(ranks)])],
         missing=missing(suite, rows),
         command=command,
         tables=tables(rows),
-        verdicts=verdicts(rows),
+        verdicts=verdicts(suite, rows),
+        settings=settings(suite, flags),
         columns=shown_columns(rows),
         score=COLUMNS[suite.score],
         skipped=sorted({row.eval_every for row in rows} - {1}),
@@ -78,14 +80,23 @@ def render(suite: Suite, rows: Sequence[Row], *, command: str) -> str:
     )
 
 
-def answers(rows: Sequence[Row]) -> list[str]:
+def settings(suite: Suite, flags: Sequence[str]) -> list[str]:
+    """The flags of all runs; later ones replace the suite's."""
+    by_name = {flag.partition('=')[0]: flag for flag in (*suite.flags, *flags)}
+    return [flag for name, flag in by_name.items() if name != '--data_dir']
+
+
+def answers(suite: Suite, rows: Sequence[Row]) -> list[str]:
     """A sentence for every data set and skew, which follows from the tests."""
-    judged, lines = verdicts(rows), []
+    judged, lines = verdicts(suite, rows), []
     for (dataset, skew), table in tables(rows).items():
         better = [row.place.method for row in table if judged[row.place].sign > 0]
         where = f'{dataset}, {skew.replace("_", " ")}'
         compared = sum(judged[row.place].compared for row in table)
-        if not any(row.place.method == BASELINE and row.complete for row in table):
+        baseline = next((row for row in table if row.place.method == BASELINE), None)
+        if baseline is not None and baseline.failed:
+            lines.append(f'{where}: a run of FedAvg diverged, so nothing is compared.')
+        elif baseline is None or not baseline.complete:
             lines.append(f'{where}: FedAvg is not finished with all seeds, so nothing is compared.')
         elif not compared:
             lines.append(f'{where}: not enough seeds to compare with FedAvg.')
@@ -97,8 +108,9 @@ def answers(rows: Sequence[Row]) -> list[str]:
 
 
 def machines(rows: Sequence[Row]) -> list[str]:
-    """The devices and versions that the runs were made with."""
-    made = [run for row in rows for run in row.runs.values()]
+    """The devices and versions that the trials and runs were made with."""
+    trials = [trial.record for row in rows for trial in row.trials.values()]
+    made = [*trials, *(run for row in rows for run in row.runs.values())]
     return sorted({f'{run.machine}; {run.versions}' for run in made})
 
 
@@ -165,10 +177,10 @@ def draw_bytes(rows: Sequence[Row]) -> Figure:
         named = {table[0].place.method: 'C2', BASELINE: 'C1'}
         for row in reversed(table):  # the best is drawn last
             intervals = [row.interval(column) for column in PARTS]
-            size = row.rounds * np.mean([run.numbers['MiB a client'] for run in row.runs.values()])
+            size = np.mean([run.numbers['MiB a client'] for run in row.runs.values()])
             method = row.place.method
             ax.plot(
-                [size * part for part in PARTS.values()],
+                [size * evaluated(row, part) for part in PARTS.values()],
                 [np.nan if interval is None else interval.mean for interval in intervals],
                 'o-', ms=3, lw=1, color=named.get(method, '0.75'),
                 label=method if method in named else None, zorder=2 + (method in named),
@@ -178,6 +190,12 @@ def draw_bytes(rows: Sequence[Row]) -> Figure:
     figure.supxlabel('MiB of a client that takes part in every round', fontsize=9)
     figure.supylabel('accuracy (%)', fontsize=9)
     return figure
+
+
+def evaluated(row: Row, part: float) -> int:
+    """The last evaluated round of a part of the rounds."""
+    last = int(row.rounds * part)
+    return last if part == 1 else last - last % row.eval_every
 
 
 def draw_sensitivity(rows: Sequence[Row]) -> Figure:

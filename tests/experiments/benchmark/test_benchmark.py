@@ -238,8 +238,8 @@ def made_row(method, accuracies, skew='iid'):
     cell = suite.test_cells(read, next(iter(suite.places(read))), (), Path('output'), [])[0]
     runs = {seed: records.record_of(cell, made_run(a)) for seed, a in enumerate(accuracies)}
     place = suite.Place('digits', skew, method)
-    trials = {('--mu=1',): results.Trial(50.0, 'python -m jaxfed')}
-    return results.Row(place, ('--mu=1',), trials, runs, 3, 4, 5, 'python -m jaxfed')
+    trial = results.Trial(records.record_of(cell, made_run(0.5)), 'python -m jaxfed')
+    return results.Row(place, ('--mu=1',), {('--mu=1',): trial}, runs, 3, 4, 5, 'python -m jaxfed')
 
 
 def test_numbers_of_a_run():
@@ -283,9 +283,19 @@ def test_the_page_lists_trials_that_diverged():
     row = made_row('fedavg', [0.5, 0.6, 0.7])
     read = suite.read_suite('small')
     assert 'No trial of the methods' in page.render(read, [row], command='')
-    row = row._replace(trials={('--mu=9',): results.Trial(None, 'python')})
+    (trial,) = row.trials.values()
+    record = trial.record._replace(diverged=True, numbers={}, machine='another machine')
+    row = row._replace(trials={('--mu=9',): results.Trial(record, 'python')})
     text = page.render(read, [row], command='')
     assert 'Trials that diverged' in text and '<td>--mu=9</td>' in text
+    assert 'CPU, 2 cores; python 3.11 jaxfed 1 jax 0.10 flax 0.12. another machine; ' in text
+
+
+def test_the_page_has_the_settings_of_all_runs():
+    read, row = suite.read_suite('small'), made_row('fedavg', [0.5])
+    text = page.render(read, [row], command='', flags=['--rounds=2', '--data_dir=d', '--lanes=1'])
+    assert ' --rounds=2 ' in text and ' --lanes=1</pre>' in text
+    assert '--rounds=30' not in text and '--data_dir=d' not in text
 
 
 def test_the_csv_holds_all_numbers(tmp_path):
@@ -296,8 +306,22 @@ def test_the_csv_holds_all_numbers(tmp_path):
     assert records.read_csv(path) == {}
     path.write_text(records.as_csv(found))
     assert records.read_csv(path) == found
-    path.write_text(path.read_text().replace('True', 'maybe'))
-    with pytest.raises(ValueError, match=r'cannot be read \(diverged is maybe\); move it away'):
+    text = path.read_text()
+    for old, new, message in (
+        ('True', 'maybe', r'cannot be read \(diverged is maybe\); move it away'),
+        (',50.0,', ',nan,', 'final is nan'),
+        (',50.0,', ',950,', 'final is 950'),
+        (',50.0,', ',,', 'final is empty'),
+        ('MiB of memory', 'memory', 'MiB of memory'),
+    ):
+        path.write_text(text.replace(old, new, 1))
+        with pytest.raises(ValueError, match=message):
+            records.read_csv(path)
+    lines = text.splitlines(keepends=True)
+    path.write_text(text + lines[1])
+    assert records.read_csv(path) == found
+    path.write_text(text + lines[1].replace(',50.0,', ',51.0,', 1))
+    with pytest.raises(ValueError, match=r'two lines of runs, digits, iid, fedlmd, .* delete'):
         records.read_csv(path)
 
 
@@ -317,12 +341,13 @@ def test_verdicts_are_against_fedavg_of_the_same_table():
         made_row('moon', [0.3, None, 0.3]),
         made_row('kd', [0.9, 0.9, 0.9], skew='other'),
     ]
-    by_place = results.verdicts(rows)
+    read = suite.read_suite('small')
+    by_place = results.verdicts(read, rows)
     judged = [by_place[row.place] for row in rows]
+    assert judged[1].p == pytest.approx(6 * judged[1].paired.p_value)  # of seven methods
     assert [verdict.sign for verdict in judged] == [0, 1, 0, 0, 0]
     assert [verdict.rank for verdict in judged] == [2, 1, 2, None, 1]
     assert rows[3].failed == 1 and not rows[3].complete
-    read = suite.read_suite('small')
     text = advice.advice(read, rows)
     assert (
         '| digits, iid | 60.00 ± 24.84 | `fedlmd` +10.67 ± 1.43 | 1 / 1 / 0 |\n'
@@ -335,7 +360,7 @@ def test_verdicts_are_against_fedavg_of_the_same_table():
     text = ' '.join(advice.summary(read, rows).split())
     assert '7 methods, 3 seeds. Better than FedAvg beyond chance: `fedlmd` on digits (iid).' in text
     assert 'No method' not in text
-    texts = page.answers(rows)
+    texts = page.answers(read, rows)
     assert texts[0] == 'digits, iid: better than FedAvg beyond chance: fedlmd.'
     assert texts[1].endswith(
         'other: FedAvg is not finished with all seeds, so nothing is compared.'
@@ -349,17 +374,18 @@ def test_equal_methods_are_compared_and_single_seeds_are_not():
         [made_row(name, [0.5]) for name in ('fedavg', 'kd')],
     )
     rows = [made_row('fedavg', [0.5, 0.6, 0.7]), same, made_row('moon', [0.5, 0.61, 0.69])]
-    assert page.answers(rows) == ['digits, iid: nothing of 2 methods beats FedAvg beyond chance.']
-    assert '| 0 / 2 / 0 |' in advice.advice(suite.read_suite('small'), rows)
+    read, nothing = suite.read_suite('small'), 'nothing of 2 methods beats FedAvg beyond chance.'
+    assert page.answers(read, rows) == [f'digits, iid: {nothing}']
+    assert '| 0 / 2 / 0 |' in advice.advice(read, rows)
     one = [row._replace(asked=1) for row in one]
-    assert page.answers(one) == ['digits, iid: not enough seeds to compare with FedAvg.']
-    text = advice.advice(suite.read_suite('small'), one)
+    assert page.answers(read, one) == ['digits, iid: not enough seeds to compare with FedAvg.']
+    text = advice.advice(read, one)
     assert '| 0 / 0 / 0 |' in text and 'Nothing beats' not in text
 
 
 def test_a_collapsed_baseline_is_beaten_beyond_chance():
     rows = [made_row('fedavg', [0.1] * 3), made_row('kd', [0.9802, 0.9805, 0.98])]
-    found = results.verdicts(rows)
+    found = results.verdicts(suite.read_suite('small'), rows)
     assert [found[row.place].sign for row in rows] == [0, 1]
 
 
@@ -403,13 +429,26 @@ def test_ranks_separate_methods_over_the_tables():
 
 def test_a_baseline_that_diverged_is_not_compared():
     rows = [made_row('fedavg', [0.5, None, 0.7]), made_row('kd', [0.5, 0.6, 0.7])]
-    assert not results.verdicts(rows)[rows[1].place].compared
-    assert page.answers(rows) == [
-        'digits, iid: FedAvg is not finished with all seeds, so nothing is compared.'
+    read = suite.read_suite('small')
+    assert not results.verdicts(read, rows)[rows[1].place].compared
+    assert page.answers(read, rows) == [
+        'digits, iid: a run of FedAvg diverged, so nothing is compared.'
     ]
-    assert 'a run diverged: fedavg (digits (iid)).' in advice.advice(
-        suite.read_suite('small'), rows
-    )
+    text = advice.advice(read, rows)
+    assert 'a run diverged: fedavg (digits (iid)).' in text
+    assert '| 60.00 ± 127.06 (2 of 3 seeds) |' in text
+    words = ' '.join(advice.summary(read, rows).split())
+    assert 'Not compared, because a run of FedAvg diverged: digits (iid).' in words
+    read = read._replace(published={'digits/iid': {'kd': '1'}})
+    text = page.render(read, rows, command='')
+    assert '<td class="number">2 (1 diverged)</td>' in text
+
+
+def test_one_seed_has_no_interval():
+    read = suite.read_suite('small')._replace(seeds=1)
+    text = advice.advice(read, [made_row('fedavg', [0.5])._replace(asked=1)])
+    assert 'percent, one seed, so there are no intervals and nothing is compared.' in text
+    assert 'mean of' not in text and '| 50.00 |' in text
 
 
 def test_a_page_says_what_was_left_out_of_its_suite():
@@ -468,6 +507,7 @@ def test_a_replayed_benchmark_is_not_tuned(tmp_path, capsys):
         ),
         (['--', '--alpha=.3'], '--alpha=0.3 after --: the suite small sets --alpha for its runs;'),
         (['--', '--learning_rate=.05'], '--learning_rate=0.05 after --: the suite small sets'),
+        (['--', '--init_seed=0'], '--init_seed=0 after --: the suite small sets'),
         (['--', '--validation=0.1'], '--validation=0.1 after --: the suite small sets'),
         (['--', '--method=kd'], '--method=kd is set for each run by the grid; leave it out'),
         (['--', '--flagfile=FILE'], '--mu=5.0 after --: the suite small sets'),
