@@ -171,9 +171,9 @@ def main(arguments: Sequence[str]) -> int:
             raise ValueError(f'--output={path} must end in {suffix}.')
         if path.resolve() == (Path(values.workdir) / MODEL).resolve():
             raise ValueError(f'--output={path} is the model of the run; name another file.')
+        _, _, network = read_network(values.workdir, conv='grouped')
         if not path.parent.is_dir():
             raise ValueError(f'--output={path}: there is no folder {path.parent}; make it first.')
-        _, _, network = read_network(values.workdir, conv='grouped')
         with explain_errors(f'--output={path} cannot be written', 'name another', catch=OSError):
             write(network, path)
     except (ValueError, OSError) as error:

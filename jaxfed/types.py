@@ -148,7 +148,8 @@ class Dataset(NamedTuple):
           The dataset.
 
         Raises:
-          ValueError: if examples have unequal shapes.
+          ValueError: if examples have unequal shapes, or labels without num_classes are no integers
+            from 0.
         """
         try:
             inputs = np.asarray(x_train), np.asarray(x_test)
@@ -157,8 +158,25 @@ class Dataset(NamedTuple):
                 'x_train and x_test must have examples of one shape; fill texts of unequal length '
                 'with 0.'
             ) from error
-        labels = np.asarray(y_train)
-        classes = int(labels.max()) + 1 if num_classes is None else num_classes
+        labels, test_labels = np.asarray(y_train), np.asarray(y_test)
+        classes = _count_classes(labels, test_labels) if num_classes is None else num_classes
         owners = None if users is None else np.asarray(users)
-        examples = inputs[0], labels, inputs[1], np.asarray(y_test)
-        return cls(name, *examples, classes, owners, vocabulary)
+        return cls(name, inputs[0], labels, inputs[1], test_labels, classes, owners, vocabulary)
+
+
+def _count_classes(labels: np.ndarray, test_labels: np.ndarray) -> int:
+    """The largest training label plus one."""
+    both = {'y_train': labels, 'y_test': test_labels}
+    for name, array in both.items():
+        if not array.size or not np.issubdtype(array.dtype, np.integer):
+            raise ValueError(
+                f'{name} must have integers from 0, one for each example, got {array.dtype} of '
+                f'shape {list(array.shape)}.'
+            )
+    least = min(array.min() for array in both.values())
+    if least > 0:
+        raise ValueError(
+            f'y_train and y_test have labels from {least}: number the classes from 0, as in '
+            f'y - {least}, or pass num_classes.'
+        )
+    return int(labels.max()) + 1

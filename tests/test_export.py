@@ -202,7 +202,7 @@ def test_names_and_layouts_of_a_residual_network(run, tmp_path):
     [
         (['none', '--format=torch', '--output=x.safetensors'], 'workdir=none is not a run'),
         (['none', '--format=torch', '--output=x.onnx'], '--output=x.onnx must end in .safetensors'),
-        (['none', '--format=torch', '--output=no/x.safetensors'], 'there is no folder no'),
+        (['none', '--format=torch', '--output=no/x.safetensors'], 'workdir=none is not a run'),
     ],
 )
 def test_bad_arguments(arguments, message, capsys, tmp_path, monkeypatch):
@@ -211,6 +211,13 @@ def test_bad_arguments(arguments, message, capsys, tmp_path, monkeypatch):
     shown = ' '.join(capsys.readouterr().err.split())
     assert message in shown and shown.startswith('error: ')
     assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_of_the_output_must_exist(run, tmp_path, capsys):
+    workdir, _ = run('mlp')
+    path = tmp_path / 'no' / 'x.safetensors'
+    assert main([str(workdir), '--format=torch', f'--output={path}']) == 2
+    assert f'there is no folder {path.parent}; make it' in ' '.join(capsys.readouterr().err.split())
 
 
 def test_a_program_exports_the_network_that_it_registers(run, tmp_path, monkeypatch):

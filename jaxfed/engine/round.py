@@ -148,9 +148,11 @@ def share_values(context: Context, inputs: RoundInputs, x: Array | int) -> PyTre
 def weights_of(context: Context, inputs: RoundInputs, x: Array | int) -> tuple[Array, Array]:
     """Shares [S] of experiment x's clients by --aggregation, and the weights of their updates."""
     clients, epochs = row(inputs.cohort, x)
-    size, label_counts = inputs.data.size[x, clients], inputs.data.label_counts[x, clients]
+    arrived = epochs > 0
+    size = arrived * inputs.data.size[x, clients]
+    label_counts = arrived[:, None] * inputs.data.label_counts[x, clients]
     # A client without examples has no update to average.
-    share = (epochs > 0) * (size if context.settings.aggregation == 'size' else size > 0)
+    share = size if context.settings.aggregation == 'size' else size > 0
     share = share / jnp.maximum(jnp.sum(share), 1)
     steps = epochs * steps_per_epoch(size, context.batch_size)
     method, info = context.method_of(row(inputs.tuned, x)), round_info(context, inputs, x)

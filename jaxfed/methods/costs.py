@@ -65,7 +65,7 @@ def method_cost(
       The costs.
     """
     model = method.adapt(network)
-    teachers: set[int] = set()  # ids of the parameters with which a batch is evaluated
+    teachers: list[PyTree] = []  # the parameters with which a batch is evaluated
     folds: list[Any] = []
     exchange = partial(_exchange, method, model, teachers, folds)
 
@@ -100,7 +100,7 @@ def method_cost(
 
 
 def _exchange(
-    method: Method, model: Model, teachers: set[int], folds: list[Any], params: PyTree,
+    method: Method, model: Model, teachers: list[PyTree], folds: list[Any], params: PyTree,
     stats: PyTree, batch: Batch, info: ClientInfo, number: Array,
 ) -> tuple[PyTree, PyTree, PyTree, PyTree]:  # fmt: skip
     """The server state, client state, download and upload; notes evaluations and data passes."""
@@ -113,7 +113,8 @@ def _exchange(
         return model.evaluate(w, x, stats)
 
     def apply(w: PyTree, x: Array, stats: PyTree = stats) -> Any:
-        teachers.add(id(w))
+        if not any(w is teacher for teacher in teachers):
+            teachers.append(w)
         return model.evaluate(w, x, stats)
 
     def fold(f: Any, initial: PyTree) -> PyTree:

@@ -16,6 +16,10 @@ import numpy as np
 
 from jaxfed.types import Array, Model, PyTree
 
+# Field of a view -> the hook that sets it.
+_SOURCES = {
+    'state': 'init', 'static': 'prepare', 'shared': 'share', 'begun': 'begin', 'uploads': 'finish',
+}  # fmt: skip
 _ARRAY = (jax.Array, np.ndarray, np.number, np.bool_, int, float, complex)
 
 
@@ -140,7 +144,10 @@ def _outside_rounds(method: Any) -> dict[str, Any]:
 
 
 def _located(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook of another package, whose ValueErrors name the hook and its line."""
+    """A hook of another package, whose ValueErrors name the hook and its line.
+
+    Other errors have that as a note: a sweep tells them by their types.
+    """
     code = getattr(inspect.unwrap(function), '__code__', None)
     if code is None or (function.__module__ or '').partition('.')[0] == 'jaxfed':
         return function
@@ -149,14 +156,40 @@ def _located(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def located(*arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except ValueError as error:
+        except Exception as error:
             lines = traceback.extract_tb(error.__traceback__)
-            own = [line.lineno for line in lines if line.filename == code.co_filename]
-            place = f'{Path(code.co_filename).name}, line {own[-1] if own else "unknown"}'
+            own = [line for line in lines if line.filename == code.co_filename]
+            number, source = (own[-1].lineno, own[-1].line or '') if own else ('unknown', '')
+            unset = _unset(arguments[0], source)
+            place = f'Method.{hook} ({Path(code.co_filename).name}, line {number}{unset})'
+            if not isinstance(error, ValueError):
+                error.add_note(place)
+                raise
             text = ' '.join(str(error).split())
-            raise ValueError(f'Method.{hook} ({place}): {text}') from error
+            raise ValueError(f'{place}: {text}') from error
 
     return located
+
+
+def _unset(view: Any, source: str) -> str:
+    """The field of a view that a line of code reads, if no hook sets it, in words."""
+    for field, hook in _SOURCES.items():
+        value = getattr(view, field, None)
+        if f'.{field}' in source and isinstance(value, tuple) and not value:
+            return f'; {field} is () without Method.{hook}'
+    return ''
+
+
+def explain_error(error: Exception) -> ValueError | None:
+    """An error of a hook in one line; None for other errors."""
+    places = [note for note in getattr(error, '__notes__', ()) if note.startswith('Method.')]
+    if not places:
+        return None
+    text = ' '.join(str(error).partition('\n')[0].split())
+    advice = ''
+    if isinstance(error, jax.errors.JAXTypeError):
+        advice = ' Use jax.numpy for numpy, jax.numpy.where for if, and no float() or bool().'
+    return ValueError(f'{places[0]}: {type(error).__name__}: {text.rstrip(".")}.{advice}')
 
 
 def _error(hook: str, form: str, value: Any) -> ValueError:

@@ -166,9 +166,9 @@ class CohortView(NamedTuple):
     """The input of `weigh`, for all clients of the round."""
 
     weights: Array  # [S] float32, from --aggregation or the previous part; 0 where lost
-    size: Array  # [S] int32
-    label_counts: Array  # [S, C] int32
-    steps: Array  # [S] int32, 0 where the update is lost
+    size: Array  # [S] int32; 0 where lost
+    label_counts: Array  # [S, C] int32; 0 where lost
+    steps: Array  # [S] int32; 0 where lost
     round: RoundInfo
 
 

@@ -94,7 +94,8 @@ class Measure(NamedTuple):
 def _forgetting(data: RoundData, now: Evaluation) -> Fields:
     best = [data.history.best] if data.history.rounds else []
     classes = class_forgetting(np.stack([*best, now.class_accuracy]))
-    return {'forgetting': classes.mean(), 'class_forgetting': classes}
+    tested = np.bincount(data.y, minlength=data.num_classes) > 0
+    return {'forgetting': classes[tested].mean(), 'class_forgetting': classes}
 
 
 def _consistency(data: RoundData, now: Evaluation) -> Fields:
@@ -364,6 +365,17 @@ def needs(names: Sequence[str]) -> set[Need]:
     return {need for name in names for need in MEASURES[name].needs}
 
 
+def _fields_of(name: str, function: str, *arguments: Any) -> Fields:
+    """What a function of a measure returns; raises a ValueError if it is no dictionary."""
+    found = getattr(MEASURES[name], function)(*arguments)
+    if not isinstance(found, dict):
+        raise ValueError(
+            f"MEASURES[{name!r}].{function} must return a dictionary of fields, as {{'name': 0.5}}"
+            f', got {type(found).__name__}.'
+        )
+    return found
+
+
 def measure_round(
     names: Sequence[str], data: RoundData, now: Evaluation | None, local: LocalModels | None
 ) -> Fields:
@@ -379,14 +391,15 @@ def measure_round(
       All fields of the measures; None for a field without a value in this round.
 
     Raises:
-      ValueError: if a measure returns a field that it does not list, or an array as a scalar.
+      ValueError: if a measure returns no dictionary, a field that it does not list, or an array as
+        a scalar.
     """
     values: Fields = dict.fromkeys(fields(names))
     for name in names:
         measure = MEASURES[name]
-        found = dict(measure.of_round(data))
-        found |= {} if now is None else measure.of_global(data, now)
-        found |= {} if local is None else measure.of_locals(data, local)
+        found = dict(_fields_of(name, 'of_round', data))
+        found |= {} if now is None else _fields_of(name, 'of_global', data, now)
+        found |= {} if local is None else _fields_of(name, 'of_locals', data, local)
         for field, value in found.items():
             if field not in measure.fields:
                 raise ValueError(

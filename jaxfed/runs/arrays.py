@@ -30,8 +30,8 @@ def checked_arrays(dataset: Dataset | Mapping[str, Any], columns: Columns = NO_C
         )
     if not isinstance(dataset, Dataset):
         raise ValueError(
-            'dataset must be a jaxfed.Dataset or a datasets.DatasetDict, got '
-            f'{type(dataset).__name__}.'
+            'dataset must be a jaxfed.Dataset, as of Dataset.from_arrays, or a datasets.DatasetDict'
+            f', as of train_test_split, got {type(dataset).__name__}.'
         )
     source = f'dataset={dataset.name!r}'
     if not isinstance(dataset.name, str) or not re.fullmatch(r'[\w.+-]+', dataset.name):
@@ -39,7 +39,7 @@ def checked_arrays(dataset: Dataset | Mapping[str, Any], columns: Columns = NO_C
     classes = dataset.num_classes
     if not isinstance(classes, int | np.integer) or not 1 <= classes <= LARGEST_LABEL + 1:
         raise ValueError(
-            f'{source} must have num_classes from 1 to {LARGEST_LABEL + 1}, got {classes}.'
+            f'{source} must have num_classes from 1 to {LARGEST_LABEL + 1}, got {classes!r}.'
         )
     fields = ARRAYS if dataset.users is None else (*ARRAYS, 'users')
     masked = [field for field in fields if isinstance(getattr(dataset, field), np.ma.MaskedArray)]

@@ -101,6 +101,21 @@ def deal(config: Config, dataset: Dataset | None = None, *, auxiliary_per_class:
     return Dealt(noisy_set, partition, auxiliary, counts, personal, partition_digest(parts))
 
 
+def missing_classes(dataset: Dataset) -> list[str]:
+    """Sentences about classes without examples, which are no error."""
+    sentences = []
+    for split, labels, consequence in (
+        ('training', dataset.y_train, 'cannot be learned'),
+        ('test', dataset.y_test, 'have class accuracy 0 in the records'),
+    ):
+        counts = np.bincount(labels, minlength=dataset.num_classes)
+        missing = [str(c) for c in np.flatnonzero(counts == 0)]
+        if missing:
+            named = ', '.join(missing[:5]) + ' ...' * (len(missing) > 5)
+            sentences.append(f'classes without a {split} example {consequence}: {named}.')
+    return sentences
+
+
 def columns_of(config: Config) -> Columns:
     """The columns of --dataset=hf:NAME."""
     return Columns(config.image_column, config.label_column, config.user_column)

@@ -19,7 +19,7 @@ from jaxfed.engine.devices import check_devices
 from jaxfed.engine.local import steps_per_epoch
 from jaxfed.engine.optimizers import WITHOUT_MOMENTUM
 from jaxfed.methods.costs import MethodCost, method_cost
-from jaxfed.methods.hooks import check_hooks
+from jaxfed.methods.hooks import check_hooks, explain_error
 from jaxfed.methods.method import Method
 from jaxfed.metrics.measures import Need, needs, parse_clients, parse_measures
 from jaxfed.models import BUILT_IN, MODELS, check_network, make_model, ops, with_precision
@@ -124,9 +124,14 @@ def make_experiment(
         check_network(
             config.model, model, input_shape=input_shape, num_classes=classes, vocabulary=vocabulary
         )
-    cost = method_cost(
-        method, network, input_shape=input_shape, num_classes=classes, vocabulary=vocabulary
-    )
+    try:
+        cost = method_cost(
+            method, network, input_shape=input_shape, num_classes=classes, vocabulary=vocabulary
+        )
+    except Exception as error:
+        if explained := explain_error(error):
+            raise explained from error
+        raise
     names = parse_measures(config.measure)
     measures = Measures(names, needs(names), parse_clients(config.confusion_clients))
     mean, std = channel_statistics(dataset.x_train)

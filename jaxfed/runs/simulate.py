@@ -21,7 +21,7 @@ from jaxfed.recording.curve import draw_accuracy
 from jaxfed.recording.entries import Entry, summarise, title_of
 from jaxfed.recording.heatmap import draw_heatmap
 from jaxfed.recording.log import Log
-from jaxfed.runs.deal import data_digest
+from jaxfed.runs.deal import data_digest, missing_classes
 from jaxfed.runs.experiment import Experiment, set_up, total_steps
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.model_file import save_model
@@ -263,6 +263,8 @@ def _prepare(experiments: Sequence[Experiment], make: Prepare, *, quiet: bool) -
         workdir, counts = experiment.workdir, experiment.dealt.label_counts
         draw_heatmap(counts, workdir / run_files.PARTITION_MAP, title=title_of(experiment.config))
         run_files.write_partition(workdir / run_files.PARTITION, counts, own)
+    for sentence in [] if quiet else missing_classes(experiments[0].dealt.dataset):
+        console.show_warning(sentence)
     console.say(f'memory: {memory_in_words(prepared)}', quiet=quiet)
     return prepared
 

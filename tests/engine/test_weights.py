@@ -58,6 +58,27 @@ def test_weights_of_arriving_clients_sum_to_one(name, aggregation):
     check()
 
 
+def test_a_lost_client_has_neither_examples_nor_labels_nor_steps():
+    seen = []
+
+    def weigh(cohort):
+        seen.append(cohort)
+        return cohort.weights
+
+    data = training_data()
+    counts = jnp.asarray([[[3, 1, 0, 0], [0, 2, 0, 0], [1, 1, 1, 1]]])
+    data = data._replace(size=counts.sum(-1), label_counts=counts)
+    _, local, *_ = set_up(methods.Method(weigh=weigh))
+    cohort = Cohort(jnp.array([[2, 0, 1]]), jnp.array([[1, 0, 2]]))
+    server = ServerState((), (), jnp.zeros(1, jnp.int32))
+    inputs = RoundInputs(server, cohort, Tuned(jnp.array([0.1])), (), data)
+    context = Context(None, methods.Method(weigh=weigh), local, None, None, None, STACKED)
+    weights_of(context, inputs, 0)
+    assert seen[0].size.tolist() == [4, 0, 2]
+    assert seen[0].label_counts.tolist() == [[1, 1, 1, 1], [0, 0, 0, 0], [0, 2, 0, 0]]
+    assert seen[0].steps.tolist() == [1, 0, 2]
+
+
 @pytest.mark.parametrize('name', ['median', 'trimmed_mean trim=0.3', 'krum', 'multikrum'])
 @pytest.mark.parametrize('arrived', [6, 5, 4, 2, 1])
 def test_equal_updates_combine_to_themselves(name, arrived):

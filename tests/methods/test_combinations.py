@@ -255,6 +255,18 @@ def test_costs_of_parameters_that_stay():
     assert stays == 2 * size_of(network.stats)  # scale and bias beside mean and variance
 
 
+def test_every_teacher_of_a_method_counts_as_one_forward_pass():
+    def penalty(view):
+        def value(teacher):
+            return view.mean(view.apply(teacher, view.batch.x).logits.sum(-1))
+
+        # Each scaled tree is freed before the next one, which may then have its id.
+        scaled = (jax.tree.map(lambda w, s=s: s * w, view.global_params) for s in range(5))
+        return sum(map(value, scaled)) + value(view.global_params) + value(view.global_params)
+
+    assert cost(methods.Method(penalty=penalty)).forward_passes == 6
+
+
 def test_a_run_that_diverges_can_be_recorded(cheap_runs, tmp_path):
     settings = jaxfed.Config(
         learning_rate=1e12, rounds=3, model='mlp', devices='1', lanes=1, workdir=str(tmp_path / 'a')

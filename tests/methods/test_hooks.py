@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxfed
+from jaxfed import losses
 from jaxfed.methods import METHODS, Method, chain, switch
 from jaxfed.methods.hooks import check_hooks
 from jaxfed.types import Outputs
@@ -155,6 +157,39 @@ def test_an_exception_in_a_hook_reaches_the_caller():
     with pytest.raises(KeyError, match='mine') as error:
         train(Method(penalty=broken))
     assert error.traceback[-1].name == 'broken'
+
+
+def missing_key(view):
+    return view.mean(view.outputs.logits.sum(-1) + view.state['drfit'])
+
+
+def own_branch(view):
+    return 0.0 if view.outputs.logits.sum() > 0 else 1.0
+
+
+def unset_state(view):
+    return losses.proximal(view.params, view.state.anchor)
+
+
+@pytest.mark.parametrize(
+    'method, message',
+    [
+        (Method(init=lambda w, _: ((), {'drift': 0.0}), penalty=missing_key),
+         r"Method\.penalty \(test_hooks\.py, line \d+\): KeyError: 'drfit'\."),
+        (Method(penalty=own_branch),
+         r'Method\.penalty \(test_hooks\.py, line \d+\): TracerBoolConversionError: .*\. '
+         r'Use jax\.numpy for numpy, jax\.numpy\.where for if, and no float\(\) or bool\(\)\.'),
+        (Method(penalty=unset_state),
+         r'Method\.penalty \(test_hooks\.py, line \d+; state is \(\) without Method\.init\): '
+         r"AttributeError: 'tuple' object has no attribute 'anchor'\."),
+    ],
+)  # fmt: skip
+def test_a_run_explains_an_error_of_a_hook_in_one_line(method, message, tmp_path, cheap_runs):
+    config = jaxfed.Config(model='mlp', rounds=1, devices='1', workdir=str(tmp_path / 'run'))
+    with pytest.raises(ValueError) as error:
+        jaxfed.simulate(config, method=method)
+    assert re.fullmatch(message, str(error.value))
+    assert not (tmp_path / 'run').exists()
 
 
 def test_a_network_without_a_classifier_is_refused():

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from types import SimpleNamespace
 
 import chex
 import jax
@@ -492,6 +493,18 @@ def test_waves_give_the_same_measures(run):
 
 
 @pytest.mark.slow
+def test_forgetting_leaves_out_classes_without_test_examples():
+    data = SimpleNamespace(
+        y=np.array([0, 2, 2]),
+        num_classes=3,
+        history=SimpleNamespace(rounds=1, best=np.array([0.5, 0.0, 1.0])),
+    )
+    now = SimpleNamespace(class_accuracy=np.array([0.25, 0.0, 0.5]))
+    found = MEASURES['forgetting'].of_global(data, now)
+    assert found['forgetting'] == pytest.approx((0.25 + 0.5) / 2)
+    np.testing.assert_allclose(found['class_forgetting'], [0.25, 0, 0.5])
+
+
 def test_a_diverged_run_has_no_values(cheap_runs, tmp_path):
     x = np.random.default_rng(0).integers(0, 256, (60, 3, 3, 1)).astype(np.uint8)
     y = np.arange(60) % 3
@@ -551,6 +564,7 @@ def test_registered_measures_are_checked(mine, message, monkeypatch):
     [
         ({'two': 2}, "returns 'two', but its scalars and arrays do not list it; add it"),
         ({'one': [1, 2]}, r"must return a number as its scalar 'one', got the shape \[2\]"),
+        (0.5, r"MEASURES\['mine'\]\.of_round must return a dictionary of fields, .* got float\."),
     ],
 )
 def test_a_measure_returns_the_fields_that_it_lists(returned, message, monkeypatch):

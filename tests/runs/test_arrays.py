@@ -117,7 +117,38 @@ def test_refused_arrays_leave_nothing(tmp_path, changes, settings, message):
     assert not (tmp_path / 'run').exists()
 
 
+def test_classes_without_examples_are_a_warning(tmp_path, capsys):
+    x, y, *_ = features()[1:]
+    data = jaxfed.Dataset('gaps', x, 2 * y, x[:8], 3 * y[:8], 6)
+    config = jaxfed.Config(**TINY, workdir=str(tmp_path / 'run'))
+    jaxfed.simulate(config, dataset=data, quiet=False)
+    shown = ' '.join(capsys.readouterr().err.split())
+    assert 'warning: classes without a training example cannot be learned: 1, 3, 4, 5.' in shown
+    assert 'a test example have class accuracy 0 in the records: 1, 2, 4, 5.' in shown
+
+
+@pytest.mark.parametrize(
+    'y_train, y_test, message',
+    [
+        (
+            [1, 2, 1],
+            [2, 1],
+            'labels from 1: number the classes from 0, as in y - 1, or pass num',
+        ),
+        (['a', 'b', 'a'], [0, 1], r'^y_train must have integers from 0, .* got <U1 of shape \[3\]'),
+        ([0, 1, 0], [], r'^y_test must have integers from 0, .* got float64 of shape \[0\]'),
+        ([], [0, 1], r'^y_train must have integers from 0, .* got float64 of shape \[0\]'),
+    ],
+)
+def test_classes_are_numbered_from_zero(y_train, y_test, message):
+    x = np.zeros((3, 2), np.float32)
+    with pytest.raises(ValueError, match=message):
+        jaxfed.Dataset.from_arrays(x, y_train, x[:2], y_test)
+    assert jaxfed.Dataset.from_arrays(x, [1, 2, 1], x[:2], [2, 1], num_classes=3).num_classes == 3
+    assert jaxfed.Dataset.from_arrays(x, [1, 0, 1], x[:2], [1, 1]).num_classes == 2
+
+
 def test_other_values_than_a_dataset_are_refused():
     x, y, *_ = features()[1:]
-    with pytest.raises(ValueError, match=r'dataset must be a jaxfed\.Dataset or .*, got tuple\.'):
+    with pytest.raises(ValueError, match=r'dataset must be a jaxfed\.Dataset, .*, got tuple\.'):
         jaxfed.simulate(jaxfed.Config(**TINY), dataset=(x, y))

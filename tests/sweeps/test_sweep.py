@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import threading
+import traceback
 from pathlib import Path
 
 import jax
@@ -652,7 +653,7 @@ def test_a_method_that_takes_python_numbers_has_one_program_for_each(
     assert len({tuple(o.final) for o in outcomes}) == 2
 
 
-def test_a_type_error_in_a_hook_has_its_own_traceback(cheap_runs, tmp_path, monkeypatch):
+def test_a_type_error_in_a_hook_is_no_swept_setting(cheap_runs, tmp_path, monkeypatch):
     def mistaken(*, strength: float = 0.1) -> Method:
         """A penalty."""
 
@@ -662,10 +663,14 @@ def test_a_type_error_in_a_hook_has_its_own_traceback(cheap_runs, tmp_path, monk
         return Method(penalty=penalty_with_a_mistake)
 
     monkeypatch.setitem(methods.METHODS, 'mistaken', mistaken)
-    with pytest.raises(TypeError) as raised:
+    with pytest.raises(
+        ValueError, match=r'^Method\.penalty \(test_sweep\.py, .*TypeError'
+    ) as raised:
         run(small(method='mistaken', rounds=1), 'strength=0.1,1', 1, tmp_path)
-    assert type(raised.value) is TypeError  # not a subclass of JAX
-    assert any(entry.name == 'penalty_with_a_mistake' for entry in raised.traceback)
+    cause = raised.value.__cause__
+    assert type(cause) is TypeError  # not a subclass of JAX
+    lines = traceback.extract_tb(cause.__traceback__)
+    assert any(line.name == 'penalty_with_a_mistake' for line in lines)
 
 
 @pytest.mark.parametrize(
