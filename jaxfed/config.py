@@ -376,6 +376,7 @@ class Config:
     stream: Stream = _machine(
         'auto', 'send images in waves of clients; auto if they do not fit into memory'
     )
+    # float32 on every device, so that the numbers of a GPU or TPU compare with those of a CPU.
     precision: Precision = _machine(
         'float32',
         'arithmetic; parameters are always float32',
