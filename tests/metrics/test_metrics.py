@@ -492,7 +492,6 @@ def test_waves_give_the_same_measures(run):
                 np.testing.assert_allclose(a[name], b[name], rtol=1e-3, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.slow
 def test_forgetting_leaves_out_classes_without_test_examples():
     data = SimpleNamespace(
         y=np.array([0, 2, 2]),
@@ -505,6 +504,7 @@ def test_forgetting_leaves_out_classes_without_test_examples():
     np.testing.assert_allclose(found['class_forgetting'], [0.25, 0, 0.5])
 
 
+@pytest.mark.slow
 def test_a_diverged_run_has_no_values(cheap_runs, tmp_path):
     x = np.random.default_rng(0).integers(0, 256, (60, 3, 3, 1)).astype(np.uint8)
     y = np.arange(60) % 3
