@@ -146,7 +146,7 @@ def _outside_rounds(method: Any) -> dict[str, Any]:
 def _located(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A hook of another package, whose ValueErrors name the hook and its line.
 
-    Other errors have that as a note: a sweep tells them by their types.
+    Errors of other types get this place as a note, because a sweep handles them by type.
     """
     code = getattr(inspect.unwrap(function), '__code__', None)
     if code is None or (function.__module__ or '').partition('.')[0] == 'jaxfed':
