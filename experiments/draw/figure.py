@@ -12,7 +12,7 @@ from experiments.grid.command import select
 from experiments.grid.published import PaperTable
 from experiments.grid.runner import Cell, GridRow, RecordedCell, flags_with_effect, make_cells
 from jaxfed.config import Config
-from jaxfed.metrics.measures import parse_clients
+from jaxfed.metrics.selection import parse_clients
 from jaxfed.runs.seeds import sample_cohort
 
 

@@ -7,7 +7,8 @@ import numpy as np
 
 from jaxfed.config import Config, partition_values
 from jaxfed.metrics import Evaluation, moving_average, rounds_to_target
-from jaxfed.metrics.measures import MEASURES, fields
+from jaxfed.metrics.measures import MEASURES
+from jaxfed.metrics.selection import fields
 from jaxfed.partition import partition_settings
 
 Entry = dict[str, Any]  # a line of metrics.jsonl

@@ -29,7 +29,7 @@ from jaxfed.internal.files import (
 )
 from jaxfed.internal.type_checks import printable
 from jaxfed.methods import Part
-from jaxfed.metrics.measures import parse_measures
+from jaxfed.metrics.selection import parse_measures
 from jaxfed.recording.checkpoints import FOLDER
 
 CONFIG, METRICS, SUMMARY = 'config.json', 'metrics.jsonl', 'summary.json'

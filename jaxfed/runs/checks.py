@@ -9,7 +9,8 @@ from jaxfed.config import MAPPINGS, SETTINGS, Config
 from jaxfed.data import check_source
 from jaxfed.engine.cohorts import candidates
 from jaxfed.internal.type_checks import check_value
-from jaxfed.metrics.measures import MEASURES, check_measures, parse_clients, parse_measures
+from jaxfed.metrics.measures import MEASURES
+from jaxfed.metrics.selection import check_measures, parse_clients, parse_measures
 from jaxfed.partition import PARTITIONS, partition_settings
 from jaxfed.recording.entries import RESERVED
 from jaxfed.runs.attack import check_attack

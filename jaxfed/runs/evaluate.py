@@ -18,7 +18,8 @@ from jaxfed.engine.types import ServerState
 from jaxfed.internal.backend import lower
 from jaxfed.metrics import Evaluation, Teacher
 from jaxfed.metrics.history import History
-from jaxfed.metrics.measures import LocalModels, RoundData, measure_round, need_local_models
+from jaxfed.metrics.measures import LocalModels, RoundData
+from jaxfed.metrics.selection import measure_round, need_local_models
 from jaxfed.runs.client_images import client_images
 from jaxfed.runs.deal import padded
 from jaxfed.runs.experiment import Experiment

@@ -21,7 +21,8 @@ from jaxfed.engine.optimizers import WITHOUT_MOMENTUM
 from jaxfed.methods.costs import MethodCost, method_cost
 from jaxfed.methods.hooks import check_hooks, explain_error
 from jaxfed.methods.method import Method
-from jaxfed.metrics.measures import Need, needs, parse_clients, parse_measures
+from jaxfed.metrics.measures import Need
+from jaxfed.metrics.selection import needs, parse_clients, parse_measures
 from jaxfed.models import BUILT_IN, MODELS, check_network, make_model, ops, with_precision
 from jaxfed.recording import run_files, trackers
 from jaxfed.runs import checks, config_flags

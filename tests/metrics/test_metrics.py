@@ -19,8 +19,9 @@ from jaxfed.data.statistics import channel_statistics
 from jaxfed.engine import evaluation, local_evaluation
 from jaxfed.engine.devices import make_mesh
 from jaxfed.engine.stacking import row
-from jaxfed.metrics import measures
-from jaxfed.metrics.measures import MEASURES, Measure, parse_clients, parse_measures
+from jaxfed.metrics import selection
+from jaxfed.metrics.measures import MEASURES, Measure
+from jaxfed.metrics.selection import parse_clients, parse_measures
 from jaxfed.runs import checks, feed, prepare, simulate
 from jaxfed.runs.experiment import set_up
 from jaxfed.types import Model, Outputs
@@ -429,7 +430,7 @@ def test_measures_are_those_of_plain_numpy(run, waves, statistics):
     history, last = [], None
     for entry, (before, after, models, cohort, _) in zip(result.metrics, rounds):
         if entry['round'] == 1:  # nothing is evaluated
-            names = measures.fields(tuple(MEASURES))
+            names = selection.fields(tuple(MEASURES))
             named = {name for name in names if entry[name] is not None}
             assert named == {'cohort', 'cohort_labels'}
             continue
@@ -473,8 +474,8 @@ def test_measuring_changes_nothing_else(run):
     _, plain, _ = run(False, False, False)
     _, measured, _ = run(False, False, True)
     jax.tree.map(np.testing.assert_array_equal, plain.params, measured.params)
-    added = set(measures.fields(tuple(MEASURES)))
-    assert len(added) == len(measures.fields(tuple(MEASURES)))
+    added = set(selection.fields(tuple(MEASURES)))
+    assert len(added) == len(selection.fields(tuple(MEASURES)))
     for a, b in zip(plain.metrics, measured.metrics):
         assert set(b) - set(a) == added
         assert all(a[name] == b[name] for name in a if 'seconds' not in name)
@@ -485,7 +486,7 @@ def test_measuring_changes_nothing_else(run):
 def test_waves_give_the_same_measures(run):
     whole, waves = run(False, False, True)[1], run(True, False, True)[1]
     for a, b in zip(whole.metrics, waves.metrics):
-        for name in measures.fields(tuple(MEASURES)):
+        for name in selection.fields(tuple(MEASURES)):
             if name == 'local_confusion' or a[name] is None:
                 assert a[name] == b[name], name
             else:
@@ -519,7 +520,7 @@ def test_a_diverged_run_has_no_values(cheap_runs, tmp_path):
     )  # fmt: skip
     assert result.summary['failed']
     last = json.loads((tmp_path / 'out' / 'metrics.jsonl').read_text().splitlines()[-1])
-    assert all(last[name] is None for name in measures.fields(tuple(MEASURES)))
+    assert all(last[name] is None for name in selection.fields(tuple(MEASURES)))
     json.dumps(result.summary, allow_nan=False)
 
 
@@ -571,7 +572,7 @@ def test_a_measure_returns_the_fields_that_it_lists(returned, message, monkeypat
     mine = Measure('Mine.', scalars=('one',), of_round=lambda data: returned)
     monkeypatch.setitem(MEASURES, 'mine', mine)
     with pytest.raises(ValueError, match=message):
-        measures.measure_round(('mine',), None, None, None)
+        selection.measure_round(('mine',), None, None, None)
 
 
 def test_a_measure_of_both_models_has_all_its_fields(cheap_runs, tmp_path, monkeypatch):
@@ -588,8 +589,8 @@ def test_a_measure_of_both_models_has_all_its_fields(cheap_runs, tmp_path, monke
     ).metrics  # fmt: skip
     assert entry['of_local'] == pytest.approx(entry['local_accuracy'])
     assert entry['of_global'] == pytest.approx(entry['test_accuracy'])
-    assert measures.need_local_models(['confusion'], [3])
-    assert not measures.need_local_models(['confusion', 'forgetting'], [])
+    assert selection.need_local_models(['confusion'], [3])
+    assert not selection.need_local_models(['confusion', 'forgetting'], [])
 
 
 def test_parsing_of_names():
