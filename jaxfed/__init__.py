@@ -3,7 +3,7 @@
 from jaxfed import losses, methods, partition
 from jaxfed.config import Config
 from jaxfed.engine.devices import use_every_core
-from jaxfed.internal.files import VERSION
+from jaxfed.internal.versions import VERSION
 from jaxfed.methods import Method, chain
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.load import Loaded, load

@@ -18,6 +18,7 @@ from jaxfed import config, main
 from jaxfed.engine import devices
 from jaxfed.internal import command_line, console
 from jaxfed.internal.backend import compiling_for
+from jaxfed.internal.versions import recorded_versions
 from jaxfed.recording.heatmap import print_heatmap
 from jaxfed.recording.progress import run_progress
 from jaxfed.runs import config_flags, dry_run, prepare
@@ -63,7 +64,7 @@ def test_helpfull_has_every_flag(capsys):
 
 
 def test_version(capsys):
-    assert shown_by('--version', capsys) == f'jaxfed {jaxfed.__version__}\n'
+    assert shown_by('--version', capsys) == f'jaxfed {recorded_versions()["jaxfed"]}\n'
 
 
 def test_help_of_a_program_has_its_own_flags(monkeypatch, capsys):

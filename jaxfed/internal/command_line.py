@@ -11,8 +11,8 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 from jaxfed.internal import config_file, console
-from jaxfed.internal.files import VERSION
 from jaxfed.internal.type_checks import suggestion
+from jaxfed.internal.versions import recorded_versions
 
 _WIDTH = 80
 # Names in other libraries and papers -> the flag of jaxfed.
@@ -81,7 +81,7 @@ def define_help(groups: Mapping[str, Sequence[FlagHelp]], known: Sequence[str]) 
         app.usage(writeto_stdout=True)
 
     def version() -> None:
-        print(f'jaxfed {VERSION}')
+        print('jaxfed', recorded_versions()['jaxfed'])
 
     for flag in (
         _PrintingFlag('help', 'show the flags by purpose', brief, short='?'),

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import importlib.metadata
 import json
 import os
 import stat
@@ -84,17 +83,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """Return package -> version for the packages that are installed."""
-    found = {}
-    for package in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
-
-
-PACKAGES = ('jaxfed', 'jax', 'jaxlib', 'flax', 'optax', 'numpy')  # on which results depend
-VERSION = versions(('jaxfed',)).get('jaxfed', 'unknown')
 LOCK = '.lock'
 
 

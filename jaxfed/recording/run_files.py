@@ -5,7 +5,6 @@ import dataclasses
 import datetime
 import json
 import os
-import platform
 import re
 import shutil
 from collections.abc import Mapping
@@ -18,16 +17,15 @@ import numpy as np
 from jaxfed.config import FIELDS, Config, settings_that_affect
 from jaxfed.internal.files import (
     LOCK,
-    PACKAGES,
     check_writable,
     exclusive_lock,
     json_text,
     read_json,
-    versions,
     write_atomic,
     write_json,
 )
 from jaxfed.internal.type_checks import printable
+from jaxfed.internal.versions import recorded_versions
 from jaxfed.methods import Part
 from jaxfed.metrics.selection import parse_measures
 from jaxfed.recording.checkpoints import FOLDER
@@ -141,7 +139,7 @@ def describe_config(config: Config, parts: list[Part]) -> dict[str, Any]:
     device = jax.devices()[0]
     return {
         **_every_setting(config, parts),
-        'versions': {'python': platform.python_version(), **versions(PACKAGES)},
+        'versions': recorded_versions(),
         'device': {
             'platform': device.platform,
             'kind': device.device_kind,

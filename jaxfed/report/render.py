@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from jaxfed.internal.console import counted
-from jaxfed.internal.files import VERSION
+from jaxfed.internal.versions import VERSION
 from jaxfed.report import figures, grouping, pictures, tables
 from jaxfed.report.comparison import compare
 from jaxfed.report.grouping import RunGroup

@@ -11,6 +11,7 @@ from safetensors.numpy import save
 from jaxfed.config import SETTINGS
 from jaxfed.internal import files
 from jaxfed.internal.digest import digest
+from jaxfed.internal.versions import recorded_versions
 from jaxfed.recording import run_files
 from jaxfed.runs.experiment import Experiment, make_network
 from jaxfed.runs.tensors import damaged, named, read_tensors
@@ -23,7 +24,7 @@ NETWORK_SETTINGS = tuple(name for name, setting in SETTINGS.items() if setting.d
 class ModelMetadata(NamedTuple):
     """The description of the network in model.safetensors."""
 
-    jaxfed: str | None  # version
+    jaxfed: str | None  # version, with the commit
     method: str
     method_parts: list[dict[str, Any]]  # of registered methods, as in config.json
     switch_round: int | None
@@ -41,7 +42,7 @@ def save_model(workdir: Path, experiment: Experiment, params: PyTree, stats: PyT
     config, dataset = experiment.config, experiment.dealt.dataset
     network = make_network(config, experiment.input_shape, dataset.num_classes, dataset.vocabulary)
     metadata = ModelMetadata(
-        jaxfed=files.versions(('jaxfed',)).get('jaxfed'),
+        jaxfed=recorded_versions()['jaxfed'],
         method=config.method,
         method_parts=[part._asdict() for part in experiment.parts],
         switch_round=config.switch_round,

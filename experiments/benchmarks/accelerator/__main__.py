@@ -38,8 +38,9 @@ from experiments.benchmarks.accelerator.work import TOY, Clock, Row, Sizes, Tiny
 from experiments.benchmarks.measuring import reporting
 from jaxfed.engine.devices import CUDA
 from jaxfed.internal.console import show_error
-from jaxfed.internal.files import read_json, versions, write_atomic, write_json
+from jaxfed.internal.files import read_json, write_atomic, write_json
 from jaxfed.internal.signals import ending
+from jaxfed.internal.versions import versions_of
 from jaxfed.models import MODELS
 
 Report = dict[str, Any]
@@ -347,7 +348,7 @@ def describe_machine() -> dict[str, str | int]:
     return (
         reporting.machine()
         | {'backend': device.platform, 'platform': platform}
-        | versions(packages)
+        | versions_of(packages)
     )
 
 

@@ -18,6 +18,7 @@ from rich.text import Text
 from jaxfed.engine.devices import cores
 from jaxfed.internal import command_line
 from jaxfed.internal.console import show_error
+from jaxfed.internal.versions import recorded_versions
 
 # Texts of --output.
 JSON_FILE = 'File to write the measurements to, as JSON.'
@@ -91,6 +92,7 @@ def machine() -> dict[str, str | int]:
         'device': jax.devices()[0].device_kind,
         'devices': len(jax.devices()),
         'python': platform.python_version(),
+        'jaxfed': recorded_versions()['jaxfed'],
         'jax': jax.__version__,
         'flax': version('flax'),
         'torch': version('torch') if has('torch') else 'not installed',

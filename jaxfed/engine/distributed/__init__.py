@@ -8,7 +8,6 @@ leader. All functions also work in a single process, where they cost nothing.
 import contextlib
 import itertools
 import json
-import platform
 import socket
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -18,8 +17,8 @@ import jax
 
 from jaxfed.engine.distributed import liveness
 from jaxfed.engine.distributed.private_api import private_attribute
-from jaxfed.internal import files
 from jaxfed.internal.type_checks import first_line
+from jaxfed.internal.versions import recorded_versions
 
 _POLL = 1000  # milliseconds between the moments at which a wait lets Python handle Ctrl-C
 
@@ -154,10 +153,8 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     """
     if process_count() == 1:
         return
-    versions = files.versions(files.PACKAGES)
-    versions['Python'] = platform.python_version()
     values = {name: repr(value) for name, value in settings.items()}
-    values |= {f'version of {package}': version for package, version in versions.items()}
+    values |= {f'version of {package}': version for package, version in recorded_versions().items()}
     first, *others = [json.loads(text) for text in all_gather('settings', json.dumps(values))]
     for process, other in enumerate(others, 1):
         differ = [
