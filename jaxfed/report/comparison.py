@@ -6,13 +6,14 @@ from typing import NamedTuple
 from jaxfed.metrics.intervals import holm, mean_interval, paired
 from jaxfed.report.grouping import MISSING, RunGroup, data_of
 from jaxfed.report.reading import RecordedRun
-from jaxfed.report.tables import Cell, GroupTable
+from jaxfed.report.tables import PERSONAL, Cell, GroupTable
 
 # --score -> (accuracy of a run in 0..1, title)
 SCORES: dict[str, tuple[Callable[[RecordedRun], float | None], str]] = {
     'final': (RecordedRun.final_accuracy, 'last accuracy (%)'),
     'best': (RecordedRun.best_accuracy, 'best accuracy (%)'),
     'moving': (RecordedRun.moving_accuracy, 'moving average (%)'),
+    'personal': (RecordedRun.personal_accuracy, PERSONAL),
 }
 
 
@@ -40,12 +41,17 @@ def compare(
       The table, with a row for each group; None if no group has two seeds.
 
     Raises:
-      ValueError: if no completed run is of the chosen baseline, or no group has two seeds.
+      ValueError: if no completed run is of the chosen baseline, or no group has two seeds, or no
+        completed run has the accuracy of `score`.
     """
     bases = _find(groups, baseline)
     accuracy, title = SCORES[score]
     values = [_by_seed(group, accuracy) for group in groups]
     known = {base for base in bases if base is not None}
+    if score == 'personal' and not any(values):
+        raise ValueError(
+            '--score=personal needs finished runs with --personal_test and --local_eval_every.'
+        )
     if not known or all(len(of_seeds) < 2 for of_seeds in values):
         if baseline is not None:
             raise ValueError(

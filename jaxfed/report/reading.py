@@ -133,6 +133,10 @@ class RecordedRun(NamedTuple):
         """Return the last moving average of the test accuracy, in 0..1."""
         return next(reversed(moving_average(list(self.values('test_accuracy').values()))), None)
 
+    def personal_accuracy(self) -> float | None:
+        """Return the last personal accuracy, in 0..1; None without --personal_test."""
+        return next(reversed(self.values('personal_accuracy').values()), None)
+
     def final_forgetting(self) -> float | None:
         """Return the last forgetting."""
         return next(reversed(self.forgetting.values()), None)

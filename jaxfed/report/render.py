@@ -63,6 +63,7 @@ def render(
         targets=targets,
         validation=any(run.config.get('validation') for run in runs),
         results=results,
+        personal=tables.PERSONAL in results.columns,
         compared=compare(groups, baseline=baseline, score=score),
         best=any(cell.best for row in results.rows for cell in row),
         differing=tables.differing_settings(groups),

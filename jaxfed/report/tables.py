@@ -9,11 +9,14 @@ from jaxfed.report import grouping
 from jaxfed.report.grouping import MISSING, RunGroup, shown
 from jaxfed.report.reading import RecordedRun, is_number
 
+PERSONAL = 'personal accuracy (%)'
+
 # Columns of the results that mark their best mean.
 _BETTER: dict[str, Callable[[list[float]], float]] = {
     'last accuracy (%)': max,
     'best accuracy (%)': max,
     'moving average (%)': max,
+    PERSONAL: max,
     'rounds to target': min,
     'forgetting (%)': min,
 }
@@ -97,7 +100,8 @@ def results(groups: Sequence[RunGroup], target: float | None) -> GroupTable:
       target: the accuracy in 0..1 for 'rounds to target'; None for no such column.
     """
     columns = ['last accuracy (%)', 'best accuracy (%)', 'in round', 'moving average (%)']
-    columns += ['rounds to target'] * (target is not None)
+    personal = any(run.personal_accuracy() is not None for g in groups for run in g.counted)
+    columns += [PERSONAL] * personal + ['rounds to target'] * (target is not None)
     columns += ['forgetting (%)', 'time', 'client-steps/s', 'seeds', 'state']
     rows = []
     for group in groups:
@@ -108,6 +112,7 @@ def results(groups: Sequence[RunGroup], target: float | None) -> GroupTable:
             _group_cell(group, RecordedRun.best_accuracy, _percent, mark),
             _group_cell(group, RecordedRun.best_round, _round, mark),
             _group_cell(group, RecordedRun.moving_accuracy, _percent, mark),
+            *([_group_cell(group, RecordedRun.personal_accuracy, _percent, mark)] * personal),
             *([] if target is None else [_rounds_to_target(group, target, mark)]),
             _group_cell(group, RecordedRun.final_forgetting, _percent, mark),
             _time_cell(group, RecordedRun.seconds, _duration, mark),

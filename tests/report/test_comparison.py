@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxfed.report import grouping
+from jaxfed.report import grouping, tables
 from jaxfed.report.__main__ import find_workdirs, main
 from jaxfed.report.comparison import compare
 from jaxfed.report.reading import read_run
@@ -117,6 +117,34 @@ def test_baseline_and_score_are_chosen(tmp_path):
     for name in ('moon', ''):
         with pytest.raises(ValueError, match=rf'--baseline={name} is no .* from (\w+; )+\w+\.'):
             compare(groups, baseline=name)
+
+
+def test_personal_accuracies_are_compared(no_pictures, tmp_path):
+    for method, values in {'fedavg': (0.5, 0.6), 'fedper': (0.8, 0.7)}.items():
+        for seed, value in enumerate(values):
+            lines = [entry(1, 0.1, personal_accuracy=0.2), entry(2, 0.1, personal_accuracy=value)]
+            folder = tmp_path / f'{method}{seed}'
+            make_run(folder, [*lines, entry(3, 0.1)], method=method, seed=seed, personal_test=0.2)
+    groups = grouping.group([read_run(path) for path in sorted(tmp_path.iterdir())])
+    table = compare(groups, score='personal').table
+    assert table.columns[0] == 'personal accuracy (%)'
+    # The differences are 30 and 10: half 12.706 s / sqrt(2) with s = 14.14.
+    assert [row[1].text for row in table.rows] == ['–', '+20.00 ± 127.06']
+    results = tables.results(groups, None)
+    place = results.columns.index('personal accuracy (%)')
+    cells = [row[place] for row in results.rows]
+    assert [(cell.text, cell.best) for cell in cells] == [
+        ('55.00 ± 7.07', False),
+        ('75.00 ± 7.07', True),
+    ]
+    assert 'parameters that stay at the clients are untrained' in render(groups)
+
+
+def test_personal_accuracies_need_runs_that_have_some(no_pictures, tmp_path):
+    groups = groups_of(tmp_path, fedlmd=(0.5, 0.6), fedavg=(0.4, 0.4))
+    assert 'personal accuracy' not in render(groups)
+    with pytest.raises(ValueError, match='--score=personal needs finished runs with --personal'):
+        compare(groups, score='personal')
 
 
 def test_intervals_need_no_second_method(no_pictures, tmp_path):

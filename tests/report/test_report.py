@@ -512,6 +512,7 @@ def test_results_as_csv(runs, tmp_path):
     assert all(float(row['moving_accuracy']) <= float(row['best_accuracy']) for row in rows)
     assert {row['best_round'] for row in rows} == {'3'}
     assert {row['rounds_to_target'] for row in rows} == {''}
+    assert {row['personal_accuracy'] for row in rows} == {''}
 
 
 def test_an_incomplete_line_is_skipped_with_a_warning(tmp_path, capsys):
