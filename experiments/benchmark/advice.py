@@ -5,12 +5,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments.benchmark.page import shown
-from experiments.benchmark.ranks import rank, rank_sentence
-from experiments.benchmark.results import BASELINE, LEVEL, Row, in_words, missing, tables, verdicts
+from experiments.benchmark.ranks import different, rank, rank_sentence
+from experiments.benchmark.results import (
+    BASELINE,
+    LEVEL,
+    Row,
+    in_words,
+    missing,
+    other_effects,
+    tables,
+    verdicts,
+)
 from experiments.benchmark.suite import Suite
 from jaxfed.metrics.intervals import Paired
 
-MOST = 4  # methods that are named for a data set and skew
+MOST = 6  # methods that are named for a data set and skew
 WIDTH = 100  # of a summary, characters
 KINDS = ('benchmark', 'benchmark summary')
 BEGIN, END = '<!-- {name} {kind}: begin -->', '<!-- {name} {kind}: end -->'
@@ -53,31 +62,38 @@ def advice(suite: Suite, rows: Sequence[Row]) -> str:
     about = (
         f'{measured}, mean of {suite.seeds} seeds ± half of the 95 % interval. A method is better '
         "or worse than FedAvg if a paired t-test, adjusted by Holm's rule for the methods of the "
-        f'suite, has p below {LEVEL}.'
+        f'suite, has p below {LEVEL}. Intervals are not adjusted.'
     )
     if suite.seeds == 1:
         about = f'{measured}, one seed, so there are no intervals and nothing is compared.'
     failed = [f'{row.place.method} ({in_words([row.place[:2]])})' for row in rows if row.failed]
     diverged = f'Not compared, because a run diverged: {", ".join(failed)}.' if failed else ''
     ranking = rank_sentence(rank(rows))
-    texts = [about, table_text, nothing, ranking, diverged, missing(suite, rows)]
+    effects = other_effects(suite, rows)
+    texts = [about, table_text, nothing, effects, ranking, diverged, missing(suite, rows)]
     return '\n\n'.join(filter(None, texts)) + '\n'
 
 
 def summary(suite: Suite, rows: Sequence[Row]) -> str:
     """The answer in a few lines; arguments as of `advice`."""
-    judged, won, lost = verdicts(suite, rows), [], []
+    judged, won, lost, below = verdicts(suite, rows), [], [], []
     for key, table in tables(rows).items():
+        worse = [f'`{row.place.method}`' for row in table if judged[row.place].sign < 0]
+        below += [f'{_first(worse)} on {in_words([key])}'] if worse else []
         better = [f'`{row.place.method}`' for row in table if judged[row.place].sign > 0]
         if better:
             won.append(f'{_first(better)} on {in_words([key])}')
         elif any(judged[row.place].compared for row in table):
             lost.append(key)
+    ranked = [f'`{name}`' for name in different(rank(rows))]
     failed = [row.place[:2] for row in rows if row.place.method == BASELINE and row.failed]
     sentences = [
         f'{suite.title}, {len(suite.trials)} methods, {suite.seeds} seeds.',
         f'Better than FedAvg beyond chance: {"; ".join(won)}.' if won else '',
         f'No method beats FedAvg beyond chance on {in_words(lost)}.' if lost else '',
+        f'Worse: {"; ".join(below)}.' if below else '',
+        other_effects(suite, rows),
+        f'By mean rank FedAvg differs from {", ".join(ranked)}.' if ranked else '',
         f'Not compared, because a run of FedAvg diverged: {in_words(failed)}.' if failed else '',
         missing(suite, rows),
     ]

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from experiments.benchmark.records import key_of
 from experiments.benchmark.work import Work, unfinished
 from experiments.grid.runner import Cell
 from jaxfed.internal import console
@@ -20,7 +21,7 @@ class Planned(NamedTuple):
     method: str
     runs: int
     seconds: float  # of one run, from one round of the first
-    compile_seconds: float
+    compile_seconds: float  # of the programs of all skews and stages
     memory: float  # bytes on a device, of one run
 
 
@@ -45,7 +46,7 @@ def plan(work: Work) -> list[Planned]:
         cells = [*unfinished(trials, work), *seeds]
         left.setdefault((place.dataset, place.method), []).extend(cells)
     with console.status('timing one round of each', quiet=False):
-        return [_time(*key, cells[0], len(cells)) for key, cells in left.items() if cells]
+        return [_time(*key, cells) for key, cells in left.items() if cells]
 
 
 def in_words(planned: Sequence[Planned]) -> str:
@@ -63,13 +64,15 @@ def in_words(planned: Sequence[Planned]) -> str:
     compiling = sum(one.compile_seconds for one in planned)
     lines.append(
         f'{console.counted(runs, "run")} to train, about {console.time_in_words(seconds)} and '
-        f'{console.time_in_words(compiling)} of compilation a skew and stage; memory is that of '
-        'one experiment of a program'
+        f'{console.time_in_words(compiling)} of compilation; memory is that of one '
+        'experiment of a program'
     )
     return '\n'.join(lines)
 
 
-def _time(dataset: str, method: str, cell: Cell, runs: int) -> Planned:
+def _time(dataset: str, method: str, cells: Sequence[Cell]) -> Planned:
+    cell = cells[0]
+    programs = len({(key_of(cell).skew, key_of(cell).stage) for cell in cells})
     try:
         experiment = make_experiment(dataclasses.replace(cell.config, workdir=None))
         prepared = prepare([experiment])
@@ -78,4 +81,5 @@ def _time(dataset: str, method: str, cell: Cell, runs: int) -> Planned:
     except ValueError as error:
         raise ValueError(f'{dataset}, {method}: {error}') from error
     seconds = estimate(cell.config, timed, total_steps(experiment, cell.config.rounds))
-    return Planned(dataset, method, runs, seconds, prepared.compile_seconds, prepared.needed)
+    compiling = programs * prepared.compile_seconds
+    return Planned(dataset, method, len(cells), seconds, compiling, prepared.needed)

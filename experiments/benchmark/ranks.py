@@ -50,20 +50,27 @@ def rank(rows: Sequence[Row]) -> Ranks | None:
     )
 
 
-def rank_sentence(ranks: Ranks | None) -> str:
-    """The methods whose mean rank differs from FedAvg's; empty without ranks or FedAvg.
+def different(ranks: Ranks | None) -> list[str]:
+    """The methods whose mean rank differs from FedAvg's by Nemenyi's test.
 
-    Nemenyi's test follows Friedman's, if that finds a difference at all.
+    It follows Friedman's test, if that finds a difference at all.
     """
+    if ranks is None or BASELINE not in ranks.mean or ranks.friedman >= LEVEL:
+        return []
+    p = ranks.nemenyi[BASELINE]
+    return [name for name in ranks.mean if name != BASELINE and p[name] < LEVEL]
+
+
+def rank_sentence(ranks: Ranks | None) -> str:
+    """The tests of the mean ranks in words; empty without ranks or FedAvg."""
     if ranks is None or BASELINE not in ranks.mean:
         return ''
     mean, p = ranks.mean[BASELINE], ranks.nemenyi[BASELINE]
-    different = [name for name in ranks.mean if name != BASELINE and p[name] < LEVEL]
     about = (
         f'Mean ranks of {len(ranks.mean)} methods over {ranks.tables} tables, which are taken as '
         f'independent: Friedman test p = {ranks.friedman:.2g}'
     )
-    if not different or ranks.friedman >= LEVEL:
+    if not different(ranks):
         return f'{about}; no method differs from FedAvg ({mean:.1f}).'
-    named = [f'{name} ({ranks.mean[name]:.1f}, p = {p[name]:.2g})' for name in different]
+    named = [f'{name} ({ranks.mean[name]:.1f}, p = {p[name]:.2g})' for name in different(ranks)]
     return f'{about}; by the Nemenyi test FedAvg ({mean:.1f}) differs from {", ".join(named)}.'

@@ -109,7 +109,7 @@ def record_of(cell: Cell, run: RecordedCell) -> Record:
     machine = f'{device["count"]} {device["kind"]}'
     if device['platform'] == 'cpu':
         machine = f'CPU, {device["cpu_cores"]} cores'
-    packages = ' '.join(f'{name} {versions[name]}' for name in ('python', 'jaxfed', 'jax', 'flax'))
+    packages = ' '.join(f'{name} {version}' for name, version in versions.items())
     return Record(digest(cell.config), diverged, machine, packages, numbers)
 
 

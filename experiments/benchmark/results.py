@@ -15,6 +15,11 @@ from jaxfed.metrics.intervals import Interval, Paired, holm, mean_interval, pair
 
 BASELINE = 'fedavg'
 LEVEL = 0.05  # of the adjusted tests
+# Column -> what a better method does, and the sign of its difference.
+_EFFECTS = {
+    'forgetting': ('forgets less than FedAvg', -1),
+    'worst class': ('is better than FedAvg in the worst class', 1),
+}
 
 
 class Trial(NamedTuple):
@@ -141,22 +146,71 @@ def verdicts(suite: Suite, rows: Sequence[Row]) -> dict[Place, Verdict]:
     diverged or were not selected: they must not change when more runs are finished.
     """
     found: dict[Place, Verdict] = {}
-    others = {*suite.trials, *suite.left_out.get('trials', ())} - {BASELINE}
     for table in tables(rows).values():
-        baseline = next((row for row in table if row.place.method == BASELINE), None)
-        results = [
-            None
-            if baseline is None or not baseline.complete or row is baseline or not row.complete
-            else paired(row.values('final'), baseline.values('final'))
-            for row in table
-        ]
-        adjusted = holm(results, len(others))
+        results, adjusted = _compared(suite, table, 'final')
         means = {row.place: _mean(row) for row in table if row.complete}
         order = sorted(means.values(), reverse=True)
         for row, result, p in zip(table, results, adjusted, strict=True):
             rank = 1 + order.index(means[row.place]) if row.complete else None
             found[row.place] = Verdict(result, p, rank)
     return found
+
+
+def _compared(
+    suite: Suite, table: Sequence[Row], column: str
+) -> tuple[list[Paired | None], list[float | None]]:
+    """Differences of the rows of a table from FedAvg, and their adjusted p-values."""
+    others = {*suite.trials, *suite.left_out.get('trials', ())} - {BASELINE}
+    baseline = next((row for row in table if row.place.method == BASELINE), None)
+    results = [
+        None
+        if baseline is None or not baseline.complete or row is baseline or not row.complete
+        else paired(row.values(column), baseline.values(column))
+        for row in table
+    ]
+    return results, holm(results, len(others))
+
+
+def other_effects(suite: Suite, rows: Sequence[Row]) -> str:
+    """Sentences on forgetting and the worst class, by the tests of `verdicts`; may be empty."""
+    sentences, without = [], []
+    for column, (text, sign) in _EFFECTS.items():
+        won, compared = [], 0
+        for key, table in tables(rows).items():
+            results, adjusted = _compared(suite, table, column)
+            made = zip(table, results, adjusted, strict=True)
+            better = [
+                row.place.method
+                for row, result, p in made
+                if result and p is not None and p < LEVEL and result.difference.mean * sign > 0
+            ]
+            won += [f'{", ".join(better)} on {in_words([key])}'] if better else []
+            compared += sum(r is not None and r.difference.seeds > 1 for r in results)
+        if won:
+            sentences.append(f'Beyond chance {text}: {"; ".join(won)}.')
+        elif compared:
+            without.append(text)
+    if without:
+        sentences.append(f'Beyond chance no method {" or ".join(without)}.')
+    return ' '.join(sentences)
+
+
+def largest_rates(rows: Sequence[Row]) -> tuple[int, int]:
+    """Rows whose chosen trial has the largest of several learning rates, and all such rows."""
+    largest = several = 0
+    for row in rows:
+        rates = [rate for rate in map(learning_rate, row.trials) if rate is not None]
+        if len(set(rates)) > 1:
+            several += 1
+            largest += learning_rate(row.trial) == max(rates)
+    return largest, several
+
+
+def learning_rate(trial: Sequence[str]) -> float | None:
+    """The learning rate among the flags of a trial; None if it has that of the suite."""
+    name = '--learning_rate='
+    found = [float(flag.removeprefix(name)) for flag in trial if flag.startswith(name)]
+    return found[-1] if found else None
 
 
 def _mean(row: Row) -> float:

@@ -8,6 +8,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from experiments.benchmark.ranks import (
     LEAST_BLOCKS,
@@ -21,7 +22,10 @@ from experiments.benchmark.results import (
     BASELINE,
     LEVEL,
     Row,
+    largest_rates,
+    learning_rate,
     missing,
+    other_effects,
     tables,
     verdicts,
 )
@@ -29,6 +33,7 @@ from experiments.benchmark.suite import Place, Suite
 from jaxfed.metrics.intervals import Interval
 from jaxfed.recording.style import style
 from jaxfed.report.render import policy
+from jaxfed.report.tables import format_number
 
 PAGE = 'benchmark.html'
 WIDTH = 10.0  # of a picture, inches
@@ -56,7 +61,10 @@ def render(suite: Suite, rows: Sequence[Row], *, command: str, flags: Sequence[s
         css=Markup(css),
         script=Markup(script),
         policy=policy(script),
-        answers=[*answers(suite, rows), *filter(None, [rank_sentence(ranks)])],
+        answers=[
+            *answers(suite, rows),
+            *filter(None, [other_effects(suite, rows), rank_sentence(ranks)]),
+        ],
         missing=missing(suite, rows),
         command=command,
         tables=tables(rows),
@@ -74,6 +82,7 @@ def render(suite: Suite, rows: Sequence[Row], *, command: str, flags: Sequence[s
         bytes=Markup(picture(lambda: draw_bytes(rows))),
         sensitivity=Markup(picture(lambda: draw_sensitivity(rows))),
         rates=learning_rates(suite),
+        largest_rates=largest_rates(rows),
         diverged=diverged_trials(rows),
         budget=len(next(iter(suite.trials.values()))),
         machines=machines(rows),
@@ -131,12 +140,16 @@ def shown(interval: Interval | None, sign: str = '') -> str:
     if interval is None:
         return '–'
     half = '' if interval.half is None else f' ± {interval.half:.2f}'
-    return f'{interval.mean:{sign}.2f}{half}'
+    mean = round(interval.mean, 2) + 0.0  # without the sign of a small negative number
+    return f'{mean:{sign}.2f}{half}'
 
 
 def mean_cost(row: Row) -> list[str]:
     """The means of `COSTS`."""
-    return [f'{np.mean([run.numbers[name] for run in row.runs.values()]):.3g}' for name in COSTS]
+    return [
+        format_number(float(np.mean([run.numbers[name] for run in row.runs.values()])))
+        for name in COSTS
+    ]
 
 
 def diagram(ranks: Ranks | None) -> str:
@@ -165,7 +178,7 @@ def diagram(ranks: Ranks | None) -> str:
 
 def draw_bytes(rows: Sequence[Row]) -> Figure:
     """Accuracy by bytes after a part of the rounds, an axis for each table."""
-    every = tables(rows)
+    every, others = tables(rows), _other_bytes(rows)
     columns = min(len(every), 3)
     lines = -(-len(every) // columns)
     figure = Figure(figsize=(WIDTH, 2.6 * lines), layout='constrained')
@@ -175,21 +188,40 @@ def draw_bytes(rows: Sequence[Row]) -> Figure:
     for ax, ((dataset, skew), table) in zip(axes.flat, every.items(), strict=False):
         ax.set_title(f'{dataset}, {skew.replace("_", " ")}', fontsize=9)
         named = {table[0].place.method: 'C2', BASELINE: 'C1'}
+        colors = others | named
         for row in reversed(table):  # the best is drawn last
             intervals = [row.interval(column) for column in PARTS]
-            size = np.mean([run.numbers['MiB a client'] for run in row.runs.values()])
-            method = row.place.method
+            size, method = _mib(row), row.place.method
             ax.plot(
                 [size * evaluated(row, part) for part in PARTS.values()],
                 [np.nan if interval is None else interval.mean for interval in intervals],
-                'o-', ms=3, lw=1, color=named.get(method, '0.75'),
-                label=method if method in named else None, zorder=2 + (method in named),
+                'o-', ms=3, lw=1, color=colors.get(method, '0.75'),
+                label=method if method in named else None, zorder=2 + (method in colors),
             )  # fmt: skip
         ax.legend(fontsize=8, loc='best')
         ax.tick_params(labelsize=8)
+    if others:
+        handles = [Line2D([], [], color=color, label=name) for name, color in others.items()]
+        figure.legend(handles=handles, fontsize=8, ncols=6, loc='outside upper center')
     figure.supxlabel('MiB of a client that takes part in every round', fontsize=9)
     figure.supylabel('accuracy (%)', fontsize=9)
     return figure
+
+
+def _mib(row: Row) -> float:
+    """MiB of a client in a round."""
+    return float(np.mean([run.numbers['MiB a client'] for run in row.runs.values()]))
+
+
+def _other_bytes(rows: Sequence[Row]) -> dict[str, str]:
+    """Methods whose clients send and receive other bytes than those of FedAvg -> color."""
+    sizes = {row.place: _mib(row) for row in rows}
+    other = dict.fromkeys(
+        place.method
+        for place, size in sizes.items()
+        if not np.isclose(size, sizes.get(place._replace(method=BASELINE), size), rtol=0.01)
+    )
+    return {method: f'C{3 + i}' for i, method in enumerate(other)}
 
 
 def evaluated(row: Row, part: float) -> int:
@@ -199,17 +231,34 @@ def evaluated(row: Row, part: float) -> int:
 
 
 def draw_sensitivity(rows: Sequence[Row]) -> Figure:
-    """The trials of every method below its chosen one."""
+    """The trials of every method below its chosen one, by learning rate."""
+    trials = [trial for row in rows for trial in row.trials]
+    rates = sorted({rate for rate in map(learning_rate, trials) if rate is not None})
+    colors: dict[float | None, str] = {rate: f'C{i}' for i, rate in enumerate(rates)}
     methods = list(dict.fromkeys(row.place.method for row in rows))
     figure = Figure(figsize=(WIDTH, 1 + 0.22 * len(methods)), layout='constrained')
     ax = figure.add_subplot()
     ax.set_xlabel('points below the chosen trial', fontsize=9)
     for y, method in enumerate(methods):
         for row in rows:
-            known = [t.percent for t in row.trials.values() if t.percent is not None]
-            if row.place.method == method and known:
-                below = np.array(known) - max(known)
-                ax.plot(below, np.full(len(below), y), '.', color='C0', alpha=0.5)
+            known = {
+                flags: trial.percent
+                for flags, trial in row.trials.items()
+                if trial.percent is not None and row.place.method == method
+            }
+            for flags, percent in known.items():
+                color = colors.get(learning_rate(flags), '0.5')
+                ax.plot(percent - max(known.values()), y, '.', color=color, alpha=0.6)
+    ax.set_xscale('symlog', linthresh=1)
+    ticks = [-100, -30, -10, -3, -1, 0]
+    ax.set_xticks(ticks, map(str, ticks))
+    ax.set_xlim(right=0.1)
+    if len(colors) > 1:
+        handles = [
+            Line2D([], [], color=color, marker='.', ls='', label=f'learning rate {rate:g}')
+            for rate, color in colors.items()
+        ]
+        figure.legend(handles=handles, fontsize=9, ncols=6, loc='outside upper center')
     ax.set_yticks(range(len(methods)), methods)
     ax.tick_params(labelsize=9)
     ax.invert_yaxis()

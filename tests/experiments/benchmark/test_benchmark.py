@@ -17,6 +17,7 @@ from experiments.benchmark import advice, page, plan, ranks, records, results, s
 from experiments.benchmark.__main__ import check_packages, define, main, suite_command, write
 from experiments.grid import command, runner
 from jaxfed.internal.signals import Interrupted
+from jaxfed.metrics.intervals import Interval
 from jaxfed.runs import config_flags
 from tests.marks import only_fast
 
@@ -123,6 +124,25 @@ def test_the_committed_answers_follow_from_the_committed_numbers(name, tmp_path)
     assert main(command) == 0
     for file, copy in zip(files, copies, strict=True):
         assert copy.read_text() == file.read_text()
+
+
+def test_committed_texts_have_the_committed_numbers():
+    def percents(name, column, **key):
+        found: dict[str, list[float]] = {}
+        path = ROOT / 'experiments' / 'results' / 'benchmark' / name / 'benchmark.csv'
+        for line in csv.DictReader(path.open(newline='')):
+            if line['stage'] == 'runs' and key.items() <= line.items():
+                found.setdefault(f'{line["skew"]} {line["method"]}', []).append(float(line[column]))
+        return {place: sum(values) / len(values) for place, values in found.items()}
+
+    fedavg = percents('cpu', 'final', dataset='cifar10', method='fedavg').values()
+    words = f'where FedAvg is at {min(fedavg):.0f} to {max(fedavg):.0f} %'
+    assert words in (ROOT / 'README.md').read_text()
+    best = percents('niid_bench', 'best')
+    methods = ('fedavg', 'scaffold', 'fedprox', 'fednova')
+    numbers = [f'{best[f"label_quantity_2 {method}"]:.2f}' for method in methods]
+    text = (ROOT / 'docs' / 'which_method.md').read_text()
+    assert f'| jaxfed, one seed | {" | ".join(numbers)} |' in text
 
 
 @pytest.mark.slow
@@ -366,6 +386,48 @@ def test_verdicts_are_against_fedavg_of_the_same_table():
         'other: FedAvg is not finished with all seeds, so nothing is compared.'
     )
     assert 'because a run diverged: moon (digits (iid)).' in advice.advice(read, rows)
+
+
+def test_forgetting_and_the_worst_class_are_compared_too():
+    read, lower = suite.read_suite('small'), {}
+    rows = [made_row('fedavg', [0.5, 0.6, 0.7]), made_row('kd', [0.5, 0.6, 0.7])]
+    assert results.other_effects(read, rows) == (
+        'Beyond chance no method forgets less than FedAvg or is better than FedAvg in the worst '
+        'class.'
+    )
+    for seed, run in rows[1].runs.items():
+        lower[seed] = run._replace(numbers=run.numbers | {'forgetting': 10.0 + 0.01 * seed})
+    rows[1] = rows[1]._replace(runs=lower)
+    assert results.other_effects(read, rows) == (
+        'Beyond chance forgets less than FedAvg: kd on digits (iid). '
+        'Beyond chance no method is better than FedAvg in the worst class.'
+    )
+    assert 'no method is better than FedAvg in the worst' in advice.summary(read, rows).replace(
+        '\n', ' '
+    )
+    rows = [
+        row._replace(runs={s: r._replace(numbers={'final': 9.0}) for s, r in row.runs.items()})
+        for row in rows
+    ]
+    assert not results.other_effects(read, rows)  # nothing was measured
+
+
+def test_rows_at_the_largest_learning_rate_are_counted():
+    row = made_row('fedavg', [0.5])
+    (trial,) = row.trials.values()
+    small, large = ('--learning_rate=.01',), ('--learning_rate=.1', '--mu=1')
+    several = {small: trial, large: trial}
+    rows = [
+        row._replace(trial=chosen, trials=trials)
+        for chosen, trials in ((small, several), (large, several), (large, {large: trial}))
+    ]
+    assert results.largest_rates([row, *rows]) == (1, 2)
+    assert results.learning_rate(('--mu=1',)) is None
+    assert 'In 1 of 2 rows' in page.render(suite.read_suite('small'), rows, command='')
+
+
+def test_a_small_negative_mean_has_no_sign():
+    assert page.shown(Interval(-0.001, 0.2, 3), '+') == '+0.00 ± 0.20'
 
 
 def test_equal_methods_are_compared_and_single_seeds_are_not():
