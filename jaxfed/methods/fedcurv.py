@@ -37,13 +37,14 @@ def fedcurv(*, lam: float = 1e-3) -> Method:
     def init(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
         zeros = optax.tree.zeros_like(params)
         sums = {'fisher': zeros, 'fisher_params': zeros}
-        return sums, {**sums, 'round': jnp.zeros((), jnp.int32)}
+        return (state := {'sums': sums, 'round': jnp.zeros((), jnp.int32)}), state
 
     def begin(client: ClientView) -> PyTree:
-        # Subtracts the client's share if it took part in the last round.
-        recent = client.state['round'] == client.round.number - 1
-        last = {name: client.state[name] for name in client.shared}
-        return jax.tree.map(lambda total, share: total - recent * share, client.shared, last)
+        # Subtracts the client's share if it is part of the sums, which are of the last round with
+        # an update.
+        recent = client.state['round'] == client.shared['round']
+        total, share = client.shared['sums'], client.state['sums']
+        return jax.tree.map(lambda total, share: total - recent * share, total, share)
 
     def penalty(view: LocalView) -> Array:
         factors = jax.tree.map(
@@ -70,7 +71,7 @@ def fedcurv(*, lam: float = 1e-3) -> Method:
         )
         fisher = jax.tree.map(lambda t: t / jnp.maximum(client.info.size, 1), total)
         upload = {'fisher': fisher, 'fisher_params': optax.tree.mul(fisher, client.params)}
-        return {**upload, 'round': client.round.number}, upload
+        return {'sums': upload, 'round': client.round.number}, upload
 
     return Method(
         init=init,
@@ -79,7 +80,7 @@ def fedcurv(*, lam: float = 1e-3) -> Method:
         penalty=penalty,
         finish=finish,
         uploads=True,
-        merge=lambda view: (view.update, view.uploads),
+        merge=lambda view: (view.update, {'sums': view.uploads, 'round': view.round.number}),
         # The server knows w_j and can compute F_j w_j.
         sent=lambda upload: upload['fisher'],
     )

@@ -15,7 +15,7 @@ def fedgkd(*, beta: float = 0.1, tau: float = 1.0, models: int = 5) -> Method:
     CE + beta tau^2 KL(softmax(zt / tau) || softmax(z / tau)), zt the logits under the mean of the
     last M global models, including the current one
 
-    The initial model is not among them, so that round 1 has no distillation.
+    The initial model is not among them, so that there is no distillation before the first update.
 
     Args:
       beta: weight of the distillation, >= 0.
@@ -38,23 +38,25 @@ def fedgkd(*, beta: float = 0.1, tau: float = 1.0, models: int = 5) -> Method:
 
     def init(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
         # The models before the current one, newest first, and their number; missing ones are zero.
+        # `trained` is whether the current one is not the initial one.
         model = params, stats
         past = jax.tree.map(lambda w: jnp.zeros((models - 1, *w.shape), w.dtype), model)
-        return {'past': past, 'number': jnp.zeros((), jnp.int32)}, ()
+        return {'past': past, 'number': jnp.zeros((), jnp.int32), 'trained': jnp.bool_(False)}, ()
 
     def share(server: ServerView) -> PyTree:
         known = 1 + server.state['number']
-        model = server.params, server.stats
-        return jax.tree.map(lambda w, old: (w + old.sum(0)) / known, model, server.state['past'])
+        model, past = (server.params, server.stats), server.state['past']
+        mean = jax.tree.map(lambda w, old: (w + old.sum(0)) / known, model, past)
+        return mean, server.state['trained']
 
     def penalty(view: LocalView) -> Array:
-        params, stats = view.shared
+        (params, stats), trained = view.shared
         teacher = view.evaluate(params, view.batch.x, stats).logits
         distillation = losses.kl_distillation(view.outputs.logits, teacher, temperature=tau)
-        return jnp.where(view.round.number > 1, beta * view.mean(distillation), 0.0)
+        return jnp.where(trained, beta * view.mean(distillation), 0.0)
 
     def merge(view: MergeView) -> tuple[PyTree, PyTree]:
-        trained = view.round.number > 1  # else it is the initial model
+        trained = view.state['trained']
 
         def insert(old: Array, w: Array) -> Array:
             newest = jnp.where(trained, w, jnp.zeros_like(w))
@@ -62,6 +64,6 @@ def fedgkd(*, beta: float = 0.1, tau: float = 1.0, models: int = 5) -> Method:
 
         past = jax.tree.map(insert, view.state['past'], (view.params, view.stats))
         number = jnp.minimum(view.state['number'] + trained, models - 1)
-        return view.update, {'past': past, 'number': number}
+        return view.update, {'past': past, 'number': number, 'trained': jnp.bool_(True)}
 
     return Method(init=init, share=share, penalty=penalty, merge=merge, reads_server=True)

@@ -199,6 +199,7 @@ class FedAvg:
     def __init__(self, w, momentum=0.0, aggregation='size', **hyper):
         self.w, self.momentum, self.aggregation = w, momentum, aggregation
         self.number = 0  # of rounds done
+        self.trained = False
         self.memory = {}  # client -> its state
         self.__dict__.update(hyper)
 
@@ -210,6 +211,7 @@ class FedAvg:
             weights = np.full(len(cohort), 1 / len(cohort))
         self.w = self.finish(cohort, local, weights)
         self.number += 1
+        self.trained = True
 
     def train(self, client):
         w, m = self.w, 0.0
@@ -316,7 +318,7 @@ class FedGKD(FedAvg):
     past = ()
 
     def begin(self):
-        if self.number > 0:  # the initial model is no teacher
+        if self.trained:  # the initial model is no teacher
             self.past = (*self.past, self.w)[-self.models :]
 
     def gradient(self, client, w, x, y):
@@ -389,7 +391,7 @@ MEMORY = {
     'scaffold': lambda states, hyper: states,
     'feddyn': lambda states, hyper: jax.tree.map(lambda s: -hyper['alpha'] * s, states),
     'moon': lambda states, hyper: states[0],
-    'fedcurv': lambda states, hyper: states['fisher'],
+    'fedcurv': lambda states, hyper: states['sums']['fisher'],
 }
 ADAM = {'server_lr': 0.05, 'b1': 0.8, 'b2': 0.95, 'eps': 1e-3}
 CASES = [
@@ -432,6 +434,20 @@ def test_rounds_equal_numpy(name, hyper, settings):
         assert_allclose(flat(server.method), oracle.c, rtol=1e-5, atol=1e-5)
     # The method has an effect, so the comparison is meaningful.
     assert name == 'fedavg' or np.abs(oracle.w - plain.w).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    'name, hyper', [('fedcurv', {'lam': 0.5}), ('fedgkd', {'beta': 0.5, 'tau': 2.0, 'models': 2})]
+)
+def test_a_round_without_an_update_is_no_last_round(name, hyper):
+    run, server, _ = set_up(name, hyper, **HEAVY)
+    oracle = ORACLES[name](flat(server.params), **HEAVY, **hyper)
+    for cohort in COHORTS:
+        server = server._replace(round=server.round + 1)
+        oracle.number += 1
+        server, _ = run(server, cohort)
+        oracle.round(cohort)
+        assert_allclose(flat(server.params), oracle.w, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
