@@ -146,12 +146,24 @@ def make_experiment(
             f'--accumulate_steps={config.accumulate_steps} is more than the {longest} batches of '
             'the largest client in a round, so no client would train; lower it.'
         )
-    if not any(cohort_of(experiment, r).epochs.any() for r in range(1, config.rounds + 1)):
+    _check_rounds(experiment)
+    return experiment
+
+
+def _check_rounds(experiment: Experiment) -> None:
+    """Raises a ValueError if no client trains in any round."""
+    config = experiment.config
+    cohorts = [cohort_of(experiment, round_) for round_ in range(1, config.rounds + 1)]
+    if not any(cohort.epochs.any() for cohort in cohorts):
         raise ValueError(
             f'--dropout={config.dropout} loses every client in each of --rounds={config.rounds}; '
             'lower it, or raise --rounds.'
         )
-    return experiment
+    if not any(client_steps(experiment, cohort).any() for cohort in cohorts):
+        raise ValueError(
+            f'--rounds={config.rounds} sample no client with examples; raise it, or '
+            '--clients_per_round, or choose a partition with fewer empty clients.'
+        )
 
 
 def _name_method(config: Config) -> Config:

@@ -139,6 +139,8 @@ def feed_rounds(
     for number, cohort, waves in rounds:
         ready = islice(loaded, len(waves)) if room else iter([load(cohort, s) for s in waves])
         yield PlannedRound(number, cohort, round_arguments(experiments, number, running), ready)
+        for _ in ready:  # the waves of a round that the caller skipped
+            pass
 
 
 def plan_rounds(

@@ -27,7 +27,7 @@ def check_learning_rate(config: Config) -> None:
     for name in ('lr_decay', 'lr_step', 'warmup_rounds'):
         value = getattr(config, name)
         if value != DEFAULTS[name] and name not in read:
-            reader = 'cosine' if name == 'warmup_rounds' else 'step'
+            reader = {'lr_decay': 'exponential', 'lr_step': 'step', 'warmup_rounds': 'cosine'}[name]
             raise ValueError(
                 f'--{name}={value} has no effect with --schedule={config.schedule}; remove it or '
                 f'set --schedule={reader}.'

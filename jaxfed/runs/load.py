@@ -96,7 +96,10 @@ def load(workdir: str | os.PathLike[str], *, method: Method | None = None) -> Lo
                 f'{"" if tokens else " or floats"}, got shape {x.shape} and dtype {x.dtype}.'
             )
         if tokens and x.size and not 0 <= x.min() <= x.max() < vocabulary:
-            raise ValueError(f'x must be token ids from 0 to {vocabulary - 1}, got {x.max()}.')
+            raise ValueError(
+                f'x must be token ids from 0 to {vocabulary - 1}, got ids from {x.min()} to '
+                f'{x.max()}.'
+            )
         if x.dtype != np.uint8:  # `normalise` takes int32 for token ids
             x = x.astype(np.int32 if tokens else np.float32)
         if not len(x):

@@ -199,7 +199,8 @@ def train_and_evaluate(
             accuracies |= found
         measured = evaluator.measure(arrived, evaluation, past[x], local)
         ticks.append(time.perf_counter())
-        loss = None if losses is None or not arrived.size else float(losses[x])
+        trains = losses is not None and experiments[x].dealt.size[arrived].any()
+        loss = float(losses[x]) if trains else None
         rate = learning_rate(config, number)
         entries[x] = describe_round(number, loss, evaluation, rate, accuracies, measured) | {
             'clients': len(arrived),

@@ -12,6 +12,7 @@ import jaxfed
 from jaxfed.partition import from_flower, make_partition, read_indices, to_flower
 from jaxfed.runs import deal
 from jaxfed.runs.partition_map import deal_examples, write_indices
+from jaxfed.runs.seeds import sample_cohort
 from tests.marks import only_fast
 
 CLIENTS = [[4, 0], [], [7, 2, 5]]
@@ -199,6 +200,28 @@ def test_partitioners_of_flower_and_back(data, tmp_path, cheap_runs):
     assert back.num_partitions == 6
     for i, part in enumerate(parts):
         assert_array_equal(back.load_partition(i)['label'], labels[part])
+
+
+def test_rounds_whose_clients_have_no_examples(tmp_path):
+    path = write(tmp_path / 'one.json', [list(range(20)), [], []])
+    config = {
+        **QUICK, 'partition': 'file', 'partition_file': str(path), 'num_clients': 3,
+        'clients_per_round': 1, 'workdir': str(tmp_path / 'run'),
+    }  # fmt: skip
+    metrics = jaxfed.simulate(jaxfed.Config(**config | {'rounds': 8}), quiet=True).metrics
+    losses = [entry['train_loss'] for entry in metrics]
+    assert all(entry['clients'] == 1 for entry in metrics)
+    assert None in losses and all(loss is None or loss > 0 for loss in losses) and any(losses)
+    alone = next(seed for seed in range(9) if not trains(seed))
+    config |= {'rounds': 1, 'cohort_seed': alone, 'workdir': None}
+    with pytest.raises(ValueError, match='--rounds=1 sample no client with examples; raise it'):
+        jaxfed.simulate(jaxfed.Config(**config))
+
+
+def trains(seed):
+    """Whether client 0, the only one with examples, trains in the first of these rounds."""
+    config = jaxfed.Config(num_clients=3, clients_per_round=1, cohort_seed=seed)
+    return 0 in sample_cohort(config, np.array([20, 0, 0]), 1).clients
 
 
 def test_the_command_writes_indices(tmp_path, capsys, monkeypatch):

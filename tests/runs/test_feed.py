@@ -108,6 +108,19 @@ def test_all_processes_stream_if_one_must(monkeypatch, tmp_path):
     assert rooms == [max(int(60_000 * feed.IMAGE_SHARE / feed.WAVES / image), largest)]
 
 
+def test_a_skipped_round_does_not_shift_the_waves(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(feed, 'memory', lambda mesh: 1.0)
+    experiment = set_up(jaxfed.Config(**LOCAL, lanes=1))
+    rounds, streams = feed.make_feed([experiment], make_mesh(1), lambda x: x)
+    assert streams
+    skipping = rounds(1, 1)
+    next(skipping)
+    got, want = (list(next(of).waves) for of in (skipping, rounds(1, 2)))
+    assert len(got) == len(want) > 0
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
 @pytest.mark.slow
 def test_waves_give_the_results_of_whole_rounds(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)

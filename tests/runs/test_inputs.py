@@ -67,8 +67,8 @@ def test_runs_learn_and_load(name, method, tmp_path, cheap_runs):
     accuracy = (np.argmax(logits, axis=1) == data.y_test).mean()
     assert accuracy == pytest.approx(result.summary['final_accuracy'], abs=1e-6)
     if settings['model'] == 'text':
-        with pytest.raises(ValueError, match='x must be token ids from 0 to 20, got 21'):
-            model.apply(np.full((1, 12), 21))
+        with pytest.raises(ValueError, match='from 0 to 20, got ids from -1 to 4'):
+            model.apply(np.array([[-1, 4] * 6]))
         with pytest.raises(ValueError, match=r'x must be token ids \[m, 1, 12, 1\] of integers'):
             model.apply(np.zeros((1, 12)))
 
