@@ -1,5 +1,6 @@
 """Optimizers of local training by name; `OPTIMIZERS['mine'] = mine` adds one."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -43,13 +44,16 @@ def of_gradient(
     optimizer: Callable[..., optax.GradientTransformation],
 ) -> Callable[..., optax.GradientTransformation]:
     """An optimizer of the learning rate alone, with coupled weight decay."""
+    return functools.partial(_of_gradient, optimizer)
 
-    def make(
-        learning_rate: Number, momentum: Number, weight_decay: Number
-    ) -> optax.GradientTransformation:
-        return _decayed(weight_decay, optimizer(learning_rate))
 
-    return make
+def _of_gradient(
+    optimizer: Callable[..., optax.GradientTransformation],
+    learning_rate: Number,
+    momentum: Number,
+    weight_decay: Number,
+) -> optax.GradientTransformation:
+    return _decayed(weight_decay, optimizer(learning_rate))
 
 
 def _decayed(
@@ -71,7 +75,11 @@ OPTIMIZERS: dict[str, Callable[[Number, Number, Number], optax.GradientTransform
     'rmsprop': of_gradient(optax.rmsprop),
 }
 
-WITHOUT_MOMENTUM = {'adam', 'adamw', 'adagrad', 'rmsprop'}
+
+def reads_momentum(name: str) -> bool:
+    """Whether an optimizer of `OPTIMIZERS` depends on the momentum."""
+    make = OPTIMIZERS[name]
+    return make is not adamw and getattr(make, 'func', None) is not _of_gradient
 
 
 def of_each_array(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:

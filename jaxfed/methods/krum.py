@@ -8,17 +8,17 @@ from jaxfed.methods.method import CombineView, Method
 from jaxfed.types import PyTree
 
 
-def krum(*, byzantine: float = 0.2, keep: int = 1) -> Method:
+def krum(*, byzantine: float = 0.2, selected: int = 1) -> Method:
     """The updates with the smallest distances to their nearest n - f - 2 others, without weights.
 
     score_i = sum of ||u_i - u_j||^2 over the n - f - 2 nearest u_j, f = floor(byzantine n);
-    update = mean of the `keep` updates with the smallest scores
+    update = mean of the `selected` updates with the smallest scores
 
     Every device keeps the updates of the whole cohort.
 
     Args:
       byzantine: share of malicious clients that is tolerated, in [0, 0.5).
-      keep: updates to average, >= 1; 1 is Krum, more is multi-Krum; 0 for n - f.
+      selected: updates to average, >= 1; 1 is Krum, more is multi-Krum; 0 for n - f.
 
     Returns:
       The method.
@@ -31,11 +31,14 @@ def krum(*, byzantine: float = 0.2, keep: int = 1) -> Method:
       NeurIPS 2017, sections 3 and 5.
     """
     check((byzantine >= 0) & (byzantine < 0.5), 'byzantine', byzantine, 'in [0, 0.5)')
-    check(keep >= 0, 'keep', keep, 'at least 0')
+    check(selected >= 0, 'selected', selected, 'at least 0')
 
     def combine(view: CombineView) -> PyTree:
         sampled = len(view.arrived)
-        check(keep <= sampled, '--keep', keep, f'at most the {sampled} clients of a round')
+        check(
+            selected <= sampled, '--selected', selected,
+            f'at most the {sampled} clients of a round',
+        )  # fmt: skip
         check(
             2 * ((byzantine * sampled + 1e-4) // 1) + 2 < sampled, '--byzantine', byzantine,
             f'such that 2 f + 2 is below the {sampled} clients of a round',
@@ -43,7 +46,7 @@ def krum(*, byzantine: float = 0.2, keep: int = 1) -> Method:
         arrived = jnp.sum(view.arrived)
         # A product such as 0.29 * 100 may be just below the integer.
         malicious = jnp.floor(byzantine * arrived + 1e-4).astype(jnp.int32)
-        number = jnp.where(keep == 0, arrived - malicious, keep)
+        number = jnp.where(selected == 0, arrived - malicious, selected)
         return mean_of_best(view, krum_scores(view, malicious), number)
 
     return Method(combine=combine, alters_messages=True)

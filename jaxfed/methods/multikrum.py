@@ -24,4 +24,4 @@ def multikrum(*, byzantine: float = 0.2) -> Method:
       Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent,
       NeurIPS 2017, section 5.
     """
-    return krum(byzantine=byzantine, keep=0)
+    return krum(byzantine=byzantine, selected=0)

@@ -2,9 +2,10 @@
 
 import dataclasses
 import inspect
+import itertools
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from absl import flags
 
@@ -113,7 +114,7 @@ def define_flags(into: flags.FlagValues = flags.FLAGS, *, groups: Sequence[str] 
             _define(into, f'{method}.{name}', parameter.annotation, None, text)
         if name not in into:
             text = f'hyper-parameter of {", ".join(owners)}'
-            _define(into, name, next(iter(owners.values())).annotation, None, text)
+            _define(into, name, _common_kind(owners.values()), None, text)
     if into is flags.FLAGS:
         rows = help_rows()
         command_line.define_help({group: rows[group] for group in groups}, [*set(into) - before])
@@ -141,6 +142,19 @@ def _owners(
         for name, parameter in settings_of(entry).items():
             owners.setdefault(name, {})[entry] = parameter
     return owners
+
+
+def _common_kind(parameters: Iterable[inspect.Parameter]) -> Any:
+    """The annotation of a flag that stands for several hyper-parameters; all choices of any."""
+    kinds = [parameter.annotation for parameter in parameters]
+    choices = dict.fromkeys(itertools.chain(*map(choices_of, kinds)))
+    return Literal[tuple(choices)] if all(map(choices_of, kinds)) else kinds[0]
+
+
+def flag_of(method: str, name: str) -> str:
+    """The flag of a hyper-parameter: its name, or METHOD.NAME if that is another flag."""
+    settings = {*SETTINGS, *COMMAND_FLAGS, *_owners(PARTITIONS, partition_settings)}
+    return f'{method}.{name}' if name in settings else name
 
 
 def _define(into: flags.FlagValues, name: str, kind: Any, default: Any, help_: str) -> None:
@@ -171,12 +185,12 @@ def from_flags(values: flags.FlagValues = flags.FLAGS) -> Config:
                 f'--{name}={values[name].value} belongs to --partition={" or ".join(partitions)}, '
                 f'but --partition={partition}; omit one of them.'
             )
-    names = [
+    names = {
         flag
-        for name, owners in _owners(methods.METHODS, methods.hyperparameters).items()
-        for flag in (name, *(f'{method}.{name}' for method in owners))
-        if flag not in {*SETTINGS, *partitions_of}
-    ]
+        for method in methods.METHODS
+        for name in methods.hyperparameters(method)
+        for flag in (flag_of(method, name), f'{method}.{name}')
+    }
 
     def chosen(names: Iterable[str]) -> dict[str, Any]:
         return {name: values[name].value for name in names if values[name].value is not None}

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxfed import methods
@@ -17,10 +19,10 @@ from jaxfed.engine import distributed
 from jaxfed.engine.cohorts import everyone
 from jaxfed.engine.devices import check_devices
 from jaxfed.engine.local import steps_per_epoch
-from jaxfed.engine.optimizers import WITHOUT_MOMENTUM
+from jaxfed.engine.optimizers import reads_momentum
 from jaxfed.methods.costs import MethodCost, method_cost
 from jaxfed.methods.hooks import check_hooks, explain_error
-from jaxfed.methods.method import Method
+from jaxfed.methods.method import CombineView, Method, RoundInfo
 from jaxfed.metrics.measures import Need
 from jaxfed.metrics.selection import needs, parse_clients, parse_measures
 from jaxfed.models import BUILT_IN, MODELS, check_network, make_model, ops, with_precision
@@ -126,6 +128,7 @@ def make_experiment(
             config.model, model, input_shape=input_shape, num_classes=classes, vocabulary=vocabulary
         )
     try:
+        _check_combine(config, method, model)
         cost = method_cost(
             method, network, input_shape=input_shape, num_classes=classes, vocabulary=vocabulary
         )
@@ -164,6 +167,28 @@ def _check_rounds(experiment: Experiment) -> None:
             f'--rounds={config.rounds} sample no client with examples; raise it, or '
             '--clients_per_round, or choose a partition with fewer empty clients.'
         )
+
+
+def _check_combine(config: Config, method: Method, model: Model) -> None:
+    """Traces `combine` on a round; a sweep traces it later with numbers that cannot be checked."""
+    if (combine := method.combine) is None:
+        return
+    clients = config.clients_per_round
+    info = RoundInfo(
+        jnp.int32(1), jnp.float32(config.learning_rate), config.momentum, config.num_clients,
+        clients, config.local_epochs, jnp.int32(clients), clients,
+    )  # fmt: skip
+
+    def shape(kind: Any, *sides: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((clients, *sides), kind)
+
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    jax.eval_shape(
+        lambda updates, weights, arrived: combine(CombineView(updates, weights, arrived, info)),
+        jax.tree.map(lambda w: shape(w.dtype, *w.shape), params),
+        shape(jnp.float32),
+        shape(jnp.bool_),
+    )
 
 
 def _name_method(config: Config) -> Config:
@@ -220,7 +245,7 @@ def build_model(
 
 def _check_optimizer(config: Config, method: Method) -> None:
     """Refuses optimizers whose steps the method does not count, and momentum without effect."""
-    if config.optimizer in WITHOUT_MOMENTUM and config.momentum != Config.momentum:
+    if config.momentum != Config.momentum and not reads_momentum(str(config.optimizer)):
         raise ValueError(
             f'--momentum={config.momentum} has no effect with --optimizer={config.optimizer}; '
             'remove it.'

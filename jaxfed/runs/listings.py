@@ -1,12 +1,11 @@
 """The output of --method=list and --measure=list."""
 
-from absl import flags
-
 from jaxfed import methods
 from jaxfed.methods.costs import MethodCost, method_cost
 from jaxfed.metrics.measures import MEASURES
 from jaxfed.models import make_model
 from jaxfed.recording import display
+from jaxfed.runs.config_flags import flag_of
 
 
 def list_methods() -> None:
@@ -14,13 +13,9 @@ def list_methods() -> None:
     rows = []
     for name in methods.METHODS:
         sentence, paper = methods.describe(name)
-        # The flag --alpha is a setting of the partition.
         hyperparameters = [
-            (
-                f'--{key}' if key in flags.FLAGS and key != 'alpha' else f'--{name}.{key}',
-                str(p.default),
-            )
-            for key, p in methods.hyperparameters(name).items()
+            (f'--{flag_of(name, key)}', str(parameter.default))
+            for key, parameter in methods.hyperparameters(name).items()
         ]
         cost = display.cost_in_words(cost_of(name)._asdict())
         text = '\n'.join(filter(None, (sentence, cost and f'Costs: {cost}', paper)))

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxfed.config import Config
-from jaxfed.engine.optimizers import OPTIMIZERS, WITHOUT_MOMENTUM, of_gradient
+from jaxfed.engine.optimizers import OPTIMIZERS, of_gradient
 from jaxfed.internal.type_checks import first_line
 
 
@@ -33,7 +33,6 @@ def name_optimizers(configs: Iterable[Config]) -> list[Config]:
     for name, function in functions.items():
         _check_steps(name, function)
         OPTIMIZERS[name] = of_gradient(function)
-        WITHOUT_MOMENTUM.add(name)
     return named
 
 

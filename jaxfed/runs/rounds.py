@@ -199,8 +199,8 @@ def train_and_evaluate(
             accuracies |= found
         measured = evaluator.measure(arrived, evaluation, past[x], local)
         ticks.append(time.perf_counter())
-        trains = losses is not None and experiments[x].dealt.size[arrived].any()
-        loss = float(losses[x]) if trains else None
+        with_examples = experiments[x].dealt.size[arrived].any()
+        loss = float(losses[x]) if losses is not None and with_examples else None
         rate = learning_rate(config, number)
         entries[x] = describe_round(number, loss, evaluation, rate, accuracies, measured) | {
             'clients': len(arrived),

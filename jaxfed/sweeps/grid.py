@@ -8,6 +8,7 @@ from jaxfed import methods
 from jaxfed.config import FIELDS, Config, settings_that_affect
 from jaxfed.internal.type_checks import suggestion
 from jaxfed.partition import PARTITIONS, partition_settings
+from jaxfed.runs.config_flags import flag_of
 from jaxfed.runs.experiment import parts_of
 
 Point = tuple[tuple[str, float], ...]  # (name, value) of each swept parameter
@@ -87,8 +88,8 @@ def sweepable(config: Config) -> dict[str, type[float] | type[int]]:
     names = [key for _, values, _ in parts for key in values]
     for name, _, _ in parts:
         for key, parameter in methods.hyperparameters(name).items():
-            # A short name is unambiguous if only one part has it, and no setting.
-            short = names.count(key) == 1 and key not in FIELDS
+            # A short name is unambiguous if only one part has it, and no other flag.
+            short = names.count(key) == 1 and flag_of(name, key) == key
             found |= {flag: parameter.annotation for flag in [key] * short + [f'{name}.{key}']}
     chosen = partition_settings(config.partition)
     for name, parameter in chosen.items():

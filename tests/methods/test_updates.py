@@ -58,7 +58,7 @@ def krum_order(updates, byzantine):
 def test_krum_and_multikrum():
     order = krum_order(UPDATES, 1)
     assert_allclose(combine('krum', byzantine=0.2), UPDATES[order[0]], rtol=1e-6)
-    assert_allclose(combine('krum', keep=3), UPDATES[order[:3]].mean(0), rtol=1e-5, atol=1e-7)
+    assert_allclose(combine('krum', selected=3), UPDATES[order[:3]].mean(0), rtol=1e-5, atol=1e-7)
     assert_allclose(combine('multikrum'), UPDATES[order[:8]].mean(0), rtol=1e-5, atol=1e-7)
     order = krum_order(UPDATES[:6], 1)
     assert_allclose(combine('krum', arrived=LOST), UPDATES[order[0]], rtol=1e-6)

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from absl import flags
 
-from jaxfed import Config
+from jaxfed import Config, methods
 from jaxfed.runs import checks, config_flags
 from jaxfed.runs.deal import deal
+from jaxfed.runs.experiment import make_experiment, method_of
 
 
 def test_parse_reads_flags_and_does_not_change_those_of_the_program(tmp_path):
@@ -67,3 +68,35 @@ def test_validation_depends_on_the_seed_and_needs_an_example():
         deal(Config(validation=1e-5))
     with pytest.raises(ValueError, match=r'--validation must be .*, got 1.0'):
         checks.check(Config(validation=1.0))
+
+
+@pytest.mark.parametrize(
+    'method, hyperparameters, message',
+    [
+        ('krum', {'byzantine': 0.45}, '--byzantine must be such that 2 f'),
+        ('krum', {'selected': 6}, '--selected must be at most the 5 clients'),
+        ('trimmed_mean', {'trim': 0.1}, '--trim must be 0, or enough to remove one of the 5'),
+    ],
+)
+def test_hyperparameters_that_do_not_fit_the_cohort(method, hyperparameters, message):
+    with pytest.raises(ValueError, match=message):
+        make_experiment(Config(method=method, model='mlp', hyperparameters=hyperparameters))
+
+
+def test_no_hyperparameter_but_alpha_shares_its_name_with_another_flag():
+    names = {
+        name
+        for method in methods.METHODS
+        for name in methods.hyperparameters(method)
+        if config_flags.flag_of(method, name) != name
+    }
+    assert names == {'alpha'}
+
+
+def test_a_short_flag_takes_the_choices_of_all_methods():
+    for method, form in (('fedavgm', 'ema'), ('fedssd', 'squared')):
+        read = config_flags.parse([f'--method={method}', f'--form={form}'])
+        assert read.hyperparameters == {'form': form}
+        method_of(read)
+    with pytest.raises(ValueError, match='form must be one of linear, squared, got ema'):
+        method_of(config_flags.parse(['--method=fedssd', '--form=ema']))

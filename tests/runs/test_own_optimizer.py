@@ -17,11 +17,10 @@ QUICK = {'model': 'mlp', 'partition': 'iid', 'rounds': 2, 'local_epochs': 1, 'cl
 
 @pytest.fixture(autouse=True)
 def registry():
-    before = dict(optimizers.OPTIMIZERS), set(optimizers.WITHOUT_MOMENTUM)
+    before = dict(optimizers.OPTIMIZERS)
     yield
     optimizers.OPTIMIZERS.clear()
-    optimizers.OPTIMIZERS.update(before[0])
-    optimizers.WITHOUT_MOMENTUM.intersection_update(before[1])
+    optimizers.OPTIMIZERS.update(before)
 
 
 def names(*functions):
@@ -29,6 +28,14 @@ def names(*functions):
         config.optimizer
         for config in name_optimizers(jaxfed.Config(optimizer=f) for f in functions)
     ]
+
+
+def test_optimizers_that_read_the_momentum():
+    names(optax.lion)
+    optimizers.OPTIMIZERS['own'] = optimizers.of_gradient(optax.adamax)
+    optimizers.OPTIMIZERS['three'] = lambda learning_rate, momentum, weight_decay: None
+    reading = [name for name in optimizers.OPTIMIZERS if optimizers.reads_momentum(name)]
+    assert reading == ['sgd', 'nesterov', 'three']
 
 
 def test_names():
