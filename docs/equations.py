@@ -51,7 +51,7 @@ _TEXT_TO_LATEX = {
         r'\lfloor t n \rfloor \text{ smallest and largest}'
     ),
     """score_i = sum of ||u_i - u_j||^2 over the n - f - 2 nearest u_j, f = floor(byzantine n);
-    update = mean of the `keep` updates with the smallest scores""": (
+    update = mean of the `selected` updates with the smallest scores""": (
         r's_i = \sum_{j \text{ nearest to } i} \lVert u_i - u_j \rVert^2 '
         r'\text{ over } n - f - 2 \qquad f = \lfloor \text{byzantine} \cdot n \rfloor \qquad '
         r'\Delta = \operatorname{mean} \text{ of the best } u_i'

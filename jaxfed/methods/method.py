@@ -7,21 +7,23 @@ One round, in the order in which the hooks run:
 
     shared            = share(server)          once, on the server
     weights           = weigh(cohort)          once, for all clients of the round
+    constants         = prepare(info)          each client
     params, stats     = receive(client)        each client, where its local training starts, if set
     begun             = begin(client)          each client, before its local training
     mean(supervised(view)) + penalty(view)     every local step; the engine differentiates it
     mask              = trainable(view)        every local step, if set
     update            = send(client)           each client, after its local training
     state, upload     = finish(client)         each client, after its local training
-    update            = combine(updates)       once, on the server; if not set, the weighted sum
-    update, state     = merge(aggregate)       once, on the server
+    update            = combine(view)          once, on the server; if not set, the weighted sum
+    update, state     = merge(view)            once, on the server
 
+Every device computes what is said to happen on the server, and `prepare` for all clients of the
+round, so both should be cheap.
 A round in which no update is sent changes only the number of the round, except `merge` with noise
 or delayed updates.
 Outside of the rounds:
 
     server, client    = init(params, stats)    once: the first states
-    constants         = prepare(info)          each client, once
     network           = adapt(model)           once: the network that is trained
     params            = personal(params)       when local models are evaluated, if set
     sent, own, message_size                    once, for the costs; `own` says what stays
@@ -98,7 +100,7 @@ class LocalView(NamedTuple):
     outputs: Outputs  # of the local parameters on this batch
     batch: Batch
     global_params: PyTree  # at the start of the round; with `receive` those that it returned
-    # (params, x, stats=the global ones) -> Outputs, in evaluation mode
+    # (params, x, stats=the global ones, or those of `receive`) -> Outputs, in evaluation mode
     apply: Callable[..., Outputs]
     # the same without gradient; clients with equal params are one batch (`engine.fixed`)
     evaluate: Callable[..., Outputs]
@@ -232,7 +234,7 @@ class Method(NamedTuple):
     # -> update; None for the weighted sum. With it every device keeps the updates of the cohort.
     combine: Callable[[CombineView], PyTree] | None = None
     # -> (update, server state)
-    merge: Callable[[MergeView], tuple[PyTree, PyTree]] = lambda merge: (merge.update, merge.state)
+    merge: Callable[[MergeView], tuple[PyTree, PyTree]] = lambda view: (view.update, view.state)
     # network -> the network that this method trains
     adapt: Callable[[Model], Model] = lambda model: model
     # params -> the parameters with which the client itself predicts; None for the same
@@ -282,7 +284,7 @@ _PARAMETERS = {
     'trainable': 'view',
     'send': 'client',
     'finish': 'client',
-    'combine': 'updates',
+    'combine': 'view',
     'merge': 'view',
     'adapt': 'model',
     'personal': 'params',
