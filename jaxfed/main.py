@@ -14,15 +14,11 @@ from absl import app, flags
 from jaxfed.config import Config
 from jaxfed.data.augment import parse_augment
 from jaxfed.engine import distributed
-from jaxfed.engine.devices import (
-    describe_devices,
-    idle_accelerator,
-    keep_compiled_programs,
-    use_every_core,
-)
+from jaxfed.engine.devices import describe_devices, idle_accelerator, use_every_core
 from jaxfed.engine.distributed import join, liveness
 from jaxfed.internal import command_line, console, folders, signals
 from jaxfed.internal.backend import on_cpu
+from jaxfed.internal.program_cache import keep_programs
 from jaxfed.internal.signals import ending
 from jaxfed.recording import run_files
 from jaxfed.runs import checks, config_flags, simulate
@@ -148,8 +144,8 @@ def train() -> tuple[int, str]:
     console.say(f'device: {devices}')
     if idle and distributed.is_leader():
         console.show_warning(idle)
-    if values.compilation_cache and 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
-        keep_compiled_programs()
+    if values.compilation_cache:
+        keep_programs()
     try:
         agreed = [name for name, flag in config_flags.COMMAND_FLAGS.items() if flag.agreed]
         distributed.check_settings({f'--{name}': values[name].value for name in agreed})

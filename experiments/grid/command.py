@@ -3,7 +3,6 @@
 import contextlib
 import datetime
 import functools
-import os
 import signal
 import threading
 import time
@@ -15,8 +14,9 @@ from absl import flags
 
 from experiments.grid import runner
 from experiments.grid.runner import Cell
-from jaxfed.engine.devices import keep_compiled_programs, use_every_core
+from jaxfed.engine.devices import use_every_core
 from jaxfed.internal import command_line, console, files
+from jaxfed.internal.program_cache import keep_programs
 from jaxfed.internal.signals import Interrupted
 from jaxfed.recording import run_files
 from jaxfed.runs import config_flags
@@ -238,8 +238,7 @@ def use_machine() -> None:
     command_line.quiet_libraries()
     with contextlib.suppress(RuntimeError):  # JAX is running already, with its devices
         use_every_core()
-    if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
-        keep_compiled_programs()
+    keep_programs()
 
 
 def show_cells(cells: Sequence[Cell], title: str = '') -> None:

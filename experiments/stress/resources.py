@@ -29,9 +29,9 @@ from absl import flags
 
 import jaxfed
 from experiments.benchmarks.measuring import reporting
+from jaxfed.internal.program_cache import kept_programs
 from jaxfed.runs.experiment import Experiment, set_up
 from jaxfed.runs.prepare import Prepared, prepare
-from jaxfed.runs.program_cache import kept_programs
 from jaxfed.runs.simulate import train
 
 MIB = 2**20

@@ -17,12 +17,8 @@ from jaxfed.engine import distributed
 from jaxfed.engine.distributed import transfer
 from jaxfed.internal import machine
 from jaxfed.internal.console import counted
-from jaxfed.internal.files import cache_folder
-from jaxfed.internal.logger import LOGGER
 from jaxfed.types import PyTree
 
-# The programs of a run on a CPU take 1 to 2 MB, and JAX looks at every file before it adds one.
-CACHE_SIZE = 1 << 30
 CUDA: tuple[str, ...] = ('jax_cuda12_plugin', 'jax_cuda13_plugin')  # either enables a GPU
 AXIS = 'devices'
 SPLIT, REPLICATED = PartitionSpec(AXIS), PartitionSpec()
@@ -251,25 +247,3 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     memory = np.zeros(size + 64, np.uint8)
     offset = -memory.ctypes.data % 64
     return memory[offset : offset + size].view(dtype).reshape(shape)
-
-
-def keep_compiled_programs() -> None:
-    """Makes JAX keep compiled programs on disk for later processes, up to `CACHE_SIZE` bytes.
-
-    A program that is read is executed, so a folder to which other users could have written is not
-    used; a warning says so.
-    """
-    try:
-        folder = cache_folder('compiled')
-    except OSError as error:
-        LOGGER.warning('Compiled programs are not kept: %s.', error)
-        return
-    for program in folder.glob('*-cache'):
-        # JAX writes the time of use last and cannot evict a program without it.
-        if not program.with_name(f'{program.name.removesuffix("-cache")}-atime').exists():
-            program.unlink(missing_ok=True)
-    settings: Any = jax.config
-    jax.config.update('jax_compilation_cache_dir', str(folder))
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
-    if settings.jax_compilation_cache_max_size == -1:  # the user set no limit
-        jax.config.update('jax_compilation_cache_max_size', CACHE_SIZE)

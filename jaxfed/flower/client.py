@@ -27,9 +27,9 @@ from jaxfed.flower.messages import (
     unpack,
 )
 from jaxfed.flower.programs import Programs, make_programs
+from jaxfed.internal.program_cache import kept_programs
 from jaxfed.runs.deal import Dealt, deal
 from jaxfed.runs.experiment import build_method
-from jaxfed.runs.program_cache import kept_programs
 from jaxfed.runs.seeds import seed_of
 from jaxfed.types import Cohort, PyTree
 

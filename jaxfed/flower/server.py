@@ -35,6 +35,7 @@ from jaxfed.flower.programs import Programs, make_programs
 from jaxfed.internal import console
 from jaxfed.internal.backend import compile_all
 from jaxfed.internal.digest import digest
+from jaxfed.internal.program_cache import kept_programs
 from jaxfed.recording.checkpoints import FOLDER
 from jaxfed.runs.evaluate import (
     evaluation_memory,
@@ -45,7 +46,6 @@ from jaxfed.runs.evaluate import (
 from jaxfed.runs.experiment import Experiment, set_up
 from jaxfed.runs.feed import PlannedRound, auxiliary_batch, plan_rounds
 from jaxfed.runs.prepare import Prepared, initial_state
-from jaxfed.runs.program_cache import kept_programs
 from jaxfed.runs.shared_program import round_arguments
 from jaxfed.runs.simulate import Diverged, train
 from jaxfed.types import Dataset, PyTree

@@ -13,6 +13,7 @@ from jaxfed.engine import distributed
 from jaxfed.engine.distributed import liveness
 from jaxfed.engine.types import ServerState
 from jaxfed.internal import console, files
+from jaxfed.internal.program_cache import kept_programs
 from jaxfed.internal.signals import Interrupted, stopping
 from jaxfed.methods.method import Method
 from jaxfed.recording import display, run_files
@@ -27,7 +28,6 @@ from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.model_file import save_model
 from jaxfed.runs.prepare import Prepared, memory_in_words, prepare
 from jaxfed.runs.privacy import privacy_after
-from jaxfed.runs.program_cache import kept_programs
 from jaxfed.runs.rounds import Stop, Watch, never, no_recorder, open_recorder, train_rounds
 from jaxfed.runs.shared_program import TRACER_ERROR
 from jaxfed.runs.state import resume

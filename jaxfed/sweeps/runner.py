@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from jaxfed.config import Config
 from jaxfed.internal import console, files
+from jaxfed.internal.program_cache import kept_programs
 from jaxfed.internal.signals import Interrupted
 from jaxfed.recording import log, run_files
 from jaxfed.recording.progress import grid_progress
@@ -18,7 +19,6 @@ from jaxfed.runs.experiment import Experiment, build_method, make_experiment, pa
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.load import load
 from jaxfed.runs.own_optimizer import name_optimizers
-from jaxfed.runs.program_cache import kept_programs
 from jaxfed.runs.rounds import never
 from jaxfed.runs.seeds import seed_of
 from jaxfed.runs.simulate import Diverged, Result

@@ -16,12 +16,11 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 import jaxfed
-from jaxfed.engine import devices
-from jaxfed.internal import console
+from jaxfed.internal import console, program_cache
 from jaxfed.internal.signals import Interrupted
 from jaxfed.methods import Method
 from jaxfed.report import __main__ as report
-from jaxfed.runs import feed, program_cache, simulate
+from jaxfed.runs import feed, simulate
 
 TINY = {
     'model': 'mlp',
@@ -144,7 +143,7 @@ def test_the_cache_of_the_user_stays(shared_programs):
 def test_programs_are_kept_only_in_the_block(own_cache, monkeypatch):
     before = cache_settings()
     with program_cache.kept_programs(True):
-        expected = str(own_cache / 'compiled'), devices.CACHE_SIZE, 0.1
+        expected = str(own_cache / 'compiled'), program_cache.SIZE, 0.1
         assert tuple(cache_settings().values()) == expected
     assert cache_settings() == before
     with program_cache.kept_programs(False):
@@ -172,7 +171,7 @@ def test_the_cache_of_programs_is_bounded(own_cache, monkeypatch):
         compile_new(0.1)
     first = kept(own_cache)
     limit = 3 * sum(first.values())
-    monkeypatch.setattr(devices, 'CACHE_SIZE', limit)
+    monkeypatch.setattr(program_cache, 'SIZE', limit)
     for number in range(1, 9):
         with program_cache.kept_programs(True):
             compile_new(number)
