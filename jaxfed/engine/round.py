@@ -114,16 +114,15 @@ def _open_round(
     context: Context, inputs: RoundInputs, x: Array | int
 ) -> tuple[PyTree, SampledClients]:
     """The values that experiment x's server shares, and its clients before they train."""
-    data = inputs.data._replace(x=())
-    server, (clients, epochs), tuned, key, data, shared = row(inputs._replace(data=data), x)
-    method = context.method_of(tuned)
-    size, label_counts = data.size[clients], data.label_counts[clients]
+    # The images have no axis of experiments.
+    own = row(inputs._replace(data=inputs.data._replace(x=())), x)
+    method, (clients, epochs) = context.method_of(own.tuned), own.cohort
+    size, label_counts = own.data.size[clients], own.data.label_counts[clients]
     steps = epochs * steps_per_epoch(size, context.batch_size)
     share, weight = weights_of(context, inputs, x)
     # A client's random stream depends on the seed, the round and its id, not on its lane.
-    round_key = jax.random.fold_in(key, server.round)
-    if inputs.shared is None:
-        shared = share_values(context, inputs, x)
+    round_key = jax.random.fold_in(own.keys, own.server.round)
+    shared = share_values(context, inputs, x) if inputs.shared is None else own.shared
     infos = ClientInfo(label_counts, size, clients)
     static = jax.vmap(method.prepare)(infos)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(round_key, clients)

@@ -174,7 +174,7 @@ def make_evaluator(
     room: Room,
 ) -> Evaluator:
     """The evaluations of one of the experiments of `make_evaluators`."""
-    config, dealt, measures = experiment.config, experiment.dealt, experiment.measures
+    dealt, measures = experiment.dealt, experiment.measures
     compares = need_local_models(measures.names, measures.confusion_clients)
 
     def evaluate_once(server: ServerState) -> tuple[Evaluation, Teacher | None]:
@@ -198,15 +198,13 @@ def make_evaluator(
         result = programs.local_models(stack, count, *test_set, teacher)
         each, agreement = first_places(result, len(arrived))
         means = {'local_accuracy': float(each.accuracy.mean())}
-        if config.personal_test:
+        if experiment.config.personal_test:
             examples = held_out_examples(experiment, arrived, mesh.size, room)
-            weights = after.params, after.stats
-            result = programs.personal(stack, weights, count, split(examples, mesh))
-            tested = first_places(examples.mask.any(axis=2), len(arrived))
-            if tested.any():
-                local_, global_ = first_places(result, len(arrived))
-                means |= spread(local_[tested])
-                means['personal_global_accuracy'] = float(global_[tested].mean())
+            result = programs.personal(
+                stack, (after.params, after.stats), count, split(examples, mesh)
+            )
+            tested = examples.mask.any(axis=2)
+            means |= personal_fields(*first_places((*result, tested), len(arrived)))
         if evaluation is None:
             return means, None
         gradients = None
@@ -238,6 +236,13 @@ def make_evaluator(
         evaluate_locals=evaluate_local,
         measure=measure,
     )
+
+
+def personal_fields(local: np.ndarray, global_: np.ndarray, tested: np.ndarray) -> dict[str, float]:
+    """The fields of the accuracies [n] of local models and the global one, where `tested`."""
+    if not tested.any():
+        return {}
+    return spread(local[tested]) | {'personal_global_accuracy': float(global_[tested].mean())}
 
 
 def spread(accuracy: np.ndarray) -> dict[str, float]:

@@ -186,8 +186,8 @@ def train_and_evaluate(
     seconds = (time.perf_counter() - began) / len(running)
     for x in running:
         evaluator, clients = prepared.evaluators[x], cohort.clients[x]
-        config, arrived = experiments[x].config, clients[cohort.epochs[x] > 0]
-        accuracies: dict[str, float | None] = dict.fromkeys(local_fields(config))
+        own, arrived = experiments[x], clients[cohort.epochs[x] > 0]
+        accuracies: dict[str, float | None] = dict.fromkeys(local_fields(own.config))
         ticks, local = [time.perf_counter()], None
         evaluation = jax.device_get(evaluations.get(x))
         ticks.append(time.perf_counter())
@@ -199,16 +199,16 @@ def train_and_evaluate(
             accuracies |= found
         measured = evaluator.measure(arrived, evaluation, past[x], local)
         ticks.append(time.perf_counter())
-        with_examples = experiments[x].dealt.size[arrived].any()
+        with_examples = own.dealt.size[arrived].any()
         loss = float(losses[x]) if losses is not None and with_examples else None
-        rate = learning_rate(config, number)
+        rate = learning_rate(own.config, number)
         entries[x] = describe_round(number, loss, evaluation, rate, accuracies, measured) | {
             'clients': len(arrived),
             'seconds': round(seconds + ticks[2] - ticks[0], 4),
             'evaluation_seconds': round(ticks[1] - ticks[0], 4),
             'local_evaluation_seconds': round(ticks[2] - ticks[1], 4),
         }
-        if spent := privacy_after(config, experiments[x].method, number):
+        if spent := privacy_after(own.config, own.method, number):
             entries[x]['epsilon'] = spent['epsilon']
         if evaluation is not None:
             past[x] = update_history(past[x], evaluation)
