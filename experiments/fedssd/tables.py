@@ -48,7 +48,9 @@ FORM = (
     "FedSSD's M_max is outside of the square. Equation 3 as written squares it (--form=squared), "
     'and FedSSD then equals FedAvg. Outside is inferred from theorem 1, where M_max L_f enters to '
     'the first power, from table III, where M_max and the constant weight of MSE share one axis '
-    'and both accuracies fall, and from the gain of 4.7 points with 0.001 on Tiny-ImageNet.'
+    'and both accuracies fall, and from the gain of 4.7 points with 0.001 on Tiny-ImageNet. '
+    'Against it, lemma 1 has M_max^2; it also squares L_f, of which assumption 1.3, like theorem '
+    '1, gives the first power.'
 )
 SPREAD = (
     'The paper gives spreads without the number of runs, or the differences between them; here '

@@ -23,7 +23,8 @@ def fedssd(
 
     A is the global model's confusion matrix on the server's auxiliary data, each row divided by its
     sum, recomputed every round. Eq. 3 as written squares M_max, too; the weights are then so small
-    that FedSSD is FedAvg. That M_max is linear is inferred from theorem 1 and table III.
+    that FedSSD is FedAvg. That M_max is linear is inferred from theorem 1 and table III; lemma 1
+    has M_max^2.
 
     Args:
       max_weight: M_max, >= 0; the paper uses .01 for CIFAR-10 and .001 for CIFAR-100 and
