@@ -37,7 +37,8 @@ class PaperTable(NamedTuple):
     columns: tuple[Column, ...]
     rows: tuple[GridRow, ...]
     numbers: str  # for each row its name and a cell for each column, see `read_numbers`
-    score: Literal['best', 'final', 'moving']  # the reported accuracy, see `scores.SCORES`
+    # The reported accuracy, see `scores.SCORES`.
+    score: Literal['best', 'final', 'moving', 'best_moving']
     speed: Literal['', 'rounds', 'speed-up'] = ''  # the additional quantity of a cell
     target: Literal['', 'flag', 'baseline'] = ''  # accuracy to reach: --target_accuracy, FedAvg's
     seeds: int = 1  # runs of a cell

@@ -103,15 +103,15 @@ def table_of_runs(groups: Sequence[RunGroup], target: float | None) -> str:
     columns = (
         'label workdir method dataset seed state rounds last_accuracy best_accuracy best_round'
     )
-    columns += ' moving_accuracy personal_accuracy rounds_to_target forgetting seconds'
-    columns += ' client_steps_per_second'
+    columns += ' moving_accuracy best_moving_accuracy personal_accuracy rounds_to_target'
+    columns += ' forgetting seconds client_steps_per_second'
     rows: list[list[Any]] = [columns.split()]
     for label, runs in groups:
         for run in runs:
             row = [label, run.path, run.config['method'], run.config['dataset'], run.seed]
             row += [run.state, run.rounds, run.final_accuracy(), run.best_accuracy()]
             row += [run.best_round(), run.moving_accuracy()]
-            row += [run.personal_accuracy(), run.rounds_to(target)]
+            row += [run.best_moving_accuracy(), run.personal_accuracy(), run.rounds_to(target)]
             row += [run.final_forgetting(), run.seconds(), run.total('client_steps_per_second')]
             rows.append(row)
     return csv_text(rows)

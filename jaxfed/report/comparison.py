@@ -13,6 +13,7 @@ SCORES: dict[str, tuple[Callable[[RecordedRun], float | None], str]] = {
     'final': (RecordedRun.final_accuracy, 'last accuracy (%)'),
     'best': (RecordedRun.best_accuracy, 'best accuracy (%)'),
     'moving': (RecordedRun.moving_accuracy, 'moving average (%)'),
+    'best_moving': (RecordedRun.best_moving_accuracy, 'best moving average (%)'),
     'personal': (RecordedRun.personal_accuracy, PERSONAL),
 }
 

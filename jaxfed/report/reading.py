@@ -131,7 +131,14 @@ class RecordedRun(NamedTuple):
 
     def moving_accuracy(self) -> float | None:
         """Return the last moving average of the test accuracy, in 0..1."""
-        return next(reversed(moving_average(list(self.values('test_accuracy').values()))), None)
+        return next(reversed(self._moving()), None)
+
+    def best_moving_accuracy(self) -> float | None:
+        """Return the highest moving average of the test accuracy, in 0..1."""
+        return max(self._moving(), default=None)
+
+    def _moving(self) -> list[float]:
+        return moving_average(list(self.values('test_accuracy').values()))
 
     def personal_accuracy(self) -> float | None:
         """Return the last personal accuracy, in 0..1; None without --personal_test."""

@@ -139,6 +139,8 @@ def test_scores_of_runs():
     )
     np.testing.assert_allclose(moving.accuracies, (42.8, 28.4))
     assert moving.speeds == (1, None)
+    falling = scores.score_of({0: a_run(50, 10)}, {}, asked=1, score='best_moving')
+    assert falling.accuracies == (50,)
     # The run's target, a round without evaluation, and a run that diverged.
     runs = {0: a_run(10, None, 65, target=0.65), 1: a_run(90, failed=True, target=0.65)}
     flag_target = scores.score_of(runs, {}, asked=2, score='final', speed='rounds', target='flag')

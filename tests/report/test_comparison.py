@@ -114,6 +114,13 @@ def test_baseline_and_score_are_chosen(tmp_path):
     assert row == ['25.00 ± 190.59', '+15.00 ± 190.59', '0.5', '2']
     moving = compare(groups, score='moving').table.rows[[g.label for g in groups].index('kd')]
     assert moving[0].text == '10.00 ± 0.00'
+    best_moving = compare(groups, score='best_moving').table
+    assert best_moving.columns[0] == 'best moving average (%)'
+    kd = best_moving.rows[[g.label for g in groups].index('kd')]
+    assert kd[0].text == '10.00 ± 0.00'
+    falling = best_moving.rows[[g.label for g in groups].index('fedavg')]
+    # 0.1, 0.1 and 0.05: 10, 10, 8; 0.1, 0.1 and 0.4: 10, 10, 22
+    assert falling[0].text == '16.00 ± 76.24'
     for name in ('moon', ''):
         with pytest.raises(ValueError, match=rf'--baseline={name} is no .* from (\w+; )+\w+\.'):
             compare(groups, baseline=name)
