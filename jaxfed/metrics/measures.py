@@ -71,6 +71,7 @@ class Measure(NamedTuple):
     cost: str = 'nothing'  # description
     scalars: tuple[str, ...] = ()  # fields of metrics.jsonl; their last values go to summary.json
     arrays: tuple[str, ...] = ()  # fields of metrics.jsonl
+    by_class: tuple[str, ...] = ()  # those of `arrays` that have a number for each class
     of_round: Callable[[RoundData], Fields] = _no_fields  # in every round
     # in rounds in which the global model is evaluated, from its evaluation after the round
     of_global: Callable[[RoundData, Evaluation], Fields] = _no_fields
@@ -157,6 +158,7 @@ MEASURES: dict[str, Measure] = {
         text='Gap between the best class accuracies so far and the current ones, and its mean.',
         scalars=('forgetting',),
         arrays=('class_forgetting',),
+        by_class=('class_forgetting',),
         of_global=_forgetting,
     ),
     'consistency': Measure(
@@ -168,6 +170,7 @@ MEASURES: dict[str, Measure] = {
     'predictions': Measure(
         text="Share of each class among the global model's predictions.",
         arrays=('prediction_share',),
+        by_class=('prediction_share',),
         of_global=lambda data, now: {
             'prediction_share': prediction_share(now.predicted, data.num_classes)
         },
@@ -185,6 +188,7 @@ MEASURES: dict[str, Measure] = {
     'cohort_labels': Measure(
         text="Training examples of each class, summed over the round's clients.",
         arrays=('cohort', 'cohort_labels'),
+        by_class=('cohort_labels',),
         of_round=lambda data: {
             'cohort': data.cohort,
             'cohort_labels': data.label_counts.sum(axis=0),

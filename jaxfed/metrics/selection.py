@@ -53,9 +53,13 @@ def check_measures(names: Sequence[str], reserved: Collection[str]) -> None:
         measure, place = MEASURES[name], f'MEASURES[{name!r}]'
         if not isinstance(measure, Measure):
             raise ValueError(f'{place} must be a Measure, got {printable(reprlib.repr(measure))}.')
-        for kind in ('scalars', 'arrays'):
+        for kind in ('scalars', 'arrays', 'by_class'):
             if not isinstance(getattr(measure, kind), tuple):
                 raise ValueError(f"{place}.{kind} must be a tuple of names, as ('name',).")
+        if others := set(measure.by_class) - set(measure.arrays):
+            raise ValueError(
+                f'{place}.by_class must name fields of its arrays, got {sorted(others)[0]!r}.'
+            )
         for need in measure.needs:
             if need not in get_args(Need):
                 choices = ' or '.join(map(repr, get_args(Need)))

@@ -551,6 +551,11 @@ def test_values_that_are_not_finite_become_null(cheap_runs, tmp_path, monkeypatc
         (Measure('Mine.', arrays=('forgetting',)), "'forgetting', as --measure=forgetting does"),
         (Measure('Mine.', needs=('model',)), "must name 'agreement' or 'models' or .* got 'model'"),
         (Measure('Mine.', scalars='one'), r"scalars must be a tuple of names, as \('name',\)"),
+        (Measure('Mine.', by_class='one'), 'by_class must be a tuple of names'),
+        (
+            Measure('Mine.', arrays=('one',), by_class=('two',)),
+            "by_class must name fields of its arrays, got 'two'",
+        ),
         (len, 'must be a Measure, got <built-in function len>'),
     ],
 )

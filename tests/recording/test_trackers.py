@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from jaxfed import Config, simulate
+from jaxfed.metrics.measures import MEASURES, Measure
 from jaxfed.recording import run_files, trackers
 from jaxfed.report.__main__ import main as report
 from jaxfed.runs.experiment import set_up
@@ -65,6 +66,15 @@ def test_csv_has_every_number(result):
     assert not [name for name in rows[0] if name.startswith(('confusion', 'class_accuracy_10'))]
     assert rows[0].keys() == rows[2].keys()
     assert list(rows[0])[:4] == ['round', 'test_accuracy', 'test_loss', 'class_accuracy_0']
+
+
+def test_numbers_of_each_class_are_those_that_measures_name(monkeypatch):
+    mine = Measure('Mine.', arrays=('margin', 'ids'), by_class=('margin',))
+    monkeypatch.setitem(MEASURES, 'mine', mine)
+    entry = {'round': 1, 'margin': [0.5, 2], 'ids': [3, 4], 'cohort_labels': [7], 'seconds': 1.0}
+    assert trackers.scalars(entry) == {
+        'margin/0': 0.5, 'margin/1': 2, 'cohort_labels/0': 7, 'seconds': 1.0,
+    }  # fmt: skip
 
 
 def test_tensorboard_has_every_scalar(result):
