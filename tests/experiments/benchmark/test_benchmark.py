@@ -534,6 +534,17 @@ def test_published_numbers_are_of_places_in_the_suite():
 
 
 @pytest.mark.slow
+def test_the_small_suite_at_toy_size(tmp_path):
+    command = ['--suite=small', '--datasets=digits', '--skews=iid', '--methods=fedavg,fedlmd']
+    assert main([*command, '--rounds=1', '--seeds=2', f'--output={tmp_path}']) == 0
+    with (tmp_path / 'small' / 'benchmark.csv').open() as file:
+        stages = [line['stage'] for line in csv.DictReader(file)]
+    assert (stages.count('tuning'), stages.count('runs')) == (4, 4)
+    text = (tmp_path / 'small' / 'benchmark.html').read_text()
+    assert 'Left out of the suite: data sets mnist; skews dirichlet 0.1, label' in text
+
+
+@pytest.mark.slow
 def test_a_replayed_benchmark_is_not_tuned(tmp_path, capsys):
     path = tmp_path / 'replay.toml'
     kept = [line for line in TOY.splitlines() if 'sharding' not in line and 'fedlmd' not in line]
