@@ -27,8 +27,8 @@ from jaxfed.methods.method import (
 from jaxfed.models.norm import EPSILON
 from jaxfed.runs.client_images import shift_of
 from jaxfed.runs.experiment import cohort_of
-from jaxfed.runs.feed import auxiliary_batch
 from jaxfed.runs.learning_rate import learning_rate
+from jaxfed.runs.placement import auxiliary_batch
 from jaxfed.runs.prepare import initial_state, local_settings
 from jaxfed.runs.seeds import seed_of
 from jaxfed.types import Batch, ClientInfo

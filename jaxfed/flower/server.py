@@ -44,7 +44,8 @@ from jaxfed.runs.evaluate import (
     place_test_sets,
 )
 from jaxfed.runs.experiment import Experiment, set_up
-from jaxfed.runs.feed import PlannedRound, auxiliary_batch, plan_rounds
+from jaxfed.runs.feed import PlannedRound, plan_rounds
+from jaxfed.runs.placement import auxiliary_batch
 from jaxfed.runs.prepare import Prepared, initial_state
 from jaxfed.runs.shared_program import round_arguments
 from jaxfed.runs.simulate import Diverged, train

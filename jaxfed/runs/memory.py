@@ -13,7 +13,8 @@ from jaxfed.engine.types import ServerState, TrainingData
 from jaxfed.methods.costs import size_of
 from jaxfed.models import options
 from jaxfed.runs.experiment import Experiment
-from jaxfed.runs.feed import WAVES, TooLarge, in_memory
+from jaxfed.runs.feed import WAVES, TooLarge
+from jaxfed.runs.placement import in_memory
 from jaxfed.types import PyTree
 
 # Bytes that a CPU's convolutions allocate and XLA does not report, whatever the size of the program
