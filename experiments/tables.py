@@ -250,7 +250,8 @@ def _ran(plan: TableCells, runs: Sequence[RecordedCell]) -> str:
 def _device(device: dict[str, Any]) -> str:
     name = 'cpu' if device['platform'] == 'cpu' else f'{device["platform"]} {device["kind"]}'
     count = device['count']
-    return f'{name}, {console.counted(count, "device")}, {device["cpu_cores"]} cores'
+    processor = f' of {device["processor"]}' if 'processor' in device else ''
+    return f'{name}, {console.counted(count, "device")}, {device["cpu_cores"]} cores{processor}'
 
 
 def texts_of(plan: TableCells, filled: Filled, output: Path) -> dict[Path, str]:

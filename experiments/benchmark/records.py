@@ -108,7 +108,7 @@ def record_of(cell: Cell, run: RecordedCell) -> Record:
     numbers = {name: float(f'{value:.6g}') for name, value in recorded.items()}  # as in the file
     machine = f'{device["count"]} {device["kind"]}'
     if device['platform'] == 'cpu':
-        machine = f'CPU, {device["cpu_cores"]} cores'
+        machine = f'{device.get("processor", "CPU")}, {device["cpu_cores"]} cores'
     packages = ' '.join(f'{name} {version}' for name, version in versions.items())
     return Record(digest(cell.config), diverged, machine, packages, numbers)
 

@@ -1,12 +1,21 @@
-"""The memory that this process may use."""
+"""The processor of this machine, and the memory that this process may use."""
 
 import math
 import os
+import platform
 from pathlib import Path
 
 # The file with the limit of a control group: of version 2, whose line in /proc/self/cgroup names no
 # controller, and of version 1.
 _LIMITS = {'': ('', 'memory.max'), 'memory': ('memory', 'memory.limit_in_bytes')}
+
+
+def processor() -> str:
+    """Return the name of the processor's model, or of its architecture where that is unknown."""
+    file = Path('/proc/cpuinfo')  # of Linux
+    lines = file.read_text().splitlines() if file.exists() else []
+    models = [line.partition(':')[2].strip() for line in lines if line.startswith('model name')]
+    return models[0] if models else platform.processor() or platform.machine()
 
 
 def memory() -> float:

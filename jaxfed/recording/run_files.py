@@ -24,6 +24,7 @@ from jaxfed.internal.files import (
     write_atomic,
     write_json,
 )
+from jaxfed.internal.machine import processor
 from jaxfed.internal.type_checks import printable
 from jaxfed.internal.versions import recorded_versions
 from jaxfed.methods import Part
@@ -145,6 +146,7 @@ def describe_config(config: Config, parts: list[Part]) -> dict[str, Any]:
             'kind': device.device_kind,
             'count': jax.device_count(),
             'cpu_cores': os.cpu_count(),
+            'processor': processor(),
         },
     }
 

@@ -232,8 +232,9 @@ def _device(run: RecordedRun) -> str:
         return MISSING
     count = (run.summary or {}).get('devices', device.get('count'))
     words = f'{shown(count)} x {shown(device["kind"])}'
-    cores = device.get('cpu_cores')
-    return words if cores is None else f'{words}, {shown(cores)} cores'
+    cores, processor = device.get('cpu_cores'), device.get('processor')
+    words += '' if cores is None else f', {shown(cores)} cores'
+    return words if processor is None else f'{words} of {shown(processor)}'
 
 
 def versions(run: RecordedRun) -> str:

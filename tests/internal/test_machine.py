@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from jaxfed.internal.machine import group_limit, memory
+from jaxfed.internal.machine import group_limit, memory, processor
 
 
 def write(path, text):
@@ -37,3 +37,4 @@ def test_the_smallest_limit_counts(groups, limits, expected, tmp_path):
 def test_without_control_groups(tmp_path):
     assert group_limit(tmp_path / 'none', tmp_path) == math.inf
     assert 0 < memory() < math.inf
+    assert processor().strip() and processor().isprintable()

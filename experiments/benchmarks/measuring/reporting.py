@@ -18,6 +18,7 @@ from rich.text import Text
 from jaxfed.engine.devices import cores
 from jaxfed.internal import command_line
 from jaxfed.internal.console import show_error
+from jaxfed.internal.machine import processor
 from jaxfed.internal.versions import recorded_versions
 
 # Texts of --output.
@@ -82,13 +83,9 @@ def has(module: str) -> bool:
 
 def machine() -> dict[str, str | int]:
     """The measured hardware, and the versions of the software."""
-    processor = platform.processor() or platform.machine()
-    cpuinfo = Path('/proc/cpuinfo')
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.partition(':')[2].strip() for line in lines if line.startswith('model name')]
     return {
         'cores': cores(),
-        'processor': models[0] if models else processor,
+        'processor': processor(),
         'device': jax.devices()[0].device_kind,
         'devices': len(jax.devices()),
         'python': platform.python_version(),

@@ -271,7 +271,12 @@ def test_numbers_of_a_run():
     assert row.interval('final').mean == pytest.approx(60.0)
     assert row.runs[0].numbers['MiB a client'] == 2
     assert row.runs[0].numbers['MiB of memory'] == 1
-    assert row.runs[0].machine == 'CPU, 2 cores'
+    assert row.runs[0].machine == 'CPU, 2 cores'  # of an earlier version
+    run = made_run(0.5)
+    run.config['device']['processor'] = 'AMD EPYC'
+    read = suite.read_suite('small')
+    cell = suite.test_cells(read, next(iter(suite.places(read))), (), Path('output'), [])[0]
+    assert records.record_of(cell, run).machine == 'AMD EPYC, 2 cores'
 
 
 def test_the_page_has_a_moving_average_over_every_round_only():
