@@ -13,7 +13,7 @@ def moon(*, mu: float = 1.0, tau: float = 0.5, projection: bool = False) -> Meth
     CE + mu mean -log(exp(cos(f, f_g) / tau) / (exp(cos(f, f_g) / tau) + exp(cos(f, f_p) / tau)))
 
     f, f_g and f_p are the representations under the local model, the global one and the client's
-    previous local one, at first the initial one, as in the released code.
+    previous local one, at first the initial one, as in the code of FedNTD.
 
     Args:
       mu: weight of the term, >= 0; FedSSD's tables use 5 on CIFAR-10 and 1 elsewhere, with the

@@ -4,6 +4,8 @@ No random number is drawn: examples, initial parameters and their order are form
 recorder and the test agree on them for ever.
 """
 
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +13,11 @@ import numpy as np
 INPUTS, FEATURES, CLASSES = 4, 5, 3
 EPOCHS, MOMENTUM, WEIGHT_DECAY, CLIENTS = 2, 0.9, 0.01, 4
 RATE, DECAY = 0.1, 0.9
+PLAIN = {'momentum': 0.0, 'weight_decay': 0.0, 'decay': 1.0}  # SGD at a constant rate
+# The recordings hold every 32nd output of MOON's projection, so that they are small. The gradients
+# of the earlier layers depend on all outputs.
+STRIDE = 32
+NAMES = ('hidden', 'project1', 'bias1', 'project2', 'bias2', 'kernel', 'bias')
 
 
 class Job(NamedTuple):
@@ -24,11 +31,14 @@ class Job(NamedTuple):
     sizes: tuple[int, ...] = (7, 12, 4, 9)
     batch: int = 4
     cohorts: tuple[tuple[int, ...], ...] = ((0, 1, 2), (2, 3, 1), (1, 0, 3))
-    plain: bool = False  # SGD without momentum and weight decay, at a constant rate
+    momentum: float = MOMENTUM
+    weight_decay: float = WEIGHT_DECAY
+    decay: float = DECAY  # of the learning rate, after every round
+    width: int = 0  # of MOON's projection, 0 for none
 
     def rate(self, number: int) -> float:
         """The learning rate of a round, from 0."""
-        return RATE if self.plain else RATE * DECAY**number
+        return RATE * self.decay**number
 
 
 JOBS = {
@@ -46,6 +56,40 @@ JOBS = {
     # It weighs clients by size, the paper equally.
     'feddyn': Job(
         'fedntd', 'feddyn', {'alpha': 0.1}, 'feddyn', {'dyn_alpha': 0.1}, sizes=(8, 8, 8, 8)
+    ),
+    # Its authors' code has no momentum. It clips gradients; the recording does not.
+    'feddyn_equal_sizes': Job(
+        'feddyn',
+        'feddyn',
+        {'alpha': 0.1},
+        'feddyn',
+        {'alpha_coef': 0.1},
+        sizes=(8, 8, 8, 8),
+        cohorts=((0, 1, 2), (1, 2, 3), (0, 1, 3)),
+        momentum=0.0,
+    ),
+    # It divides alpha by the client's size relative to the mean size.
+    'feddyn_unequal_sizes': Job(
+        'feddyn',
+        'feddyn',
+        {'alpha': 0.1},
+        'feddyn',
+        {'alpha_coef': 0.1},
+        cohorts=((0, 1, 2), (1, 2, 3), (0, 1, 3)),
+        momentum=0.0,
+    ),
+    # Its authors' code cannot train on a batch of one. Client 3 first takes part in round 3, which
+    # client 2 misses.
+    'moon_projection': Job(
+        'moon',
+        'moon',
+        {'mu': 5.0, 'tau': 0.5, 'projection': True},
+        'moon',
+        {'mu': 5.0, 'temperature': 0.5},
+        sizes=(7, 12, 4, 10),
+        cohorts=((0, 1, 2), (2, 0, 1), (1, 3, 0), (3, 2, 1)),
+        decay=1.0,
+        width=256,
     ),
     # It squares mean gradients of batches, which are those of examples with batches of one; and it
     # sums over all clients that ever took part, which are those of the last round in round 2.
@@ -78,7 +122,7 @@ JOBS = {
     'fedlmd': Job(
         'fedlmd', 'fedlmd', {'tau': 2.0, 'beta': 0.7}, 'fedlmd', {'tau': 2.0, 'beta': 0.7}
     ),
-    'fedper': Job('pfllib', 'fedper', {}, 'FedPer', {}, plain=True),
+    'fedper': Job('pfllib', 'fedper', {}, 'FedPer', {}, **PLAIN),
     # It counts the epochs of the classifier apart.
     'fedrep': Job(
         'pfllib',
@@ -86,7 +130,7 @@ JOBS = {
         {'body_epochs': 1},
         'FedRep',
         {'local_epochs': 1, 'plocal_epochs': 1},
-        plain=True,
+        **PLAIN,
     ),
     # Its rule of APFL, as a method of the experiments, with a share that does not change.
     'apfl_overwritten': Job(
@@ -95,9 +139,9 @@ JOBS = {
         {'alpha': 0.4},
         'APFL',
         {'alpha': 0.4, 'fixed_alpha': True},
-        plain=True,
+        **PLAIN,
     ),
-    'ditto': Job('pfllib', 'ditto', {'lam': 0.7}, 'Ditto', {'mu': 0.7}, plain=True),
+    'ditto': Job('pfllib', 'ditto', {'lam': 0.7}, 'Ditto', {'mu': 0.7}, **PLAIN),
 }
 
 
@@ -113,22 +157,43 @@ def examples(sizes: tuple[int, ...]) -> list[tuple[np.ndarray, np.ndarray]]:
     return result
 
 
-def initial() -> dict[str, np.ndarray]:
-    """The parameters of softmax regression on linear features."""
-    place = np.arange(INPUTS * FEATURES, dtype=np.float64)
-    return {
-        'hidden': (0.5 * np.sin(2 + 5.7 * place)).reshape(INPUTS, FEATURES).astype(np.float32),
-        'kernel': np.cos(3 + 2.9 * place[: FEATURES * CLASSES])
-        .reshape(FEATURES, CLASSES)
-        .astype(np.float32),
-        'bias': np.cos(place[:CLASSES]).astype(np.float32) / 2,
-    }
+def initial(width: int = 0, number: int = 0) -> dict[str, np.ndarray]:
+    """The parameters of softmax regression on linear features.
+
+    Args:
+      width: outputs of MOON's projection before the classifier, 0 for no projection.
+      number: selects one of several networks with different parameters.
+    """
+    place = np.arange(max(FEATURES, CLASSES) * max(INPUTS, FEATURES, width), dtype=np.float64)
+    place += number
+
+    def take(wave: Callable, *shape: int) -> np.ndarray:
+        return wave(place[: math.prod(shape)]).reshape(shape).astype(np.float32)
+
+    result = {'hidden': take(lambda p: 0.5 * np.sin(2 + 5.7 * p), INPUTS, FEATURES)}
+    if width:
+        result |= {
+            'project1': take(lambda p: np.sin(1 + 3.7 * p), FEATURES, FEATURES),
+            'bias1': take(np.sin, FEATURES),
+            'project2': take(lambda p: np.sin(4 + 2.3 * p) / 10, FEATURES, width),
+            'bias2': take(lambda p: np.cos(5 + p) / 10, width),
+        }
+    scale = 2 / np.sqrt(width) if width else 1.0
+    kernel = take(lambda p: scale * np.cos(3 + 2.9 * p), width or FEATURES, CLASSES)
+    return {**result, 'kernel': kernel, 'bias': take(lambda p: np.cos(p) / 2, CLASSES)}
 
 
 def flat(parameters: dict[str, np.ndarray]) -> list[float]:
-    """Parameters as one list: hidden, kernel, bias."""
+    """Parameters as one list, in the order of NAMES."""
+    if 'project2' in parameters:
+        parameters = parameters | {
+            'project2': parameters['project2'][:, ::STRIDE],
+            'bias2': parameters['bias2'][::STRIDE],
+            'kernel': parameters['kernel'][::STRIDE],
+        }
     return [
         round(float(v), 8)
-        for name in ('hidden', 'kernel', 'bias')
+        for name in NAMES
+        if name in parameters
         for v in np.ravel(parameters[name])
     ]

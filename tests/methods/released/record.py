@@ -10,24 +10,40 @@ as it is. What surrounds it (Weights & Biases, measuring accuracy, reading data,
 replaced.
 """
 
+import contextlib
 import copy
 import importlib.util
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
+import tempfile
 import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from absl import app, flags
 
 from tests.methods.released import problem
 from tests.methods.released.problem import JOBS, Job
+
+# name in the problem -> in a state dict
+NAMES = {'hidden': 'hidden.weight', 'kernel': 'classifier.weight', 'bias': 'classifier.bias'}
+PROJECTED = {
+    'hidden': 'features.0.weight',
+    'project1': 'l1.weight',
+    'bias1': 'l1.bias',
+    'project2': 'l2.weight',
+    'bias2': 'l2.bias',
+    'kernel': 'l3.weight',
+    'bias': 'l3.bias',
+}
 
 
 class Network(torch.nn.Module):
@@ -37,11 +53,7 @@ class Network(torch.nn.Module):
         super().__init__()
         self.hidden = torch.nn.Linear(problem.INPUTS, problem.FEATURES, bias=False)
         self.classifier = torch.nn.Linear(problem.FEATURES, problem.CLASSES)
-        start = {name: torch.from_numpy(value) for name, value in problem.initial().items()}
-        with torch.no_grad():
-            self.hidden.weight.copy_(start['hidden'].T)
-            self.classifier.weight.copy_(start['kernel'].T)
-            self.classifier.bias.copy_(start['bias'])
+        start(self, problem.initial(), NAMES)
 
     def forward(self, x, get_features=False):
         features = self.hidden(x)
@@ -63,6 +75,12 @@ class Split(Network):
     head = property(lambda self: self.classifier)
 
 
+class Backbone(Network):
+    """The same network with the name that MOON's code gives the last layer, which it replaces."""
+
+    fc = property(lambda self: self.classifier)
+
+
 class Batches(list):
     """A data loader that FedRS's code can read: it calls next() of its iterator."""
 
@@ -71,14 +89,15 @@ class Batches(list):
         return mock.MagicMock(next=lambda: next(iterator))
 
 
-def flat(state) -> list[float]:
+def start(model: torch.nn.Module, parameters: dict[str, np.ndarray], names: dict[str, str]) -> None:
+    """Gives a network the parameters of the problem."""
+    state = {names[name]: torch.from_numpy(value.T) for name, value in parameters.items()}
+    model.load_state_dict(state)
+
+
+def flat(state, names: dict[str, str] = NAMES) -> list[float]:
     """A state dict as one list."""
-    arrays = {
-        'hidden': state['hidden.weight'].T,
-        'kernel': state['classifier.weight'].T,
-        'bias': state['classifier.bias'],
-    }
-    return problem.flat({name: value.numpy() for name, value in arrays.items()})
+    return problem.flat({name: state[key].numpy().T for name, key in names.items()})
 
 
 def batches(job: Job) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
@@ -212,13 +231,13 @@ def run_fedgkd(job: Job) -> list[dict[str, Any]]:
     teacher_of = load('pcode.masters.master_fedgkd').MasterFedGKD.ensemble_historical_models
     client_type = load('pcode.workers.worker_fedgkd').WorkerFedGKD
     loaders = batches(job)
-    start = FeaturesFirst()
+    first = FeaturesFirst()
     conf = {**job.parameters, 'loss_type': 'kl', 'avg_param': True}
     keeper = types.SimpleNamespace(
         conf=types.SimpleNamespace(**conf),
         models_buffer=[],
-        ensembled_teacher=copy.deepcopy(start),
-        master_model=start,
+        ensembled_teacher=copy.deepcopy(first),
+        master_model=first,
     )
 
     def train(model, client, rate, number):
@@ -292,12 +311,142 @@ def run_pfllib(job: Job) -> list[dict[str, Any]]:
     return rounds
 
 
+def run_moon(job: Job) -> list[dict[str, Any]]:
+    """Runs the program of MOON's code; each client has its own initial network."""
+    absent = {name: mock.MagicMock() for name in ('torchvision', 'torchvision.models')}
+    with mock.patch.dict(sys.modules, absent):
+        import model
+    model.ResNet18_cifar10 = Backbone
+    # The program makes the clients' networks first, then the global one, which is number 0.
+    numbers = iter([*range(1, len(job.sizes) + 1), 0])
+
+    def make_network(name, width, classes, config):
+        network = model.ModelFedCon(name, width, problem.CLASSES, config)
+        start(network, problem.initial(width, next(numbers)), PROJECTED)
+        return network
+
+    ends = np.cumsum(job.sizes)
+    examples = [range(end - size, end) for size, end in zip(job.sizes, ends)]
+    loaders, cohorts = dict(zip(examples, batches(job))), iter(job.cohorts)
+    rounds, measured = [], []
+
+    def get_dataloader(data, folder, batch, test_batch, client_examples=examples[0]):
+        return loaders[client_examples], [], [], []
+
+    def compute_accuracy(network, loader, get_confusion_matrix=False, device=None):
+        if not get_confusion_matrix:
+            return 0.0, 0.0
+        # Clients' networks are measured before and after their training, then the global one.
+        measured.append(flat(getattr(network, 'module', network).state_dict(), PROJECTED))
+        if not isinstance(network, torch.nn.DataParallel):
+            rounds.append({'local': measured[1:-1:2], 'global': measured[-1]})
+            measured.clear()
+        return 0.0, None, 0.0
+
+    modules = {'model': types.ModuleType('model'), 'utils': types.ModuleType('utils')}
+    vars(modules['model']).update(vars(model), ModelFedCon=make_network)
+    vars(modules['utils']).update(
+        mkdirs=lambda folder: None,
+        partition_data=lambda *_, **__: (None, [], None, [], dict(enumerate(examples)), None),
+        get_dataloader=get_dataloader,
+        compute_accuracy=compute_accuracy,
+    )
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        settings = {
+            'alg': job.algorithm,
+            'model': 'resnet18',
+            'dataset': 'cifar10',
+            'device': 'cpu',
+            'n_parties': len(job.sizes),
+            'sample_fraction': len(job.cohorts[0]) / len(job.sizes),
+            'comm_round': len(job.cohorts),
+            'epochs': problem.EPOCHS,
+            'lr': problem.RATE,
+            'reg': job.weight_decay,
+            'out_dim': job.width,
+            'logdir': folder,
+            **job.parameters,
+        }
+        arguments = ['main.py', *(f'--{name}={value}' for name, value in settings.items())]
+        stack.enter_context(mock.patch.dict(sys.modules, modules))
+        stack.enter_context(mock.patch.object(sys, 'argv', arguments))
+        stack.enter_context(mock.patch('random.sample', lambda *_: next(cohorts)))
+        for kind in (torch.nn.Module, torch.Tensor):
+            stack.enter_context(mock.patch.object(kind, 'cuda', lambda self: self))
+        runpy.run_path('main.py', run_name='__main__')
+    return rounds
+
+
+def run_feddyn(job: Job) -> list[dict[str, Any]]:
+    """Runs the training of FedDyn's code, without its clipping of gradients."""
+    absent = (
+        'matplotlib',
+        'matplotlib.pyplot',
+        'scipy',
+        'tensorflow',
+        'torchvision',
+        'torchvision.models',
+        'torchvision.transforms',
+    )
+    with mock.patch.dict(sys.modules, {name: mock.MagicMock() for name in absent}):
+        import utils_general
+        import utils_methods
+    x, y = zip(*problem.examples(job.sizes))
+    data = {'name': 'problem', 'dataset': 'synt', 'n_client': len(y), 'clnt_x': x, 'clnt_y': y}
+    cohorts, trained, train = iter(job.cohorts), [], utils_methods.train_feddyn_mdl
+
+    def train_client(*arguments):
+        model = train(*arguments)
+        trained.append(flat(model.state_dict()))
+        return model
+
+    def load(dataset, batch_size, shuffle):
+        return torch.utils.data.DataLoader(dataset, batch_size)
+
+    def draw(size):  # the clients with a number of at most `act_prob` take part
+        return 1.0 - np.isin(np.arange(size), next(cohorts))
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+        mock.patch.multiple(
+            utils_general, max_norm=1e9, data=types.SimpleNamespace(DataLoader=load)
+        ),
+        mock.patch.object(utils_methods, 'train_feddyn_mdl', train_client),
+        mock.patch('numpy.random.uniform', draw),
+    ):
+        os.makedirs('Output/problem')
+        *_, models = utils_methods.train_FedDyn(
+            types.SimpleNamespace(tst_x=x[0], tst_y=y[0], **data),
+            act_prob=0.5,
+            learning_rate=problem.RATE,
+            batch_size=job.batch,
+            epoch=problem.EPOCHS,
+            com_amount=len(job.cohorts),
+            print_per=problem.EPOCHS + 1,
+            weight_decay=job.weight_decay,
+            model_func=Network,
+            init_model=Network(),
+            save_period=1,
+            lr_decay_per_round=job.decay,
+            **job.parameters,
+        )
+    local = iter(trained)
+    return [
+        {'local': [next(local) for _ in cohort], 'global': flat(model.state_dict())}
+        for cohort, model in zip(job.cohorts, models)
+    ]
+
+
 # reference -> (address, folder of its program, runner)
 REFERENCES = {
     'fedntd': ('https://github.com/Lee-Gihun/FedNTD', '.', run_server),
     'fedlmd': ('https://github.com/wnma3mz/FedLMD', 'src', run_server),
     'fedrs': ('https://github.com/lxcnju/FedRepo', '.', run_fedrs),
     'fedgkd': ('https://github.com/CGCL-codes/FedGKD', '.', run_fedgkd),
+    'feddyn': ('https://github.com/alpemreacar/FedDyn', '.', run_feddyn),
+    'moon': ('https://github.com/QinbinLi/MOON', '.', run_moon),
     'pfllib': ('https://github.com/TsingZ0/PFLlib', 'system', run_pfllib),
 }
 
@@ -310,7 +459,8 @@ def main(_: list[str]) -> None:
     sys.path.insert(0, os.getcwd())
     commit = subprocess.check_output(['git', 'rev-parse', 'HEAD'], text=True).strip()
     jobs = {name: job for name, job in JOBS.items() if job.reference == reference}
-    rounds = {name: run(job) for name, job in jobs.items()}
+    with mock.patch('torch.cuda.is_available', lambda: False):  # everything runs on the CPU
+        rounds = {name: run(job) for name, job in jobs.items()}
     recorded = {'reference': url, 'commit': commit, 'torch': torch.__version__, 'rounds': rounds}
     text = json.dumps(recorded, indent=0)
     text = re.sub(r'(?<=\d),\n(?=[-\d])', ', ', text)  # a line for each vector of parameters

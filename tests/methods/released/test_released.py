@@ -29,11 +29,17 @@ RECORDED = {
 }
 
 
-def network():
-    start = problem.initial()
+def nested(start):
+    """The problem's parameters in the form of jaxfed's."""
+    params = {'hidden': start['hidden'], 'classifier': {k: start[k] for k in ('kernel', 'bias')}}
+    for i in ('1', '2') if 'project1' in start else ():
+        params[f'project{i}'] = {'kernel': start[f'project{i}'], 'bias': start[f'bias{i}']}
+    return params
 
+
+def network():
     def init(key):
-        return {'hidden': start['hidden'], 'classifier': {k: start[k] for k in ('kernel', 'bias')}}
+        return nested(problem.initial())
 
     def apply(params, x):
         classifier = params['classifier']
@@ -48,12 +54,18 @@ def flat(params):
     params = params.get('model', params)  # of two models the personal one
     # FedRS has no bias; its code has one that it does not use.
     named = problem.initial() | {'hidden': params['hidden']} | params['classifier']
+    for i in ('1', '2') if 'project1' in params else ():
+        named |= {f'project{i}': params[f'project{i}']['kernel']}
+        named |= {f'bias{i}': params[f'project{i}']['bias']}
     return problem.flat({name: np.asarray(value) for name, value in named.items()})
 
 
-def rounds_of(job):
-    """The rounds of a job in jaxfed, in the form of the recordings."""
-    method, mesh = METHODS[job.method](**job.settings), make_mesh(1)
+def rounds_of(job, method=None, state_of=lambda client, state: state):
+    """The rounds of a job in jaxfed, in the form of the recordings.
+
+    `method` replaces the job's; `state_of` returns a client's first state.
+    """
+    method, mesh = method or METHODS[job.method](**job.settings), make_mesh(1)
     x, y = (np.concatenate(parts) for parts in zip(*problem.examples(job.sizes)))
     size = np.array(job.sizes, np.int32)
     start = (np.cumsum(size) - size).astype(np.int32)
@@ -65,15 +77,18 @@ def rounds_of(job):
     ).astype(np.int32)
     data = TrainingData(x, y, np.arange(len(y), dtype=np.int32), start, size, counts)
     settings = LocalSettings(
-        problem.EPOCHS, job.batch, 0.0 if job.plain else problem.MOMENTUM,
-        0.0 if job.plain else problem.WEIGHT_DECAY, 'size', max(size), (problem.INPUTS,), True,
+        problem.EPOCHS, job.batch, job.momentum, job.weight_decay, 'size', max(size),
+        (problem.INPUTS,), True,
     )  # fmt: skip
     model = method.adapt(network())
     made = make_round(model, method, settings, lambda _, x: x, lambda x: x, mesh=mesh)
     programs = Round(jax.jit(made.train), jax.jit(made.merge))
     params = model.init(jax.random.key(0))
+    if job.width:  # the projection's initial parameters are random
+        params = nested(problem.initial(job.width))
     of_server, of_client = method.init(params, ())
-    states = jax.tree.map(lambda s: np.stack([s] * len(size)), of_client)
+    states = [state_of(client, of_client) for client in range(len(size))]
+    states = jax.tree.map(lambda *leaves: np.stack(leaves), *states)
     server = ServerState(params, of_server, jnp.zeros((), jnp.int32))
     server, data, key = replicate((server, data, jax.random.key(0)), mesh)
     result = []
@@ -96,17 +111,18 @@ def in_order(monkeypatch):
     monkeypatch.setattr(local, 'epoch_order', lambda key, size, longest: jnp.arange(longest))
 
 
-def differences(name):
-    """The largest difference of parameters, of each round."""
+def differences(name, **changes):
+    """The largest difference of parameters, of each round; `changes` are those of `rounds_of`."""
     job = JOBS[name]
-    recorded, found = RECORDED[job.reference]['rounds'][name], rounds_of(job)
+    recorded, found = RECORDED[job.reference]['rounds'][name], rounds_of(job, **changes)
     return [
         max(np.abs(np.subtract(a[part], b[part])).max() for part in ('local', 'global'))
         for a, b in zip(recorded, found, strict=True)
     ]
 
 
-DEVIATE = {'fednova_ccvr': 1, 'fedcurv': 2}  # rounds until the code leaves its paper
+# rounds until the code differs from the paper or, for `moon_projection`, from jaxfed
+DEVIATE = {'fednova_ccvr': 1, 'fedcurv': 2, 'feddyn_unequal_sizes': 0, 'moon_projection': 2}
 
 
 @pytest.mark.parametrize('name', [name for name in JOBS if name not in DEVIATE])
@@ -121,10 +137,47 @@ def test_equals_released_code_until_it_deviates(name):
     assert min(found[DEVIATE[name] :]) > 1e-3
 
 
+def test_feddyn_equals_its_released_code_with_an_alpha_for_each_client():
+    job = JOBS['feddyn_unequal_sizes']
+    method = methods.feddyn(**job.settings)
+    mean = np.mean(job.sizes)
+
+    def penalty(view):  # the penalty is proportional to alpha, and the states do not contain it
+        return method.penalty(view) * mean / view.info.size
+
+    found = differences('feddyn_unequal_sizes', method=method._replace(penalty=penalty))
+    assert_allclose(found, 0, atol=2e-6)
+
+
+def test_moon_equals_its_released_code_with_an_initial_network_for_each_client():
+    job = JOBS['moon_projection']
+
+    def state_of(client, state):
+        # In round 1 the code has no previous networks; jaxfed's equal the global one.
+        late = client not in job.cohorts[0]
+        return (nested(problem.initial(job.width, 1 + client)), ()) if late else state
+
+    assert_allclose(differences('moon_projection', state_of=state_of), 0, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ('name', 'factor', 'first'),
+    [
+        ('feddyn_equal_sizes', 'alpha', 0),
+        ('feddyn_unequal_sizes', 'alpha', 0),
+        ('moon_projection', 'mu', 1),  # in round 1 the previous model is the global one
+    ],
+)
+def test_the_term_of_the_method_has_an_effect_on_the_problem(name, factor, first):
+    job = JOBS[name]
+    method = METHODS[job.method](**{**job.settings, factor: 0.0})
+    assert min(differences(name, method=method)[first:]) > 1e-3
+
+
 def test_methods_have_an_effect_on_the_problem():
     # So that equality is not that of FedAvg.
     fedavg = RECORDED['fedntd']['rounds']['fedavg'][-1]['global']
     for reference in RECORDED.values():
         for name, rounds in reference['rounds'].items():
-            if name != 'fedavg':
+            if name not in ('fedavg', 'moon_projection'):
                 assert np.abs(np.subtract(rounds[-1]['global'], fedavg)).max() > 1e-3, name
