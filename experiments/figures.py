@@ -6,6 +6,7 @@ accepts several figures. Flags after -- apply to every run, as in
 python -m experiments.figures fedssd/2 --rounds=2 -- --dataset=digits --model=mlp --augment=none
 """
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +17,6 @@ from experiments.draw.figure import (
     FigureCells,
     PaperFigure,
     cells_of,
-    changed,
     narrowed,
     plan,
     shapes_of,
@@ -152,11 +152,12 @@ def make_plan(
         planned = plan(figure, seeds, output=runs, flags=flags_)
     except ValueError as error:
         raise ValueError(f'{name}: {error}') from error
+    first = [cells_of(plan(figure, 1, output=runs, flags=of_all)) for of_all in ((), flags_)]
     return FigureCells(
         figure,
         planned,
         paper_rounds={cell.column: cell.config.rounds for cell in cells_of(paper)},
-        changed=changed(flags_),
+        changed=shlex.join(runner.changed_flags(flags_, *first)),
     )
 
 

@@ -5,6 +5,7 @@ the table as Markdown, LaTeX and CSV to OUTPUT. Flags after -- apply to every ru
 python -m experiments.tables fedlmd/1 --rounds=9 -- --dataset=digits --model=mlp --num_clients=20
 """
 
+import itertools
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,13 @@ from experiments.fedcad.tables import TABLES as FEDCAD
 from experiments.fedlmd.tables import TABLES as FEDLMD
 from experiments.fedssd.tables import TABLES as FEDSSD
 from experiments.grid import command, runner, scores
-from experiments.grid.published import BASELINE, Column, PaperTable, read_numbers
+from experiments.grid.published import (
+    BASELINE,
+    Column,
+    PaperTable,
+    read_numbers,
+    rounds_in_words,
+)
 from experiments.grid.runner import Cell, GridRow, RecordedCell
 from jaxfed.internal import console
 from jaxfed.runs import config_flags
@@ -103,6 +110,15 @@ def make_plan(
         return config_flags.parse([f'--flagfile={runner.flag_file(column.file)}']).rounds
 
     cells = {(row.name, column.name): cells_of(row, column) for row in rows for column in chosen}
+    plain = [
+        runner.make_cell(column.file, row, 0, output=output, variant=column.flags.get(row.name, ()))
+        for row in rows
+        for column in chosen
+    ]
+    changed = runner.changed_flags(
+        flags_, plain, [of_seeds[0] for of_seeds in cells.values()],
+        score='target_accuracy' if table.target == 'flag' else '',
+    )  # fmt: skip
     baseline = [row for row in table.rows if row.name == BASELINE]
     return TableCells(
         table,
@@ -114,7 +130,7 @@ def make_plan(
         rounds={
             c.name: (cells[rows[0].name, c.name][0].config.rounds, paper_rounds(c)) for c in chosen
         },
-        changed=shlex.join(runner.flags_with_effect(flags_)),
+        changed=shlex.join(changed),
     )
 
 
@@ -173,7 +189,7 @@ def fill(plan: TableCells, command_line: str) -> Filled:
             _ran(plan, [run for by_seed in runs.values() for run in by_seed.values()]),
         ),
         notes=notes,
-        alike=frozenset(() if plan.changed else same_rounds),
+        alike=frozenset(() if plan.changed or other_score(table) else same_rounds),
     )
 
 
@@ -200,20 +216,28 @@ def _by_seed(cells: Sequence[Cell]) -> dict[int, RecordedCell]:
     return {cell.seed: runner.read(cell) for cell in cells if runner.is_done(cell)}
 
 
+def other_score(table: PaperTable) -> str:
+    """The default score of a table if it has another one, else ''."""
+    score = TABLES[table.name].score if table.name in TABLES else table.score
+    return '' if score == table.score else score
+
+
 def title_of(plan: TableCells) -> str:
     """The first line: the table, and how its runs differ from the paper's."""
     table, number = plan.table, plan.table.name.partition('/')[2]
     differences = []
     if pairs := dict.fromkeys(pair for pair in plan.rounds.values() if pair[0] != pair[1]):
-        words = [f"{rounds} of the paper's {paper}" for rounds, paper in pairs]
-        differences.append(f'{", ".join(words)} rounds')
+        differences.append(', '.join(itertools.starmap(rounds_in_words, pairs)))
     if plan.changed:
         differences.append(f"settings that are not the paper's: {plan.changed}")
-    first = [plan.cells[plan.rows[0].name, column.name][0] for column in plan.columns]
-    for group in runner.equal(first):
-        files = {cell.column for cell in group}
-        names = ', '.join(column.title for column in plan.columns if column.file in files)
-        differences.append(f'{names}: equal settings')
+    if score := other_score(table):
+        differences.append(f'--score={score} by default')
+    equal: dict[tuple[str, ...], list[str]] = {}
+    for column in plan.columns:
+        of_rows = (runner.trained(plan.cells[row.name, column.name][0]) for row in plan.rows)
+        equal.setdefault(tuple(of_rows), []).append(column.title)
+    for titles in equal.values():
+        differences += [f'{", ".join(titles)}: equal settings'] if len(titles) > 1 else []
     suffix = f' ({"; ".join(differences)})' if differences else ''
     return f'{table.paper}, table {number}: {table.title}{suffix}'
 

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from experiments.benchmark.records import key_of
 from experiments.benchmark.work import Work, unfinished
 from experiments.grid.runner import Cell
 from jaxfed.internal import console
@@ -39,14 +38,18 @@ def plan(work: Work) -> list[Planned]:
       OSError: if data cannot be read.
     """
     left: dict[tuple[str, str], list[Cell]] = {}
+    programs: dict[tuple[str, str], set[tuple[str, bool]]] = {}
     suite, tests = work.suite, work.tests
     for place, trials in work.trials.items():
         # The runs of a trial that is not chosen yet cost what the first trial costs.
         seeds = unfinished(tests[place], work) if place in tests else [trials[0]] * suite.seeds
-        cells = [*unfinished(trials, work), *seeds]
-        left.setdefault((place.dataset, place.method), []).extend(cells)
+        tuning, key = unfinished(trials, work), (place.dataset, place.method)
+        left.setdefault(key, []).extend([*tuning, *seeds])
+        # Held-out data makes another program.
+        stages = {(place.skew, tunes) for tunes, cells in ((True, tuning), (False, seeds)) if cells}
+        programs[key] = programs.get(key, set()) | stages
     with console.status('timing one round of each', quiet=False):
-        return [_time(*key, cells) for key, cells in left.items() if cells]
+        return [_time(*key, cells, len(programs[key])) for key, cells in left.items() if cells]
 
 
 def in_words(planned: Sequence[Planned]) -> str:
@@ -70,9 +73,8 @@ def in_words(planned: Sequence[Planned]) -> str:
     return '\n'.join(lines)
 
 
-def _time(dataset: str, method: str, cells: Sequence[Cell]) -> Planned:
+def _time(dataset: str, method: str, cells: Sequence[Cell], programs: int) -> Planned:
     cell = cells[0]
-    programs = len({(key_of(cell).skew, key_of(cell).stage) for cell in cells})
     try:
         experiment = make_experiment(dataclasses.replace(cell.config, workdir=None))
         prepared = prepare([experiment])

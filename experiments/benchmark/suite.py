@@ -13,7 +13,6 @@ from jaxfed.internal.type_checks import suggestion
 from jaxfed.runs import config_flags
 
 SUITES = Path(__file__).with_name('suites')
-OPTIONAL = ('note', 'source', 'score', 'published')
 TUNING_SEED = 0  # the trials of a method are compared with one seed
 
 
@@ -31,16 +30,30 @@ def _is_table(value: Any) -> bool:
     )
 
 
+def _are_published(value: Any) -> bool:
+    """Whether a value maps texts to mappings of texts."""
+    return isinstance(value, dict) and all(
+        isinstance(row, dict) and _are_texts([*row.values()]) for row in value.values()
+    )
+
+
+_TEXT = 'a text', lambda value: isinstance(value, str)
 _TABLE = 'a table of lists of texts, whose names have no slash', _is_table
 # Required key -> what its value must be, and whether a value is.
 FORMS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    'title': ('a text', lambda value: isinstance(value, str)),
+    'title': _TEXT,
     'seeds': ('a whole number of at least 1', lambda value: type(value) is int and value >= 1),
     'validation': ('a number between 0 and 1', lambda v: type(v) is float and 0 < v < 1),
     'flags': ('a list of texts', _are_texts),
     'datasets': _TABLE,
     'skews': _TABLE,
     'trials': _TABLE,
+}
+OPTIONAL: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    'note': _TEXT,
+    'source': _TEXT,
+    'score': (f'one of {", ".join(COLUMNS)}', lambda value: value in COLUMNS),
+    'published': ('a table of tables of texts', _are_published),
 }
 
 
@@ -99,13 +112,16 @@ def read_suite(name: str) -> Suite:
         raise ValueError(f'--suite={name} cannot be read: {error}.') from error
     if set(values) - set(OPTIONAL) != set(FORMS):
         raise ValueError(f'--suite={name} must have {", ".join(FORMS)}, got {", ".join(values)}.')
-    for key, (rule, holds) in FORMS.items():
-        if not holds(values[key]):
+    for key, (rule, holds) in (FORMS | OPTIONAL).items():
+        if key in values and not holds(values[key]):
             raise ValueError(f'--suite={name}: {key} must be {rule}, got {values[key]!r}.')
-    if values.get('score', 'final') not in COLUMNS:
-        raise ValueError(
-            f'--suite={name}: score must be one of {", ".join(COLUMNS)}, got {values["score"]}.'
-        )
+    places_ = {f'{dataset}/{skew}' for dataset in values['datasets'] for skew in values['skews']}
+    for place, row in values.get('published', {}).items():
+        if place not in places_ or row.keys() - values['trials'].keys():
+            raise ValueError(
+                f'--suite={name}: published must name DATASET/SKEW and methods of the suite, got '
+                f'{place!r} with {", ".join(row)}.'
+            )
     trials = {
         method: tuple(_flags(text.split()) for text in texts)
         for method, texts in values['trials'].items()

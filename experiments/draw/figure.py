@@ -1,6 +1,5 @@
 """A figure: panels of runs, and how their numbers are read."""
 
-import shlex
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +9,7 @@ import numpy as np
 from experiments.draw.shapes import Missing, Shape
 from experiments.grid.command import select
 from experiments.grid.published import PaperTable
-from experiments.grid.runner import Cell, GridRow, RecordedCell, flags_with_effect, make_cells
+from experiments.grid.runner import Cell, GridRow, RecordedCell, make_cells
 from jaxfed.config import Config
 from jaxfed.metrics.selection import parse_clients
 from jaxfed.runs.seeds import sample_cohort
@@ -196,11 +195,6 @@ def shapes_of(planned: Iterable[Planned], done: dict[Path, RecordedCell]) -> lis
         known = not panel.trains or any(one.runs for one in found)
         shapes.append(panel.shape_of(panel.title, found) if known else Missing(panel.title))
     return shapes
-
-
-def changed(flags: Sequence[str]) -> str:
-    """The flags that change the training of all runs except --rounds, as a line."""
-    return shlex.join(flags_with_effect(flags))
 
 
 def narrowed(

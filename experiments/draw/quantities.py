@@ -7,7 +7,9 @@ import numpy as np
 
 from experiments.draw.figure import Found
 from experiments.draw.shapes import Curve, Lines, Matrix, Reference, over_seeds, single
-from experiments.grid.runner import RecordedCell
+from experiments.grid.runner import Cell, RecordedCell
+from jaxfed.internal.files import read_json
+from jaxfed.recording import run_files
 from jaxfed.runs.partition_map import deal_examples
 
 Entry = dict[str, Any]  # a line of metrics.jsonl
@@ -195,7 +197,7 @@ def partition(title: str, found: Sequence[Found]) -> Matrix:
     Reference:
       FedCAD, figure 3; FedSSD, figure 6.
     """
-    counts = deal_examples(found[0].cells[0].config).label_counts.T
+    counts = _label_counts(found[0].cells[0]).T
     high, label = float(counts.max()), 'training examples'  # each partition has a scale
     return _matrix(title, 'client', 'class', counts, label, high=high, gamma=0.5, form='.0f')
 
@@ -368,8 +370,16 @@ def _local(found: Found) -> np.ndarray:
 
 def _shares(found: Found) -> np.ndarray:
     """[C] share of each class in the client's data."""
-    counts = deal_examples(found.cells[0].config).label_counts[_client(found.runs[0])]
+    counts = _label_counts(found.cells[0])[_client(found.runs[0])]
     return counts / counts.sum()
+
+
+def _label_counts(cell: Cell) -> np.ndarray:
+    """[N, C] training examples, recorded by the run or else of the data, which is dealt again."""
+    path = cell.folder / run_files.PARTITION
+    if path.exists():
+        return np.array(read_json(path)['label_counts'])
+    return deal_examples(cell.config).label_counts
 
 
 def _client(run: RecordedCell) -> int:

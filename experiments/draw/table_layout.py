@@ -118,7 +118,7 @@ def spoken_difference(score: Score, value: Value, *, alike: bool = True) -> str:
     Returns:
       The words.
     """
-    if score.mean is None:
+    if score.mean is None or value.failed:
         return NOTHING
     agrees = within(score, value.accuracy, value.sd, alike=alike)
     words = {True: ' within', False: ' outside', None: ''}[agrees]
@@ -312,7 +312,7 @@ def as_csv(filled: Filled, rounds: Mapping[str, tuple[int, int]]) -> str:
             key = row.name, column.name
             score, value = filled.scores[key], filled.paper[key]
             cost = cost_of(_runs(filled, row, column))
-            alike = column.name in filled.alike
+            alike = column.name in filled.alike and not value.failed
             line = {
                 'table': table.name,
                 'method': row.name,
@@ -329,7 +329,9 @@ def as_csv(filled: Filled, rounds: Mapping[str, tuple[int, int]]) -> str:
                 'paper': value.accuracy,
                 'paper_sd': _plain(value.sd),
                 'paper_failed': value.failed,
-                'difference': _plain(None if score.mean is None else score.mean - value.accuracy),
+                'difference': _plain(
+                    None if score.mean is None or value.failed else score.mean - value.accuracy
+                ),
                 'within': within(score, value.accuracy, value.sd, alike=alike),
                 'rule': 'sd of the paper' if value.sd is not None else '2 sd of the seeds',
                 'speed_kind': table.speed,

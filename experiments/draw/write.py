@@ -1,5 +1,6 @@
 """A figure's files: the picture, its numbers, and its runs."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from experiments.draw.figure import FigureCells, cells_of
 from experiments.draw.panels import draw
 from experiments.draw.shapes import Lines, Matrix, Shape
 from experiments.grid.command import write_all
+from experiments.grid.published import rounds_in_words
 from experiments.grid.runner import Cell, RecordedCell, equal
 from jaxfed.internal import console
 from jaxfed.internal.csv_text import csv_text
@@ -100,10 +102,7 @@ def _rounds(cells: Sequence[Cell], paper: dict[str, int]) -> str:
     pairs = sorted({(cell.config.rounds, paper[cell.column]) for cell in cells})
     if all(run == papers for run, papers in pairs):
         return f'all {" or ".join(str(run) for run, _ in pairs)} rounds'
-    return ', '.join(
-        f"{run} of the paper's {papers} rounds" if run <= papers else f'{run} rounds, not {papers}'
-        for run, papers in pairs
-    )
+    return ', '.join(itertools.starmap(rounds_in_words, pairs))
 
 
 def _seeds(cells: Sequence[Cell]) -> str:

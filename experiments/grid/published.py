@@ -18,6 +18,13 @@ class Value(NamedTuple):
     failed: bool = False  # the paper reports divergence
 
 
+def rounds_in_words(rounds: int, paper: int) -> str:
+    """Rounds that are not the paper's, in words."""
+    if rounds > paper:
+        return f'{rounds} rounds, not {paper}'
+    return f"{rounds} of the paper's {paper} rounds"
+
+
 class Column(NamedTuple):
     """A column of a paper's table."""
 

@@ -1,15 +1,15 @@
 """A grid of runs on disk, column x row x seed: trained once, skipped if finished, and read."""
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxfed.config import Config, settings_that_affect
+from jaxfed.config import FIELDS, MAPPINGS, Config, settings_that_affect
 from jaxfed.internal import console
-from jaxfed.recording import run_files
+from jaxfed.internal.files import read_json
+from jaxfed.recording import log, run_files
 from jaxfed.runs import checks, config_flags
 from jaxfed.runs.experiment import Experiment, method_of, parts_of, set_up
 from jaxfed.runs.rounds import Stop, never
@@ -122,6 +122,13 @@ def make_cells(column: str, row: GridRow, seeds: int, **keywords: Any) -> tuple[
     return tuple(with_seed(first, seed) for seed in range(seeds))
 
 
+def trained(cell: Cell) -> str:
+    """The row of a cell and the settings with which it trains, as a text."""
+    untrained = settings_that_affect('machine', 'records')
+    settings = {key: value for key, value in vars(cell.config).items() if key not in untrained}
+    return f'{cell.row} {settings}'
+
+
 def equal(cells: Iterable[Cell]) -> list[list[Cell]]:
     """Group cells of one row and seed that train with the same settings.
 
@@ -131,10 +138,8 @@ def equal(cells: Iterable[Cell]) -> list[list[Cell]]:
       The groups of at least two cells.
     """
     found: dict[str, dict[Path, Cell]] = {}
-    untrained = settings_that_affect('machine', 'records')
     for cell in cells:
-        trained = {key: value for key, value in vars(cell.config).items() if key not in untrained}
-        found.setdefault(f'{cell.row} {trained}', {})[cell.folder] = cell
+        found.setdefault(trained(cell), {})[cell.folder] = cell
     return [list(group.values()) for group in found.values() if len(group) > 1]
 
 
@@ -147,10 +152,27 @@ def is_done(cell: Cell) -> bool:
     return runner.is_done(cell.config, measures='included' if cell.measured else 'any')
 
 
-def flags_with_effect(flags: Iterable[str]) -> list[str]:
-    """The flags that change the accuracy of a run, except its number of rounds."""
-    same = (*settings_that_affect('machine'), 'rounds', 'measure')
-    return [flag for flag in flags if flag_name(flag) not in same]
+def changed_flags(
+    flags: Sequence[str], plain: Iterable[Cell], cells: Iterable[Cell], *, score: str = ''
+) -> list[str]:
+    """The flags of a grid that change how its cells train or are evaluated, except --rounds.
+
+    Args:
+      flags: of the whole grid, each with its value as --NAME=VALUE.
+      plain: the cells without these flags.
+      cells: the same cells with them.
+      score: a setting of records on which the numbers depend, too.
+    """
+    same = {*settings_that_affect('machine', 'records'), 'rounds', 'workdir'} - {score}
+    changed = set()
+    for before, after in zip(plain, cells, strict=True):
+        for name in FIELDS:
+            old, new = getattr(before.config, name), getattr(after.config, name)
+            if name in MAPPINGS:
+                changed |= {key for key in {**old, **new} if old.get(key) != new.get(key)}
+            elif old != new and name not in same:
+                changed.add(name)
+    return [flag for flag in flags if changed & config_flags.read_flags([flag]).keys()]
 
 
 def check(cells: Iterable[Cell]) -> None:
@@ -266,12 +288,10 @@ def _as_begun(cell: Cell) -> Config:
 def read(cell: Cell) -> RecordedCell:
     """Read the records of a finished cell; a ValueError if a file cannot be read."""
     try:
-        return RecordedCell(
-            json.loads((cell.folder / run_files.CONFIG).read_text()),
-            json.loads((cell.folder / run_files.SUMMARY).read_text()),
-            [json.loads(line) for line in (cell.folder / run_files.METRICS).open()],
-        )
-    except (OSError, ValueError) as error:
+        summary = run_files.read_summary(cell.folder / run_files.SUMMARY)
+        config = read_json(cell.folder / run_files.CONFIG)
+        return RecordedCell(config, summary, log.read(cell.folder, summary['rounds']))
+    except OSError as error:
         raise ValueError(f'{cell.folder} cannot be read: {error}.') from error
 
 

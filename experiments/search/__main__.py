@@ -101,6 +101,15 @@ def read_optuna(values: Mapping[str, Any]) -> OptunaSettings | None:
     return OptunaSettings(trials, seed, values['pruner'] or default)
 
 
+def _check_pruner(search: Search, together: int) -> None:
+    """Raise a ValueError if the pruner never sees all seeds of a trial in one program."""
+    if search.optuna and search.optuna.pruner != 'none' and 0 < together < search.seeds:
+        raise ValueError(
+            f'--pruner={search.optuna.pruner} compares whole trials: --together must be at least '
+            f'{search.seeds}, the seeds of a trial, got {together}; raise it, or set --pruner=none.'
+        )
+
+
 @command.guarded
 def main(arguments: Sequence[str]) -> int:
     """Search hyper-parameters.
@@ -134,6 +143,7 @@ def main(arguments: Sequence[str]) -> int:
         flags_=parsed.run_flags,
     )
     check_together(search.config, search.rungs, seeds=search.seeds, most=values['together'])
+    _check_pruner(search, values['together'])
     train = train_trials if search.optuna else train_grid
     trained = train(search, together=values['together'], dry_run=values['dry_run'])
     if trained is None:

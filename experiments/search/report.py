@@ -22,6 +22,7 @@ def command_of(search: Search, chosen: Ranked) -> str:
     """The command that trains a combination on all training data."""
     # The run's flags override the grid's, as in the search. A flag file may set --validation.
     words = [*search.shown, *chosen.flags, *search.run_flags, WHOLE]
+    words += [f'--seeds={search.seeds}'] if search.seeds > 1 else []
     return shlex.join(['python', '-m', 'jaxfed.main', *words])
 
 
@@ -31,7 +32,9 @@ def settled(ranking: Sequence[Ranked]) -> str:
     if not first:
         if any(ranked.score.done < ranked.score.asked for ranked in ranking):
             return 'Nothing is chosen: no combination has all its seeds.'
-        return 'Nothing is chosen: every finished run diverged.'
+        if all(ranked.score.failed for ranked in ranking):
+            return 'Nothing is chosen: a run of every combination diverged.'
+        return 'Nothing is chosen: only some seeds of every combination were trained to the end.'
     words = f'Chosen: {" ".join(first[0].flags)}'
     if len(first) > 1:
         words += f'; {len(first)} combinations share the first place, this is the first of them'

@@ -93,6 +93,7 @@ def hand_made(cell, rounds=None):
     metrics = [entry(cell, t) for t in range(1, (rounds or cell.config.rounds) + 1)]
     shares = [line['test_accuracy'] for line in metrics]
     summary = {'best_accuracy': max(shares), 'final_accuracy': shares[-1], 'failed': False}
+    summary['rounds'] = len(metrics)
     return RecordedCell(settings, summary, metrics)
 
 

@@ -15,7 +15,14 @@ from experiments.draw import table_layout
 from experiments.draw.table_layout import Filled
 from experiments.grid import runner, scores
 from experiments.grid.command import guarded
-from experiments.grid.published import Column, PaperTable, Value, read_numbers, read_value
+from experiments.grid.published import (
+    Column,
+    PaperTable,
+    Value,
+    read_numbers,
+    read_value,
+    rounds_in_words,
+)
 from experiments.grid.runner import GridRow, RecordedCell
 from experiments.grid.scores import Score
 from jaxfed.internal.signals import Interrupted
@@ -110,7 +117,7 @@ def a_run(*accuracies, failed=False, target=None):
     summary = {
         'failed': failed, 'final_accuracy': known[-1] / 100, 'best_accuracy': max(known) / 100,
         'seconds_total': 7200.0, 'client_steps_per_second': 50.0, 'cost': cost,
-        'auxiliary_examples': 320,
+        'auxiliary_examples': 320, 'rounds': len(metrics),
     }  # fmt: skip
     config = {
         'target_accuracy': target,
@@ -511,15 +518,9 @@ def test_an_interrupted_run_resumes_with_its_original_measures(asked, tmp_path, 
     assert (held.folder / 'rounds').read_text() == 'of a day'
 
 
-def test_a_baseline_with_other_settings_is_noted_as_missing(tmp_path):
-    def plan(methods, rounds):
-        return tables.make_plan(
-            tables.find('fedlmd/3'), columns=['cifar10_lda0.05'], methods=methods, output=tmp_path,
-            flags_=[f'--rounds={rounds}'],
-        )  # fmt: skip
-
-    for cell, run in ((plan(['FedAvg'], 2).every[0], a_run(10, 20)),
-                      (plan(['FedLMD'], 1).every[0], a_run(30))):  # fmt: skip
+def write_runs(cells, *runs):
+    """The work directories of finished cells."""
+    for cell, run in zip(cells, runs, strict=True):
         described = run_files.describe_config(cell.config, parts_of(cell.config))
         cell.folder.mkdir(parents=True)
         (cell.folder / run_files.CONFIG).write_text(json.dumps(described))
@@ -527,6 +528,17 @@ def test_a_baseline_with_other_settings_is_noted_as_missing(tmp_path):
         (cell.folder / run_files.METRICS).write_text(
             ''.join(json.dumps(entry) + '\n' for entry in run.metrics)
         )
+
+
+def test_a_baseline_with_other_settings_is_noted_as_missing(tmp_path):
+    def plan(methods, rounds):
+        return tables.make_plan(
+            tables.find('fedlmd/3'), columns=['cifar10_lda0.05'], methods=methods, output=tmp_path,
+            flags_=[f'--rounds={rounds}'],
+        )  # fmt: skip
+
+    write_runs([plan(['FedAvg'], 2).every[0]], a_run(10, 20))
+    write_runs([plan(['FedLMD'], 1).every[0]], a_run(30))
     filled = tables.fill(plan(['FedLMD'], 1), '')
     note = 'fedlmd/cifar10_lda0.05 FedAvg seed 0 has other settings or cannot be read'
     assert any(text.startswith(note) for text in filled.notes)
@@ -629,6 +641,61 @@ def test_the_title_names_columns_with_equal_settings(tmp_path):
         "(settings that are not the paper's: --local_epochs=2; E = 1, E = 10, E = 20, E = 50: "
         'equal settings)'
     )
+
+
+def test_columns_are_equal_in_all_rows_only(tmp_path):
+    extra = ('--dataset=digits', '--model=mlp', '--augment=none', '--auxiliary_per_class=5')
+    plan = tables.make_plan(tables.find('fedssd/1'), output=tmp_path, flags_=extra)
+    # FedSSD and others have another weight on CIFAR-100.
+    assert 'equal settings' not in tables.title_of(plan)
+    plan = tables.make_plan(
+        tables.find('fedssd/1'), methods=['FedAvg'], output=tmp_path, flags_=extra
+    )
+    assert tables.title_of(plan).endswith('; CIFAR-10, CIFAR-100: equal settings)')
+
+
+def test_flags_with_the_values_of_the_paper_change_nothing(tmp_path):
+    def title(name, *flags):
+        plan = tables.make_plan(tables.find(name), output=tmp_path, flags_=flags)
+        return tables.title_of(plan)
+
+    same = '--alpha=0.05', '--nocsv', '--devices=1', '--target_accuracy=0.5'
+    assert "not the paper's" not in title('fedlmd/1', *same)
+    assert "not the paper's: --momentum=0.3" in title('fedlmd/3', '--momentum=0.3', *same[1:])
+    assert "not the paper's: --target_accuracy=0.5" in title('fedcad/1', '--target_accuracy=0.5')
+
+
+def test_another_score_and_more_rounds_are_not_judged(tmp_path):
+    best = tables.find('fedssd/2')._replace(score='best')
+    made = [
+        tables.make_plan(table, columns=['labels2'], methods=['FedAvg'], output=tmp_path, seeds=2)
+        for table in (best, tables.find('fedssd/2'))
+    ]
+    write_runs(made[0].every, a_run(49.64, 35), a_run(49.64, 35))
+    texts = [table_layout.markdown(tables.fill(plan, '')) for plan in made]
+    assert '(--score=final by default)' in texts[0]
+    assert 'within' not in texts[0].split('Bold')[1].split('**')[0]
+    assert rounds_in_words(300, 200) == '300 rounds, not 200'
+
+
+def test_a_failed_run_of_the_paper_is_not_compared():
+    value, score = Value(12.34, failed=True), Score(1, (30.5,))
+    assert table_layout.spoken_difference(score, value) == table_layout.NOTHING
+
+
+def test_damaged_records_are_refused(tmp_path):
+    (cell,) = tables.make_plan(
+        tables.find('fedlmd/1'), methods=['FedLMD'], output=tmp_path, flags_=['--rounds=3']
+    ).every
+    write_runs([cell], a_run(10, 20, 30))
+    assert len(runner.read(cell).metrics) == 3
+    metrics = cell.folder / run_files.METRICS
+    metrics.write_text(''.join(metrics.read_text().splitlines(keepends=True)[:2]))
+    with pytest.raises(ValueError, match='lacks some of the first 3 rounds'):
+        runner.read(cell)
+    (cell.folder / run_files.SUMMARY).write_text('{}')
+    with pytest.raises(ValueError, match='is not the summary of a run'):
+        runner.read(cell)
 
 
 def test_runs_with_other_settings_are_refused_and_kept(command, folder, capsys):

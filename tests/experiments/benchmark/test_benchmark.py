@@ -643,6 +643,17 @@ def test_the_csv_is_written_before_the_page(tmp_path, monkeypatch, capsys):
         ('validation = 0.2', 'validation = 2', 'validation must be a number between 0 and 1'),
         ('[skews]', "[skews]\n'a/b' = []", 'skews must be a table of lists of texts'),
         ('[skews]', '[skews]\nx = 3', 'skews must be a table of lists of texts'),
+        (
+            '[datasets]',
+            "published = 'see paper'\n[datasets]",
+            'published must be a table of tables',
+        ),
+        (
+            '[trials]',
+            "[published.'digits/irid']\nfedavg = '9'\n[trials]",
+            "published must name DATASET/SKEW and methods of the suite, got 'digits/irid'",
+        ),
+        ('[datasets]', 'note = 3\n[datasets]', 'note must be a text, got 3'),
         ('[trials]', "[trials]\nkd = 'beta=1'", 'trials must be a table of lists of texts'),
         ('[trials]', "[trials]\nkd = ['beta=1', 'beta=1']", 'two trials of kd are equal'),
     ],
@@ -678,7 +689,7 @@ def test_an_interrupted_suite_has_a_csv(cheap_runs, toy, tmp_path, monkeypatch):
 def test_unequal_budgets_are_refused(toy, tmp_path):
     path = tmp_path / 'unfair.toml'
     path.write_text(f"score = 'mean'\n{TOY}")
-    with pytest.raises(ValueError, match=r'score must be one of final, .*, got mean'):
+    with pytest.raises(ValueError, match=r"score must be one of final, .*, got 'mean'"):
         suite.read_suite(str(path))
     path.write_text(TOY.replace(", 'learning_rate=1e-6']", ']'))
     with pytest.raises(ValueError, match='must have the same number of trials'):

@@ -337,6 +337,12 @@ def test_a_dry_run_writes_nothing(command, tmp_path, capsys):
             '--halving=2 and --pruner=median: leave one of them out',
         ),
         (
+            [
+                '--range=beta:0..1', '--sampler=optuna', '--trials=3', '--seeds=3', '--together=2',
+            ],
+            '--pruner=median compares whole trials: --together must be at least 3',
+        ),
+        (
             ['--range=beta:-2..-1', '--sampler=optuna', '--trials=3'],
             'no combination can be run: ',
         ),

@@ -35,12 +35,18 @@ def test_ranking_of_ties_failed_and_missing_runs(tmp_path, monkeypatch):
     words = report.settled(ranks)
     assert words.startswith('Chosen: --beta=1; 2 combinations share the first place')
     assert 'not all runs are done' in words
+    assert report.command_of(made, ranks[0]).endswith(' --validation=0 --seeds=2')
     text = report.markdown(made, ranks)
     assert '| 1 | 1 | 50.00 | 0.00 | 2 of 2 | 0 | - |' in text
     assert '| - | 2 | 60.00 | - | 2 of 2 | 1 | - |' in text
     assert '| - | 3 | 50.00 | - | 1 of 2 | 0 | - |' in text
     assert '| - | 4 | - | - | 0 of 2 | 0 | - |' in text
-    assert report.settled([Ranked(('--beta=4',), Score(1), 0)]).startswith('Nothing is chosen')
+    for score, reason in {
+        Score(1): 'no combination has all its seeds',
+        Score(1, (), 1): 'a run of every combination diverged',
+        Score(1, (50.0,)): 'only some seeds of every combination were trained',
+    }.items():
+        assert reason in report.settled([Ranked(('--beta=4',), score, 0)])
 
 
 def test_stopped_combinations_rank_below_finished_ones(tmp_path, monkeypatch):
