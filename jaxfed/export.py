@@ -129,7 +129,7 @@ def _torch_layout(key: str, array: np.ndarray, network: ReadNetwork) -> np.ndarr
         return array
     if array.ndim == 4:
         return np.ascontiguousarray(array.transpose(3, 2, 0, 1))
-    channels = _channels_before(key, array, network)
+    channels = _channels_before(key, network)
     if channels:
         # The inputs are an image, whose channels are first in PyTorch.
         rows = array.reshape(-1, channels, array.shape[1])
@@ -137,7 +137,7 @@ def _torch_layout(key: str, array: np.ndarray, network: ReadNetwork) -> np.ndarr
     return np.ascontiguousarray(array.T)
 
 
-def _channels_before(key: str, array: np.ndarray, network: ReadNetwork) -> int:
+def _channels_before(key: str, network: ReadNetwork) -> int:
     """The channels of the image that a dense layer reads, 0 if it reads a vector."""
     # The other networks without hidden layers take the mean over the pixels first.
     own = 'classifier.kernel' if network.metadata.network['model'].startswith('vgg') else ''

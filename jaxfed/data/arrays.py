@@ -169,6 +169,6 @@ def _numbered_users(users: np.ndarray, num_examples: int, source: str) -> np.nda
     if users.shape != (num_examples,) or users.dtype.kind not in 'iuSU':
         raise ValueError(
             f'{source} has shape {users.shape} and dtype {users.dtype} in users: it must be one '
-            f'integer or text for each of the {num_examples} training examples.'
+            f'integer or text for each of the {num_examples} training examples, as of .astype(str).'
         )
     return np.unique(users, return_inverse=True)[1].astype(np.int32)

@@ -36,14 +36,15 @@ def check_feature_shift(
                 f'--shift_strength={strength} has no effect; set --feature_shift, or remove it.'
             )
         return
-    height = x_train.shape[1]
+    height, width = x_train.shape[1:3]
     if height == 1 or x_train.dtype == np.int32:
         raise ValueError(
             f'--feature_shift={kind} changes images; {source} has vectors, signals or text. Choose '
             'none.'
         )
-    most = {'rotation': 180.0, 'brightness': 1.0, 'blur': height / 6}[kind]
-    if strength is not None and not 0 < strength <= most:
+    most = {'rotation': 180.0, 'brightness': 1.0, 'blur': min(height, width) / 6}[kind]
+    strength = STRENGTHS[kind] if strength is None else strength
+    if not 0 < strength <= most:
         unit = {'rotation': 'degrees', 'brightness': 'of the value', 'blur': 'pixels'}[kind]
         raise ValueError(
             f'--shift_strength={strength} must be above 0 and at most {most:g} ({unit}) for '

@@ -95,14 +95,14 @@ def from_huggingface(
             f'{source} has the splits {_list(splits)}; it needs train, and test or validation.'
         )
     parts = {'train': splits['train'], 'test': splits[test]}
-    empty = [part for part, split in parts.items() if not len(split)]
-    if empty:
-        raise ValueError(f'{source}: {_list(empty)} has no examples.')
     for part, split in parts.items():
-        if not hasattr(split, 'column_names'):
+        if not (hasattr(split, 'column_names') and hasattr(split, '__len__')):
             raise ValueError(
-                f'{source}: {part} must be a datasets.Dataset, got {type(split).__name__}.'
+                f'{source}: {part} must be a datasets.Dataset, got {type(split).__name__}: load it '
+                'without streaming.'
             )
+        if not len(split):
+            raise ValueError(f'{source}: {_list([part])} has no examples.')
         if split.format['type'] == 'custom':
             raise ValueError(
                 f'{source}: {part} has a transform, which jaxfed does not apply: remove it.'

@@ -126,7 +126,7 @@ def client_inputs(
     # Rows for the largest client, so that one program trains all.
     x: Any = np.zeros((facts.longest, int(np.prod(facts.input_shape))), examples.x.dtype)
     y: Any = np.zeros((1, facts.longest), np.int32)
-    x[:n], y[0, :n] = examples.x.reshape(n, -1), examples.y
+    x[:n], y[0, :n] = examples.x.reshape(n, x.shape[1]), examples.y
     size: Any = np.zeros((1, clients), np.int32)
     counts: Any = np.zeros((1, clients, classes), np.int32)
     size[0, client], counts[0, client] = n, np.bincount(examples.y, minlength=classes)

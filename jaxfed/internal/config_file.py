@@ -5,7 +5,7 @@ import reprlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from absl import flags
@@ -20,7 +20,15 @@ _OF_THE_RUN = ('workdir', 'resume')
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a mapping that has a name twice, of which PyYAML takes the last."""
+    """Refuses a mapping that has a name twice, of which PyYAML takes the last.
+
+    As in YAML 1.2, only true and false are booleans: `off` is a choice of --stream.
+    """
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, rule) for tag, rule in rules if first in 'tTfF' or not tag.endswith(':bool')]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from jaxfed.losses._checks import check_temperature
 from jaxfed.losses._softmax import as_float
 from jaxfed.types import Array
 
@@ -30,9 +31,13 @@ def model_contrastive(
     Returns:
       [B].
 
+    Raises:
+      ValueError: if the temperature is not positive.
+
     Reference:
       Li et al., Model-Contrastive Federated Learning, CVPR 2021, eq. 2.
     """
+    check_temperature(temperature)
     positive = _cosine(features, jax.lax.stop_gradient(global_features))
     negative = _cosine(features, jax.lax.stop_gradient(previous_features))
     return jax.nn.softplus((negative - positive) / temperature)

@@ -10,11 +10,15 @@ from jaxfed.types import Array, Model, Outputs, PyTree
 def _classifier(model: Model) -> tuple[int, int, bool]:
     """Features and classes of the network's last layer, and whether it has a bias."""
     params = jax.eval_shape(model.init, jax.random.key(0))
-    classifier = params.get('classifier', {}) if isinstance(params, dict) else {}
-    if set(classifier) not in ({'kernel', 'bias'}, {'kernel'}):
+    classifier = params.get('classifier') if isinstance(params, dict) else None
+    if (
+        not isinstance(classifier, dict)
+        or {*classifier, 'bias'} != {'kernel', 'bias'}
+        or len(classifier['kernel'].shape) != 2
+    ):
         raise ValueError(
             "the network's last layer cannot be changed: its parameters must hold a 'classifier' "
-            "with 'kernel' and 'bias'."
+            "with 'kernel' [features, classes] and 'bias'."
         )
     features, classes = classifier['kernel'].shape
     return features, classes, 'bias' in classifier

@@ -139,9 +139,19 @@ def group(runs: Sequence[RecordedRun]) -> list[RunGroup]:
         key = tuple(sorted(settings(run).items()))
         groups.setdefault((key, copies[key, run.seeds]), []).append(run)
         copies[key, run.seeds] += 1
-    ordered = [sorted(members, key=lambda run: run.seeds) for members in groups.values()]
+    samples = itertools.chain(*map(_samples, groups.values()))
+    ordered = [sorted(members, key=lambda run: run.seeds) for members in samples]
     labels = _labels([members[0] for members in ordered])
     return [RunGroup(label, tuple(runs)) for label, runs in zip(labels, ordered, strict=True)]
+
+
+def _samples(runs: list[RecordedRun]) -> list[list[RecordedRun]]:
+    """Split runs that share values of their fixed seeds, as a partition, from those with others."""
+    found: dict[Any, list[RecordedRun]] = {}
+    for run in runs:
+        found.setdefault(tuple(run.config.get(name) for name in SEEDS[1:]), []).append(run)
+    shared = any(len(members) > 1 for members in found.values())
+    return list(found.values()) if shared else [runs]
 
 
 def _labels(runs: Sequence[RecordedRun]) -> list[str]:

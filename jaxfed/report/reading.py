@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxfed.config import SEEDS, Config
 from jaxfed.metrics import moving_average, rounds_to_target
+from jaxfed.metrics.measures import MEASURES
 from jaxfed.recording import run_files
 
 # Settings that the report needs in config.json.
@@ -19,7 +20,7 @@ _STRINGS = ('method', 'dataset', 'partition')
 _INTEGERS = {'rounds': 1, 'seed': 0, 'num_clients': 1}  # setting -> smallest value
 
 # Fields of metrics.jsonl: lists with one number for each class, shares, and other numbers.
-_BY_CLASS = ('class_accuracy', 'class_forgetting')
+_BY_CLASS = ('class_accuracy', *(name for m in MEASURES.values() for name in m.by_class))
 _SHARES = (
     'test_accuracy',
     'local_accuracy',

@@ -88,7 +88,12 @@ _DEFINE: dict[type, Any] = {
 }
 
 
-def define_flags(into: flags.FlagValues = flags.FLAGS, *, groups: Sequence[str] = GROUPS) -> None:
+def define_flags(
+    into: flags.FlagValues = flags.FLAGS,
+    *,
+    groups: Sequence[str] = GROUPS,
+    commands: Mapping[str, CommandFlag] = COMMAND_FLAGS,
+) -> None:
     """Define the flags of all settings, hyper-parameters, partition settings and commands.
 
     A hyper-parameter is `--METHOD.NAME`, and also `--NAME` unless that is a setting.
@@ -96,12 +101,13 @@ def define_flags(into: flags.FlagValues = flags.FLAGS, *, groups: Sequence[str] 
     Args:
       into: where to define them; `flags.FLAGS` also shows them in --help.
       groups: those of `GROUPS` that --help shows.
+      commands: flags of the program's command.
     """
     before = set(into)
     kinds = annotations()
     for name, setting in SETTINGS.items():
         _define(into, name, kinds[name], DEFAULTS[name], setting.help)
-    for name, flag in COMMAND_FLAGS.items():
+    for name, flag in commands.items():
         _define(into, name, flag.kind, flag.default, flag.help)
     for name, owners in _owners(PARTITIONS, partition_settings).items():
         if name not in SETTINGS:

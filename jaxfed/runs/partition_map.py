@@ -102,7 +102,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == '__main__':
-    config_flags.define_flags(groups=('data and seed', 'partition', 'method'))
+    config_flags.define_flags(groups=('data and seed', 'partition', 'method'), commands={})
     flags.DEFINE_string('output', None, 'PNG file for the partition map')
     flags.DEFINE_string(
         'output_indices',

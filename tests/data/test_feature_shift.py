@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.ndimage import gaussian_filter1d
 
 import jaxfed
-from jaxfed.data.feature_shift import blur, make_shift, rotate
+from jaxfed.data.feature_shift import blur, check_feature_shift, make_shift, rotate
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (3, 9, 9, 2)).astype(np.uint8)
 
@@ -63,6 +63,10 @@ def test_shifts_that_do_not_fit_are_refused():
         simulate(feature_shift='brightness', shift_strength=2.0)
     with pytest.raises(ValueError, match=r'=0\.0 must be above 0 and at most 180'):
         simulate(feature_shift='rotation', shift_strength=0.0)
+    small = np.zeros((4, 4, 9, 1), np.uint8)
+    for strength in (1.0, None):
+        with pytest.raises(ValueError, match=r'=1\.0 must be above 0 and at most 0\.666667'):
+            check_feature_shift('blur', strength, small, '--npz')
     with pytest.raises(ValueError, match='--feature_shift must be one of none, rotation'):
         simulate(feature_shift='rotate')
     vectors = jaxfed.Dataset.from_arrays(

@@ -239,6 +239,12 @@ def test_classes_in_another_order_are_refused():
         from_huggingface(other, 'x')
 
 
+def test_a_streaming_dataset_is_refused():
+    streaming = splits() | {'train': images(0, 4).to_iterable_dataset()}
+    with pytest.raises(ValueError, match='got IterableDataset: load it without streaming'):
+        from_huggingface(streaming, 'dataset')
+
+
 def test_an_empty_split_is_named():
     with pytest.raises(ValueError, match=r'^dataset: test has no examples\.$'):
         from_huggingface(splits() | {'test': images(0, 0)}, 'dataset')

@@ -365,6 +365,19 @@ def test_settings_of_a_simulation_hold_in_flower(settings, simulate, tmp_path):
     check_same(result.params, parameters(config('there')))
 
 
+def test_a_client_without_examples_trains_as_in_a_simulation(simulate, tmp_path):
+    path = tmp_path / 'clients.json'
+    path.write_text(json.dumps([list(range(30)), [], *([i, i + 1] for i in range(30, 36, 2))]))
+    dealt = {'partition': 'file', 'partition_file': str(path), 'rounds': 2, 'clients_per_round': 5}
+
+    def config(name):
+        return jaxfed.Config(**SETTINGS | dealt, workdir=str(tmp_path / name))
+
+    result = simulate(config('here'))
+    run(config('there'))
+    check_same(result.params, parameters(config('there')))
+
+
 def test_own_data_is_not_changed_by_settings_that_deal(tmp_path):
     config = jaxfed.Config(**SETTINGS, label_noise=0.5, workdir=str(tmp_path / 'run'))
     with pytest.raises(ValueError, match='--label_noise and --attack=label_flip change labels'):

@@ -41,6 +41,13 @@ def test_later_flags_count(tmp_path):
     assert (config.rounds, config.seed) == (9, 3)
 
 
+def test_only_true_and_false_are_booleans(tmp_path):
+    path = tmp_path / 'a.yaml'
+    path.write_text('stream: off\nbalanced: true\ncsv: False\n')
+    config = config_flags.parse([f'--config={path}'])
+    assert (config.stream, config.balanced, config.csv) == ('off', True, False)
+
+
 def test_the_config_of_a_run(tmp_path):
     made = jaxfed.Config(
         method='fedlmd', hyperparameters={'beta': 0.25}, partition='label_quantity', seed=4,

@@ -598,6 +598,10 @@ X, Y, M = jnp.zeros((2, 3)), jnp.array([0, 2]), jnp.zeros(3, bool)
             'class_weights has shape',
             lambda: losses.class_weighted_distillation(X, X, Y, jnp.ones(2), temperature=1.0),
         ),
+        (
+            'temperature must be',
+            lambda: losses.model_contrastive(X, X, X, temperature=0.0),
+        ),
         ('credibility has shape', lambda: losses.credibility_weights(X, Y, X, max_weight=1)),
         ('where has shape', lambda: losses.credibility_matrix(X, Y, where=M)),
         ('where is int32', lambda: losses.credibility_matrix(X, Y, where=Y.astype(jnp.int32))),

@@ -138,9 +138,13 @@ def test_without_bias():
     want = outputs.features @ params['classifier']['kernel']
     np.testing.assert_allclose(outputs.logits, want, rtol=1e-5)
     assert without_bias(bare) is bare
-    nameless = Model(lambda key: {'last': jnp.zeros((2, 3))}, model.apply)
-    with pytest.raises(ValueError, match='last layer cannot be changed'):
-        without_bias(nameless)
+    for other in (
+        {'last': jnp.zeros((2, 3))},
+        {'classifier': jnp.zeros((2, 3))},
+        {'classifier': {'kernel': jnp.zeros(3)}},
+    ):
+        with pytest.raises(ValueError, match='last layer cannot be changed'):
+            without_bias(Model(lambda key, other=other: other, model.apply))
 
 
 def test_with_projection():

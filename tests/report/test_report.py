@@ -485,6 +485,17 @@ def test_runs_with_a_fixed_part_of_the_randomness_are_other_groups(tmp_path):
     }  # fmt: skip
 
 
+def test_runs_on_the_same_fixed_partition_are_a_group(tmp_path):
+    for seed in range(3):
+        for dealt in range(2):
+            path = tmp_path / f'{dealt}{seed}'
+            make_run(path, [entry(1, 0.5)], seed=seed, partition_seed=dealt)
+    groups = grouping.group([read_run(path) for path in sorted(tmp_path.iterdir())])
+    assert [len(group.runs) for group in groups] == [3, 3]
+    groups = grouping.group([read_run(tmp_path / name) for name in ('00', '11')])
+    assert [len(group.runs) for group in groups] == [2]  # each has its own partition
+
+
 def test_times_of_a_shared_program_have_no_deviation(no_pictures, tmp_path):
     for seed, seconds in ((0, 10.0), (1, 20.0)):
         folder = make_run(tmp_path / f'a{seed}', seed=seed)
