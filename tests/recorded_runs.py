@@ -42,7 +42,7 @@ def make_run(folder, lines=None, *, ended=True, counts=True, **changes):
     (folder / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
     if counts:
         rows = np.random.default_rng(made.seed).integers(0, 30, (20, 4))
-        run_files.write_partition(folder / 'partition.json', rows, {})
+        run_files.write_partition(folder / 'partition.json', rows, {}, np.ones(4, int))
     if ended:
         summary = {'seconds_total': 9.5, 'client_steps_per_second': 123.0, 'cost': COST}
         files.write_json(folder / 'summary.json', summary | {'memory_bytes': 2**20, 'devices': 4})

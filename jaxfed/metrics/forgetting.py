@@ -31,13 +31,14 @@ def class_forgetting(history: Array) -> Array:
     return best - history[-1]
 
 
-def forgetting(history: Array) -> Array:
-    """Mean of the forgetting of all classes.
+def forgetting(history: Array, tested: np.ndarray | None = None) -> Array:
+    """Mean of the forgetting of the classes with test examples.
 
     F = mean_c F_c
 
     Args:
       history: A [T, C], as for `class_forgetting`.
+      tested: [C] bool, whether a class has test examples; None for all.
 
     Returns:
       [].
@@ -46,4 +47,5 @@ def forgetting(history: Array) -> Array:
       Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
       NeurIPS 2022, section 2.1.
     """
-    return class_forgetting(history).mean()
+    classes = class_forgetting(history)
+    return (classes if tested is None else classes[tested]).mean()

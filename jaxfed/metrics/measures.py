@@ -13,7 +13,7 @@ from jaxfed.metrics.confusion import confusion_matrix, prediction_share
 from jaxfed.metrics.consistency import class_consistency, same_predictions
 from jaxfed.metrics.divergence import distribution_divergence, weight_distances
 from jaxfed.metrics.drift import diversity, drift
-from jaxfed.metrics.forgetting import class_forgetting
+from jaxfed.metrics.forgetting import class_forgetting, forgetting
 from jaxfed.metrics.history import History
 from jaxfed.metrics.in_out import in_out_accuracy, label_shares
 from jaxfed.types import PyTree
@@ -97,9 +97,11 @@ class Measure(NamedTuple):
 
 def _forgetting(data: RoundData, now: Evaluation) -> Fields:
     best = [data.history.best] if data.history.rounds else []
-    classes = class_forgetting(np.stack([*best, now.class_accuracy]))
+    history = np.stack([*best, now.class_accuracy])
     tested = np.bincount(data.y, minlength=data.num_classes) > 0
-    return {'forgetting': classes[tested].mean(), 'class_forgetting': classes}
+    return {
+        'forgetting': forgetting(history, tested), 'class_forgetting': class_forgetting(history),
+    }  # fmt: skip
 
 
 def _consistency(data: RoundData, now: Evaluation) -> Fields:

@@ -122,17 +122,21 @@ def discard_workdir(workdir: Path) -> None:
             workdir.parent.rmdir()
 
 
-def write_partition(path: Path, counts: np.ndarray, digests: Mapping[str, str]) -> None:
+def write_partition(
+    path: Path, counts: np.ndarray, digests: Mapping[str, str], test_counts: np.ndarray
+) -> None:
     """Write partition.json.
 
     Args:
       path: of the file.
       counts: [N, C] the training examples by client and class.
       digests: name -> digest of the partition and of the data.
+      test_counts: [C] the test examples by class.
     """
     rows = ',\n  '.join(map(json.dumps, counts.tolist()))
     head = ''.join(f'"{name}": "{digest}",\n ' for name, digest in digests.items())
-    write_atomic(path, f'{{{head}"label_counts": [\n  {rows}\n]}}\n')
+    tested = f'"test_counts": {json.dumps(test_counts.tolist())},\n '
+    write_atomic(path, f'{{{head}{tested}"label_counts": [\n  {rows}\n]}}\n')
 
 
 def describe_config(config: Config, parts: list[Part]) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class RecordedRun(NamedTuple):
     partition_png: str | None  # a data: URI, if there are no label_counts
     warning: str | None  # about a skipped line
     forgetting: dict[int, float]  # round -> forgetting
+    test_counts: np.ndarray | None = None  # [C] integers; earlier versions recorded none
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -177,16 +178,17 @@ def read_run(path: Path) -> RecordedRun:
     config = _read_object(path / run_files.CONFIG, _check_config)
     summary = _read_object(path / run_files.SUMMARY, _check_summary)
     metrics, warning = _read_metrics(path / run_files.METRICS, ended=summary is not None)
-    counts = _read_object(path / run_files.PARTITION, _label_counts)
+    counts, tested = _read_object(path / run_files.PARTITION, _counts) or (None, None)
     png = _read_png(path / run_files.PARTITION_MAP) if counts is None else None
-    run = RecordedRun(path, config, metrics, summary, counts, png, warning, {})
+    run = RecordedRun(path, config, metrics, summary, counts, png, warning, {}, tested)
     return run._replace(forgetting=forgetting(run))
 
 
 def forgetting(run: RecordedRun) -> dict[int, float]:
     """Return round -> forgetting, recorded or computed from the class accuracies.
 
-    F^T = mean_c (max_{t < T} A_c^t - A_c^T), and 0 in the first round
+    F^T = mean_c (max_{t < T} A_c^t - A_c^T), of the classes with test examples, and 0 in the first
+    round
 
     Reference:
       Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
@@ -198,6 +200,8 @@ def forgetting(run: RecordedRun) -> dict[int, float]:
     if not accuracy:
         return {}
     history = np.array(list(accuracy.values()), float)
+    if run.test_counts is not None and len(run.test_counts) == history.shape[1]:
+        history = history[:, run.test_counts > 0]
     best = np.maximum.accumulate(history)
     means = (best[:-1] - history[1:]).mean(axis=1)
     return dict(zip(accuracy, [0.0, *means.tolist()], strict=True))
@@ -313,10 +317,16 @@ def _check_summary(summary: dict[str, Any]) -> dict[str, Any]:
     return summary
 
 
-def _label_counts(value: dict[str, Any]) -> np.ndarray:
-    counts = value.get('label_counts')
+def _counts(value: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
+    """The training examples by client and class, and the test examples by class if recorded."""
+    counts, tested = value.get('label_counts'), value.get('test_counts')
     _need(_is_matrix(counts), '"label_counts" is not a matrix of counts')
-    return np.array(counts)
+    matrix = np.array(counts)
+    if tested is None:
+        return matrix, None
+    fits = _is_matrix([tested]) and len(tested) == matrix.shape[1]
+    _need(fits, '"test_counts" is not a count for each class')
+    return matrix, np.array(tested)
 
 
 def _read_metrics(path: Path, *, ended: bool) -> tuple[list[dict[str, Any]], str | None]:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jaxfed.config import Config
 from jaxfed.engine import distributed
 from jaxfed.engine.distributed import liveness
@@ -262,7 +264,9 @@ def _prepare(experiments: Sequence[Experiment], make: Prepare, *, quiet: bool) -
     for experiment, own in zip(experiments, digests, strict=True):
         workdir, counts = experiment.workdir, experiment.dealt.label_counts
         draw_heatmap(counts, workdir / run_files.PARTITION_MAP, title=title_of(experiment.config))
-        run_files.write_partition(workdir / run_files.PARTITION, counts, own)
+        dataset = experiment.dealt.dataset
+        test_counts = np.bincount(dataset.y_test, minlength=dataset.num_classes)
+        run_files.write_partition(workdir / run_files.PARTITION, counts, own, test_counts)
     for sentence in [] if quiet else missing_classes(experiments[0].dealt.dataset):
         console.show_warning(sentence)
     console.say(f'memory: {memory_in_words(prepared)}', quiet=quiet)

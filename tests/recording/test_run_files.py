@@ -319,7 +319,8 @@ def test_a_file_system_without_locks_is_named(tmp_path, flock_fails, number):
 def test_a_run_continues_with_the_same_data_only(tmp_path):
     counts = np.array([[1, 2], [3, 0]])
     run_files.check_unfinished(tmp_path, counts, {'digest': 'ab'})
-    run_files.write_partition(tmp_path / run_files.PARTITION, counts, {'digest': 'ab'})
+    file = tmp_path / run_files.PARTITION
+    run_files.write_partition(file, counts, {'digest': 'ab'}, np.array([3, 0]))
     run_files.check_unfinished(tmp_path, counts, {'digest': 'ab'})
     with pytest.raises(ValueError, match='other data'):
         run_files.check_unfinished(tmp_path, counts[::-1], {'digest': 'ab'})

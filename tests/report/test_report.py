@@ -158,6 +158,10 @@ def test_forgetting_follows_from_class_accuracies(tmp_path):
     np.testing.assert_allclose(found[3], ((0.4 - 0.3) + (0.9 - 0.5)) / 2)
     np.testing.assert_allclose(found[2], forgetting_of(history[:2]))
     assert found[1] == 0
+    # Classes without test examples count in neither the mean nor the number.
+    part = tmp_path / 'a' / 'partition.json'
+    run_files.write_partition(part, np.ones((3, 2), int), {}, np.array([7, 0]))
+    np.testing.assert_allclose(read_run(tmp_path / 'a').forgetting[3], 0.4 - 0.3)
     recorded = [entry(1, 0.5, forgetting=0.25)]
     assert read_run(make_run(tmp_path / 'b', recorded)).forgetting == {1: 0.25}
 
@@ -640,7 +644,9 @@ def test_unusual_numbers_are_drawn(tmp_path):
     folders = [make_run(tmp_path / str(seed), lines, seed=seed) for seed in (0, 2**62)]
     folders.append(make_run(tmp_path / 'none', [entry(1, None, train_loss=None)], alpha=1.0))
     folders.append(make_run(tmp_path / 'one', [entry(7, 0.5, 200)], alpha=2.0))
-    run_files.write_partition(tmp_path / 'one' / 'partition.json', np.zeros((300, 150), int), {})
+    run_files.write_partition(
+        tmp_path / 'one' / 'partition.json', np.zeros((300, 150), int), {}, np.ones(150, int)
+    )
     words = Page(render(grouping.group([read_run(folder) for folder in folders]))).words
     assert '50.00' in words and 'other' in words
 
