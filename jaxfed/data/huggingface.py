@@ -14,6 +14,7 @@ from jaxfed.data import cache
 from jaxfed.data.arrays import make_dataset
 from jaxfed.data.errors import explain_errors
 from jaxfed.data.images import BLOCK, GREY, check_pixels, formats, is_wide, reading_image
+from jaxfed.internal.logger import LOGGER
 from jaxfed.internal.type_checks import printable
 from jaxfed.types import Dataset
 
@@ -94,6 +95,8 @@ def from_huggingface(
         raise ValueError(
             f'{source} has the splits {_list(splits)}; it needs train, and test or validation.'
         )
+    if test == 'validation':
+        LOGGER.warning("%s has no split 'test'; its 'validation' replaces it.", source)
     parts = {'train': splits['train'], 'test': splits[test]}
     for part, split in parts.items():
         if not (hasattr(split, 'column_names') and hasattr(split, '__len__')):

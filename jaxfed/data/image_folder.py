@@ -47,6 +47,8 @@ def load_image_folder(path: str | os.PathLike[str]) -> Dataset:
             f'--path={path} must contain train/CLASS/ and test/CLASS/ (or val/CLASS/), but there '
             f'is no {train if not train.is_dir() else root / "test"}.'
         )
+    if test.name == 'val':
+        LOGGER.warning("--path=%s has no folder 'test'; its 'val' replaces it.", path)
     with explain_errors(f'--path={path} cannot be read', 'check permissions', catch=OSError):
         classes = {name: label for label, name in enumerate(_folders(train))}
         unknown = [name for name in _folders(test) if name not in classes]

@@ -68,10 +68,11 @@ def test_the_cache_of_load_dataset(tmp_path, monkeypatch):
         load_dataset('hf:org/none', data_dir=tmp_path)
 
 
-def test_grey_images_and_validation(tmp_path, monkeypatch):
+def test_grey_images_and_validation(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path))
     grey = {'train': images(0, 40, mode='L'), 'validation': images(40, mode='L')}
     dataset = from_huggingface(grey, 'dataset')
+    assert "dataset has no split 'test'; its 'validation' replaces it." in caplog.text
     assert dataset.x_train.shape == (40, 6, 5, 1) and dataset.x_test.shape == (20, 6, 5, 1)
     want = np.asarray(Image.fromarray(PIXELS[7]).convert('L'))
     assert_array_equal(dataset.x_train[7, ..., 0], want)

@@ -27,10 +27,11 @@ FILES = ('train/b/1.png', 'train/b/2.bmp', 'train/a/x.webp', 'train/c/y.jpeg', '
 
 
 @pytest.mark.parametrize('test', ['test', 'val'])
-def test_image_folder(tmp_path, test):
+def test_image_folder(tmp_path, test, caplog):
     root = write_images(tmp_path / 'my images', [name.replace('test', test) for name in FILES])
     (root / 'train/a/.DS_Store').write_text('hidden')
     dataset = load_image_folder(root)
+    assert ("its 'val' replaces it" in caplog.text) == (test == 'val')
     assert (dataset.name, dataset.num_classes) == ('my images', 3)
     assert dataset.x_train.shape == (4, 4, 5, 3)
     assert dataset.y_train.tolist() == [0, 1, 1, 2]
