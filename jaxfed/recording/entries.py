@@ -68,15 +68,21 @@ def describe_round(
     entry: Entry = {
         'round': round_,
         **dict.fromkeys(_EVALUATED),
-        'train_loss': None if train_loss is None else round(train_loss, 6),
-        'learning_rate': round(learning_rate, 9),
+        'train_loss': None if train_loss is None else shortened(train_loss),
+        'learning_rate': shortened(learning_rate, 9),
     }
-    entry |= {name: None if v is None else round(v, 6) for name, v in local.items()}
+    entry |= {name: None if v is None else shortened(v) for name, v in local.items()}
     if evaluation is not None:
-        entry['test_accuracy'] = round(float(evaluation.accuracy), 6)
-        entry['test_loss'] = round(float(evaluation.loss), 6)
-        entry['class_accuracy'] = [round(float(a), 6) for a in evaluation.class_accuracy]
+        entry['test_accuracy'] = shortened(float(evaluation.accuracy))
+        entry['test_loss'] = shortened(float(evaluation.loss))
+        entry['class_accuracy'] = [shortened(float(a)) for a in evaluation.class_accuracy]
     return entry | {name: _plain(value) for name, value in measured.items()}
+
+
+def shortened(number: float, decimals: int = 6) -> float:
+    """Round to some decimals, and smaller numbers to four digits, so that none becomes 0."""
+    small = abs(number) < 10.0 ** (3 - decimals)
+    return float(f'{number:.4g}' if small else round(number, decimals))
 
 
 def _plain(value: Any) -> Any:
@@ -88,7 +94,8 @@ def _plain(value: Any) -> Any:
     array = np.asarray(value)
     if np.issubdtype(array.dtype, np.integer):
         return array.tolist()
-    rounded = np.round(array.astype(np.float64), 6).astype(object)
+    numbers = [shortened(float(number)) for number in array.ravel()]
+    rounded = np.array(numbers, object).reshape(array.shape)
     finite: Any = np.where(np.isfinite(array), rounded, np.array(None, object))
     return finite.tolist()
 
