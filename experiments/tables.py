@@ -2,7 +2,8 @@
 
 Trains method x column x seed, skips finished runs and resumes interrupted ones. Writes the runs and
 the table as Markdown, LaTeX and CSV to OUTPUT. Flags after -- apply to every run, as in
-python -m experiments.tables fedlmd/1 --rounds=9 -- --dataset=digits --model=mlp --num_clients=20
+python -m experiments.tables fedcad/1 --columns=cifar10 --rounds=9 -- --dataset=digits \\
+    --model=mlp --augment=none --auxiliary_per_class=5
 """
 
 import itertools
@@ -231,7 +232,7 @@ def title_of(plan: TableCells) -> str:
     if plan.changed:
         differences.append(f"settings that are not the paper's: {plan.changed}")
     if score := other_score(table):
-        differences.append(f'--score={score} by default')
+        differences.append(f'not the default --score={score}')
     equal: dict[tuple[str, ...], list[str]] = {}
     for column in plan.columns:
         of_rows = (runner.trained(plan.cells[row.name, column.name][0]) for row in plan.rows)

@@ -39,9 +39,10 @@ def krum(*, byzantine: float = 0.2, selected: int = 1) -> Method:
             selected <= sampled, '--selected', selected,
             f'at most the {sampled} clients of a round',
         )  # fmt: skip
+        tolerated = (byzantine * sampled + 1e-4) // 1
         check(
-            2 * ((byzantine * sampled + 1e-4) // 1) + 2 < sampled, '--byzantine', byzantine,
-            f'such that 2 f + 2 is below the {sampled} clients of a round',
+            2 * tolerated + 2 < sampled, '--byzantine', byzantine,
+            f'such that 2 floor(byzantine * {sampled}) + 2 is below the {sampled} clients of a round',
         )  # fmt: skip
         arrived = jnp.sum(view.arrived)
         # A product such as 0.29 * 100 may be just below the integer.

@@ -19,7 +19,7 @@ _TITLES = {
     'local_accuracy': ('Local models, average test accuracy', True),
     'personal_accuracy': ("Local models on their clients' held-out examples", True),
     'personal_global_accuracy': ("Global model on the clients' held-out examples", True),
-    'personal_worst_tenth': ("Local models, worst tenth of the clients' held-out examples", True),
+    'personal_worst_tenth': ('Local models of the worst tenth of the clients, held-out', True),
     'personal_deviation': ('Local models, deviation over clients on held-out examples', True),
     'epsilon': ('Epsilon, bound of the privacy loss so far', False),
     'forgetting': ('Forgetting', True),

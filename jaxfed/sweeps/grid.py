@@ -70,7 +70,8 @@ def _kind(name: str, config: Config, text: str) -> type[float] | type[int]:
             f'--sweep={text}: {name} belongs to --partition={" or ".join(owners)}, but '
             f'--partition={config.partition}; remove one of them.'
         )
-    if name in FIELDS:
+    own = {(part.name, key) for part in parts_of(config) for key in part.hyperparameters}
+    if name in FIELDS or name in {*(key for _, key in own), *map('.'.join, own)}:
         raise ValueError(
             f'--sweep={text}: {name} is not a number to sweep over; run once for each value, or '
             'sweep over one of ' + ', '.join(kinds) + '.'

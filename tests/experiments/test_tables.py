@@ -673,7 +673,7 @@ def test_another_score_and_more_rounds_are_not_judged(tmp_path):
     ]
     write_runs(made[0].every, a_run(49.64, 35), a_run(49.64, 35))
     texts = [table_layout.markdown(tables.fill(plan, '')) for plan in made]
-    assert '(--score=final by default)' in texts[0]
+    assert '(not the default --score=final)' in texts[0]
     assert 'within' not in texts[0].split('Bold')[1].split('**')[0]
     assert rounds_in_words(300, 200) == '300 rounds, not 200'
 

@@ -73,7 +73,11 @@ def test_validation_depends_on_the_seed_and_needs_an_example():
 @pytest.mark.parametrize(
     'method, hyperparameters, message',
     [
-        ('krum', {'byzantine': 0.45}, '--byzantine must be such that 2 f'),
+        (
+            'krum',
+            {'byzantine': 0.45},
+            r'--byzantine must be such that 2 floor\(byzantine \* 5\) \+ 2 is below',
+        ),
         ('krum', {'selected': 6}, '--selected must be at most the 5 clients'),
         ('trimmed_mean', {'trim': 0.1}, '--trim must be 0, or enough to remove one of the 5'),
     ],

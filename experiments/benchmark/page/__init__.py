@@ -112,7 +112,7 @@ def answers(suite: Suite, rows: Sequence[Row]) -> list[str]:
         elif better:
             lines.append(f'{where}: better than FedAvg beyond chance: {", ".join(better)}.')
         else:
-            lines.append(f'{where}: nothing of {compared} methods beats FedAvg beyond chance.')
+            lines.append(f'{where}: none of the {compared} others beats FedAvg beyond chance.')
     return lines
 
 

@@ -428,7 +428,7 @@ def test_rows_at_the_largest_learning_rate_are_counted():
     ]
     assert results.largest_rates([row, *rows]) == (1, 2)
     assert results.learning_rate(('--mu=1',)) is None
-    assert 'In 1 of 2 rows' in page.render(suite.read_suite('small'), rows, command='')
+    assert 'In 1 of the 2 rows' in page.render(suite.read_suite('small'), rows, command='')
 
 
 def test_a_small_negative_mean_has_no_sign():
@@ -441,7 +441,7 @@ def test_equal_methods_are_compared_and_single_seeds_are_not():
         [made_row(name, [0.5]) for name in ('fedavg', 'kd')],
     )
     rows = [made_row('fedavg', [0.5, 0.6, 0.7]), same, made_row('moon', [0.5, 0.61, 0.69])]
-    read, nothing = suite.read_suite('small'), 'nothing of 2 methods beats FedAvg beyond chance.'
+    read, nothing = suite.read_suite('small'), 'none of the 2 others beats FedAvg beyond chance.'
     assert page.answers(read, rows) == [f'digits, iid: {nothing}']
     assert '| 0 / 2 / 0 |' in advice.advice(read, rows)
     one = [row._replace(asked=1) for row in one]
