@@ -42,7 +42,8 @@ def krum(*, byzantine: float = 0.2, selected: int = 1) -> Method:
         tolerated = (byzantine * sampled + 1e-4) // 1
         check(
             2 * tolerated + 2 < sampled, '--byzantine', byzantine,
-            f'such that 2 floor(byzantine * {sampled}) + 2 is below the {sampled} clients of a round',
+            f'such that 2 floor(byzantine * {sampled}) + 2 is below the {sampled} clients of a '
+            'round',
         )  # fmt: skip
         arrived = jnp.sum(view.arrived)
         # A product such as 0.29 * 100 may be just below the integer.
