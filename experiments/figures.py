@@ -152,12 +152,13 @@ def make_plan(
         planned = plan(figure, seeds, output=runs, flags=flags_)
     except ValueError as error:
         raise ValueError(f'{name}: {error}') from error
-    first = [cells_of(plan(figure, 1, output=runs, flags=of_all)) for of_all in ((), flags_)]
+    plain, first = (plan(figure, 1, output=runs, flags=of_all) for of_all in ((), flags_))
+    every = [[c for t in (True, False) for c in cells_of(p, trains=t)] for p in (plain, first)]
     return FigureCells(
         figure,
         planned,
         paper_rounds={cell.column: cell.config.rounds for cell in cells_of(paper)},
-        changed=shlex.join(runner.changed_flags(flags_, *first)),
+        changed=shlex.join(runner.changed_flags(flags_, *every)),
     )
 
 

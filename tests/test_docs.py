@@ -379,7 +379,7 @@ def test_the_pages_build_without_a_warning(tmp_path):
         r'<a class="reference download[^>]*>', (pages / 'which_method.html').read_text()
     )
     results = {link for link in links if '.html"' in link}
-    assert len(results) == 3 and not [link for link in results if 'download=""' in link]
+    assert len(results) == 4 and not [link for link in results if 'download=""' in link]
     assert len(links) > 3 and all('download=""' in link for link in set(links) - results)
     # A page loads nothing from the network.
     html += ''.join(page.read_text() for page in pages.glob('*.html'))

@@ -125,7 +125,7 @@ def feed_rounds(
     for number, cohort, waves in rounds:
         ready = islice(loaded, len(waves)) if room else iter([load(cohort, s) for s in waves])
         yield PlannedRound(number, cohort, round_arguments(experiments, number, running), ready)
-        for _ in ready:  # the waves of a round that the caller skipped
+        for _ in ready if room else ():  # waves of a skipped round would be those of the next
             pass
 
 

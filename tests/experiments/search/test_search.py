@@ -119,7 +119,8 @@ def test_a_flag_file_and_training_are_searched(command, tmp_path, capsys):
     assert [len(entry['accuracies']) for entry in report['ranking']] == [2, 2]
     assert '--flagfile=mine.flags --method=fedavg --learning_rate=' in report['command']
     # The flag file sets --validation; the winner still trains on all data.
-    assert config_flags.parse(shlex.split(report['command'])[3:]).validation == 0
+    *words, seeds = shlex.split(report['command'])[3:]
+    assert config_flags.parse(words).validation == 0 and seeds == '--seeds=2'
     configs = [json.loads(path.read_text()) for path in (tmp_path / 'a').rglob('config.json')]
     assert sorted((c['learning_rate'], c['seed']) for c in configs) == [
         (0.01, 0), (0.01, 1), (0.1, 0), (0.1, 1),
