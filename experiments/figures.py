@@ -8,7 +8,7 @@ python -m experiments.figures fedssd/2 --rounds=2 -- --dataset=digits --model=ml
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -26,6 +26,7 @@ from experiments.fedcad.figures import FIGURES as FEDCAD
 from experiments.fedlmd.figures import FIGURES as FEDLMD
 from experiments.fedssd.figures import FIGURES as FEDSSD
 from experiments.grid import command, runner
+from experiments.grid.runner import Cell
 from jaxfed.internal import console
 
 # Figure -> its maker, a function of the number of rounds; None for the paper's.
@@ -152,13 +153,17 @@ def make_plan(
         planned = plan(figure, seeds, output=runs, flags=flags_)
     except ValueError as error:
         raise ValueError(f'{name}: {error}') from error
-    plain, first = (plan(figure, 1, output=runs, flags=of_all) for of_all in ((), flags_))
-    every = [[c for t in (True, False) for c in cells_of(p, trains=t)] for p in (plain, first)]
+
+    def first_seeds(of_all: Sequence[str]) -> Iterator[Cell]:
+        for trains in (True, False):
+            yield from cells_of(plan(figure, 1, output=runs, flags=of_all), trains=trains)
+
+    changed = runner.changed_flags(flags_, first_seeds(()), first_seeds(flags_))
     return FigureCells(
         figure,
         planned,
         paper_rounds={cell.column: cell.config.rounds for cell in cells_of(paper)},
-        changed=shlex.join(runner.changed_flags(flags_, *every)),
+        changed=shlex.join(changed),
     )
 
 

@@ -111,11 +111,11 @@ def make_plan(
         return config_flags.parse([f'--flagfile={runner.flag_file(column.file)}']).rounds
 
     cells = {(row.name, column.name): cells_of(row, column) for row in rows for column in chosen}
-    plain = [
+    plain = (
         runner.make_cell(column.file, row, 0, output=output, variant=column.flags.get(row.name, ()))
         for row in rows
         for column in chosen
-    ]
+    )
     changed = runner.changed_flags(
         flags_, plain, [of_seeds[0] for of_seeds in cells.values()],
         score='target_accuracy' if table.target == 'flag' else '',

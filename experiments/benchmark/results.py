@@ -147,19 +147,18 @@ def verdicts(suite: Suite, rows: Sequence[Row]) -> dict[Place, Verdict]:
     """
     found: dict[Place, Verdict] = {}
     for table in tables(rows).values():
-        results, adjusted = _compared(suite, table, 'final')
         means = {row.place: _mean(row) for row in table if row.complete}
         order = sorted(means.values(), reverse=True)
-        for row, result, p in zip(table, results, adjusted, strict=True):
+        for row, pair in zip(table, _compared(suite, table, 'final'), strict=True):
             rank = 1 + order.index(means[row.place]) if row.complete else None
-            found[row.place] = Verdict(result, p, rank)
+            found[row.place] = Verdict(*pair, rank)
     return found
 
 
 def _compared(
     suite: Suite, table: Sequence[Row], column: str
-) -> tuple[list[Paired | None], list[float | None]]:
-    """Differences of the rows of a table from FedAvg, and their adjusted p-values."""
+) -> list[tuple[Paired | None, float | None]]:
+    """The difference of each row of a table from FedAvg, and its adjusted p-value."""
     others = {*suite.trials, *suite.left_out.get('trials', ())} - {BASELINE}
     baseline = next((row for row in table if row.place.method == BASELINE), None)
     results = [
@@ -168,7 +167,7 @@ def _compared(
         else paired(row.values(column), baseline.values(column))
         for row in table
     ]
-    return results, holm(results, len(others))
+    return list(zip(results, holm(results, len(others)), strict=True))
 
 
 def other_effects(suite: Suite, rows: Sequence[Row]) -> str:
@@ -177,15 +176,11 @@ def other_effects(suite: Suite, rows: Sequence[Row]) -> str:
     for column, (text, sign) in _EFFECTS.items():
         won, compared = [], 0
         for key, table in tables(rows).items():
-            results, adjusted = _compared(suite, table, column)
-            made = zip(table, results, adjusted, strict=True)
-            better = [
-                row.place.method
-                for row, result, p in made
-                if result and p is not None and p < LEVEL and result.difference.mean * sign > 0
-            ]
+            judged = [Verdict(*pair, None) for pair in _compared(suite, table, column)]
+            of_rows = zip(table, judged, strict=True)
+            better = [row.place.method for row, verdict in of_rows if verdict.sign == sign]
             won += [f'{", ".join(better)} on {in_words([key])}'] if better else []
-            compared += sum(r is not None and r.difference.seeds > 1 for r in results)
+            compared += sum(verdict.compared for verdict in judged)
         if won:
             sentences.append(f'Beyond chance {text}: {"; ".join(won)}.')
         elif compared:

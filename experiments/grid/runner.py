@@ -159,10 +159,12 @@ def changed_flags(
 
     Args:
       flags: of the whole grid, each with its value as --NAME=VALUE.
-      plain: the cells without these flags.
+      plain: the cells without these flags; read only if there are flags.
       cells: the same cells with them.
       score: a setting of records on which the numbers depend, too.
     """
+    if not flags:  # without parsing `plain`
+        return []
     same = {*settings_that_affect('machine', 'records'), 'rounds', 'workdir'} - {score}
     changed = set()
     for before, after in zip(plain, cells, strict=True):

@@ -1,5 +1,6 @@
 """The processor of this machine, and the memory that this process may use."""
 
+import functools
 import math
 import os
 import platform
@@ -10,6 +11,7 @@ from pathlib import Path
 _LIMITS = {'': ('', 'memory.max'), 'memory': ('memory', 'memory.limit_in_bytes')}
 
 
+@functools.cache
 def processor() -> str:
     """Return the name of the processor's model, or of its architecture where that is unknown."""
     file = Path('/proc/cpuinfo')  # of Linux

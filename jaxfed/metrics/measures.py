@@ -78,6 +78,7 @@ class Measure(NamedTuple):
     # in rounds in which local models are evaluated
     of_locals: Callable[[RoundData, LocalModels], Fields] = _no_fields
     needs: tuple[Need, ...] = ()
+    named_clients: bool = False  # whether `of_locals` is of --confusion_clients only
 
     @property
     def local(self) -> bool:
@@ -186,6 +187,7 @@ MEASURES: dict[str, Measure] = {
             'confusion': confusion_matrix(data.y, now.predicted, data.num_classes)
         },
         of_locals=_local_confusion,
+        named_clients=True,
     ),
     'cohort_labels': Measure(
         text="Training examples of each class, summed over the round's clients.",

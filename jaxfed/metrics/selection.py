@@ -112,18 +112,23 @@ def fields(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(field for name in names for field in MEASURES[name].fields))
 
 
+def fields_by_class() -> tuple[str, ...]:
+    """Lists the fields of metrics.jsonl with a number for each class, of all measures."""
+    return ('class_accuracy', *(name for m in MEASURES.values() for name in m.by_class))
+
+
 def need_local_models(names: Sequence[str], confusion_clients: Sequence[int]) -> bool:
     """Returns whether any measure needs local models, if they are evaluated at all.
 
     Args:
       names: out of MEASURES.
-      confusion_clients: those of `confusion`, which needs none without them.
+      confusion_clients: those without which a measure of `named_clients` needs none.
 
     Returns:
       Whether there is one.
     """
-    testing = [name for name in names if MEASURES[name].tests_locals]
-    return any(name != 'confusion' or confusion_clients for name in testing)
+    testing = [MEASURES[name] for name in names if MEASURES[name].tests_locals]
+    return any(confusion_clients or not measure.named_clients for measure in testing)
 
 
 def needs(names: Sequence[str]) -> set[Need]:

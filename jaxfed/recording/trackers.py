@@ -18,7 +18,7 @@ from jaxfed.internal import console
 from jaxfed.internal.csv_text import csv_text
 from jaxfed.internal.files import write_atomic
 from jaxfed.methods import Part
-from jaxfed.metrics.measures import MEASURES
+from jaxfed.metrics.selection import fields_by_class
 from jaxfed.recording import run_files
 from jaxfed.recording.entries import Entry
 
@@ -126,8 +126,7 @@ def _one_line(error: Exception) -> str:
 def scalars(entry: Entry) -> dict[str, float]:
     """Return the numbers of a round; lists over classes become 'class_accuracy/0' and so on."""
     flat = {name: value for name, value in entry.items() if name != 'round'}
-    by_class = (name for measure in MEASURES.values() for name in measure.by_class)
-    for name in ('class_accuracy', *by_class):
+    for name in fields_by_class():
         if isinstance(values := entry.get(name), list):
             flat |= {f'{name}/{c}': value for c, value in enumerate(values)}
     return {name: value for name, value in flat.items() if type(value) in (int, float)}

@@ -12,15 +12,14 @@ import numpy as np
 
 from jaxfed.config import SEEDS, Config
 from jaxfed.metrics import moving_average, rounds_to_target
-from jaxfed.metrics.measures import MEASURES
+from jaxfed.metrics.selection import fields_by_class
 from jaxfed.recording import run_files
 
 # Settings that the report needs in config.json.
 _STRINGS = ('method', 'dataset', 'partition')
 _INTEGERS = {'rounds': 1, 'seed': 0, 'num_clients': 1}  # setting -> smallest value
 
-# Fields of metrics.jsonl: lists with one number for each class, shares, and other numbers.
-_BY_CLASS = ('class_accuracy', *(name for m in MEASURES.values() for name in m.by_class))
+# Fields of metrics.jsonl: shares, and other numbers.
 _SHARES = (
     'test_accuracy',
     'local_accuracy',
@@ -359,7 +358,7 @@ def _check_entry(entry: dict[str, Any], before: list[dict[str, Any]]) -> None:
         _need(value is None or is_number(value), f'"{name}" is not a number')
         share = name not in _SHARES or value is None or 0 <= value <= 1
         _need(share, f'"{name}" is {value}, not from 0 to 1')
-    for name in _BY_CLASS:
+    for name in fields_by_class():
         if entry.get(name) is not None:
             _check_by_class(name, entry[name], before)
     confusion = entry.get('confusion')

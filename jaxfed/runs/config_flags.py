@@ -159,8 +159,12 @@ def _common_kind(parameters: Iterable[inspect.Parameter]) -> Any:
 
 def flag_of(method: str, name: str) -> str:
     """The flag of a hyper-parameter: its name, or METHOD.NAME if that is another flag."""
-    settings = {*SETTINGS, *COMMAND_FLAGS, *_owners(PARTITIONS, partition_settings)}
-    return f'{method}.{name}' if name in settings else name
+    return f'{method}.{name}' if name in _other_flags() else name
+
+
+def _other_flags() -> set[str]:
+    """The flags that are of no method."""
+    return {*SETTINGS, *COMMAND_FLAGS, *_owners(PARTITIONS, partition_settings)}
 
 
 def _define(into: flags.FlagValues, name: str, kind: Any, default: Any, help_: str) -> None:
@@ -191,11 +195,13 @@ def from_flags(values: flags.FlagValues = flags.FLAGS) -> Config:
                 f'--{name}={values[name].value} belongs to --partition={" or ".join(partitions)}, '
                 f'but --partition={partition}; omit one of them.'
             )
+    others = _other_flags()
     names = {
         flag
         for method in methods.METHODS
         for name in methods.hyperparameters(method)
-        for flag in (flag_of(method, name), f'{method}.{name}')
+        for flag in (name, f'{method}.{name}')
+        if flag not in others
     }
 
     def chosen(names: Iterable[str]) -> dict[str, Any]:

@@ -155,18 +155,19 @@ def make_experiment(
 
 def _check_rounds(experiment: Experiment) -> None:
     """Raises a ValueError if no client trains in any round."""
-    config = experiment.config
-    cohorts = [cohort_of(experiment, round_) for round_ in range(1, config.rounds + 1)]
-    if not any(cohort.epochs.any() for cohort in cohorts):
-        raise ValueError(
-            f'--dropout={config.dropout} loses every client in each of --rounds={config.rounds}; '
-            'lower it, or raise --rounds.'
-        )
-    if not any(client_steps(experiment, cohort).any() for cohort in cohorts):
+    config, rounds = experiment.config, range(1, experiment.config.rounds + 1)
+    # Ends at the first round that trains, as many rounds of many clients take long to draw.
+    if any(client_steps(experiment, cohort_of(experiment, round_)).any() for round_ in rounds):
+        return
+    if any(cohort_of(experiment, round_).epochs.any() for round_ in rounds):
         raise ValueError(
             f'--rounds={config.rounds} sample no client with examples; raise it, or '
             '--clients_per_round, or choose a partition with fewer empty clients.'
         )
+    raise ValueError(
+        f'--dropout={config.dropout} loses every client in each of --rounds={config.rounds}; '
+        'lower it, or raise --rounds.'
+    )
 
 
 def _check_combine(config: Config, method: Method, model: Model) -> None:

@@ -37,6 +37,7 @@ from jaxfed.report.tables import format_number
 
 PAGE = 'benchmark.html'
 WIDTH = 10.0  # of a picture, inches
+_BYTES = 'MiB a client'  # of `COSTS`
 PARTS = {'quarter': 0.25, 'half': 0.5, 'final': 1.0}  # column -> part of the rounds
 
 
@@ -146,10 +147,7 @@ def shown(interval: Interval | None, sign: str = '') -> str:
 
 def mean_cost(row: Row) -> list[str]:
     """The means of `COSTS`."""
-    return [
-        format_number(float(np.mean([run.numbers[name] for run in row.runs.values()])))
-        for name in COSTS
-    ]
+    return [format_number(_mean(row, name)) for name in COSTS]
 
 
 def diagram(ranks: Ranks | None) -> str:
@@ -191,7 +189,7 @@ def draw_bytes(rows: Sequence[Row]) -> Figure:
         colors = others | named
         for row in reversed(table):  # the best is drawn last
             intervals = [row.interval(column) for column in PARTS]
-            size, method = _mib(row), row.place.method
+            size, method = _mean(row, _BYTES), row.place.method
             ax.plot(
                 [size * evaluated(row, part) for part in PARTS.values()],
                 [np.nan if interval is None else interval.mean for interval in intervals],
@@ -208,14 +206,14 @@ def draw_bytes(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _mib(row: Row) -> float:
-    """MiB of a client in a round."""
-    return float(np.mean([run.numbers['MiB a client'] for run in row.runs.values()]))
+def _mean(row: Row, cost: str) -> float:
+    """The mean of one of `COSTS` over the runs."""
+    return float(np.mean([run.numbers[cost] for run in row.runs.values()]))
 
 
 def _other_bytes(rows: Sequence[Row]) -> dict[str, str]:
     """Methods whose clients send and receive other bytes than those of FedAvg -> color."""
-    sizes = {row.place: _mib(row) for row in rows}
+    sizes = {row.place: _mean(row, _BYTES) for row in rows}
     other = dict.fromkeys(
         place.method
         for place, size in sizes.items()
@@ -267,10 +265,10 @@ def draw_sensitivity(rows: Sequence[Row]) -> Figure:
 
 def learning_rates(suite: Suite) -> dict[str, list[str]]:
     """Learning rates of the trials, as text -> the methods that have them."""
-    flag, found = '--learning_rate=', dict[str, list[str]]()
+    found: dict[str, list[str]] = {}
     for method, trials in suite.trials.items():
-        rates = dict.fromkeys(text for trial in trials for text in trial if text.startswith(flag))
-        text = ', '.join(rate.removeprefix(flag) for rate in rates)
+        rates = dict.fromkeys(rate for rate in map(learning_rate, trials) if rate is not None)
+        text = ', '.join(f'{rate:g}' for rate in rates)
         found.setdefault(text or "the suite's", []).append(method)
     return found
 

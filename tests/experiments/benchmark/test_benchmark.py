@@ -290,11 +290,11 @@ def test_the_page_has_a_moving_average_over_every_round_only():
 
 def test_the_page_names_the_learning_rates_of_the_trials():
     rates = page.learning_rates(suite.read_suite('cpu'))
-    assert rates['.01, .03, .1'] == ['fedavg', 'scaffold', 'fednova']
-    assert len(rates) == 2 and len(rates['.01, .03']) == 20
+    assert rates['0.01, 0.03, 0.1'] == ['fedavg', 'scaffold', 'fednova']
+    assert len(rates) == 2 and len(rates['0.01, 0.03']) == 20
     assert page.learning_rates(suite.read_suite('niid_bench')).keys() == {"the suite's"}
     text = page.render(suite.read_suite('small'), [made_row('fedavg', [0.5])], command='')
-    assert '<li>.01, .03: fedavg, scaffold, fedavgm</li>' in text
+    assert '<li>0.01, 0.03: fedavg, scaffold, fedavgm</li>' in text
 
 
 def test_the_command_of_a_suite_has_what_was_asked_for():
