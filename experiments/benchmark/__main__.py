@@ -22,7 +22,7 @@ from experiments.benchmark.plan import in_words, plan
 from experiments.benchmark.ranks import LEAST_BLOCKS, LEAST_METHODS, check_package
 from experiments.benchmark.records import as_csv
 from experiments.benchmark.results import make_rows
-from experiments.benchmark.suite import Suite, names, read_suite, refuse, select
+from experiments.benchmark.suite import Suite, names, read_suite, refuse, select, shorten
 from experiments.benchmark.work import CSV, Work, begin, check, look, train
 from experiments.grid import command
 from jaxfed.internal import console
@@ -72,8 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     suite = select(
         whole, datasets=values['datasets'], skews=values['skews'], trials=values['methods']
     )
-    if values['seeds'] is not None:
-        suite = suite._replace(seeds=values['seeds'])
+    suite = shorten(suite, seeds=values['seeds'], rounds=values['rounds'])
     updated = [Path(path) for path in values['update']]
     changed = shlex.split(suite_command(values | {'suite': None}, parsed.extra))[3:]
     if updated and changed:

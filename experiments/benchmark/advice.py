@@ -1,23 +1,14 @@
 """The sections "Which method should I use" of README and documentation, from a benchmark."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from experiments.benchmark.answers import Answer, in_words, make_answers, missing, other_effects
 from experiments.benchmark.page import shown
 from experiments.benchmark.ranks import different, rank, rank_sentence
-from experiments.benchmark.results import (
-    BASELINE,
-    LEVEL,
-    Row,
-    in_words,
-    missing,
-    other_effects,
-    tables,
-    verdicts,
-)
+from experiments.benchmark.results import LEVEL, Row
 from experiments.benchmark.suite import Suite
-from jaxfed.metrics.intervals import Paired
 
 MOST = 6  # methods that are named for a data set and skew
 WIDTH = 100  # of a summary, characters
@@ -37,23 +28,9 @@ def advice(suite: Suite, rows: Sequence[Row]) -> str:
       suite: the suite.
       rows: its finished methods, at least one.
     """
-    judged, lines, without = verdicts(suite, rows), [], []
-    for (dataset, skew), table in tables(rows).items():
-        where = f'{dataset}, {skew.replace("_", " ")}'
-        baseline = next((row for row in table if row.place.method == BASELINE), None)
-        better = [row for row in table if judged[row.place].sign > 0]
-        worse = sum(judged[row.place].sign < 0 for row in table)
-        compared = sum(judged[row.place].compared for row in table)
-        if compared and not better:
-            without.append(where)
-        names = _first([_gain(row, judged[row.place].paired) for row in better])
-        cells = [
-            where,
-            _baseline(baseline),
-            names or 'none',
-            f'{len(better)} / {compared - len(better) - worse} / {worse}',
-        ]
-        lines.append(f'| {" | ".join(cells)} |')
+    answers = make_answers(suite, rows)
+    lines = [f'| {" | ".join(_cells(answer))} |' for answer in answers]
+    without = [answer.where for answer in answers if answer.nothing]
     lost = 'any line' if len(without) == len(lines) else f'these lines: {"; ".join(without)}'
     nothing = f'Nothing beats FedAvg beyond chance in {lost}.' if without else ''
     head = ['data', 'FedAvg', 'better, by how much', 'better / undecided / worse']
@@ -76,17 +53,12 @@ def advice(suite: Suite, rows: Sequence[Row]) -> str:
 
 def summary(suite: Suite, rows: Sequence[Row]) -> str:
     """The answer in a few lines; arguments as of `advice`."""
-    judged, won, lost, below = verdicts(suite, rows), [], [], []
-    for key, table in tables(rows).items():
-        worse = [f'`{row.place.method}`' for row in table if judged[row.place].sign < 0]
-        below += [f'{_first(worse)} on {in_words([key])}'] if worse else []
-        better = [f'`{row.place.method}`' for row in table if judged[row.place].sign > 0]
-        if better:
-            won.append(f'{_first(better)} on {in_words([key])}')
-        elif any(judged[row.place].compared for row in table):
-            lost.append(key)
-    ranked = [f'`{name}`' for name in different(rank(rows))]
-    failed = [row.place[:2] for row in rows if row.place.method == BASELINE and row.failed]
+    answers = make_answers(suite, rows)
+    won = [f'{_first(_code(a.above))} on {in_words([a])}' for a in answers if a.above]
+    lost = [answer for answer in answers if answer.nothing]
+    below = [f'{_first(_code(a.below))} on {in_words([a])}' for a in answers if a.below]
+    failed = [answer for answer in answers if answer.diverged]
+    ranked = _code(different(rank(rows)))
     sentences = [
         f'{suite.title}, {len(suite.trials)} methods, {suite.seeds} seeds.',
         f'Better than FedAvg beyond chance: {"; ".join(won)}.' if won else '',
@@ -99,6 +71,14 @@ def summary(suite: Suite, rows: Sequence[Row]) -> str:
     ]
     text = ' '.join(filter(None, sentences))
     return textwrap.fill(text, WIDTH, break_on_hyphens=False, break_long_words=False) + '\n'
+
+
+def _cells(answer: Answer) -> list[str]:
+    """A line of the table."""
+    gains = [f'`{name}` {shown(difference, "+")}' for name, difference in answer.above.items()]
+    better, worse = len(answer.above), len(answer.below)
+    counts = f'{better} / {answer.compared - better - worse} / {worse}'
+    return [answer.where, _baseline(answer.baseline), _first(gains) or 'none', counts]
 
 
 def _baseline(row: Row | None) -> str:
@@ -114,8 +94,8 @@ def _first(names: Sequence[str]) -> str:
     return ', '.join([*names[:MOST], *more])
 
 
-def _gain(row: Row, paired: Paired | None) -> str:
-    return f'`{row.place.method}` {shown(paired.difference, "+") if paired else ""}'
+def _code(names: Iterable[str]) -> list[str]:
+    return [f'`{name}`' for name in names]
 
 
 def put(texts: Mapping[str, str], name: str, path: Path) -> str:

@@ -1,6 +1,5 @@
 """The numbers of a benchmark: every method on every data set and skew, over the seeds."""
 
-import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -15,11 +14,6 @@ from jaxfed.metrics.intervals import Interval, Paired, holm, mean_interval, pair
 
 BASELINE = 'fedavg'
 LEVEL = 0.05  # of the adjusted tests
-# Column -> what a better method does, and the sign of its difference.
-_EFFECTS = {
-    'forgetting': ('forgets less than FedAvg', -1),
-    'worst class': ('is better than FedAvg in the worst class', 1),
-}
 
 
 class Trial(NamedTuple):
@@ -74,7 +68,7 @@ class Verdict(NamedTuple):
 
     paired: Paired | None
     p: float | None  # adjusted for the methods of the suite
-    rank: int | None  # by mean, from 1; None if it is not complete
+    rank: int | None  # by mean final accuracy, from 1; None if it is not complete
 
     @property
     def compared(self) -> bool:
@@ -83,7 +77,7 @@ class Verdict(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """1 or -1 if it is better or worse than FedAvg beyond chance, else 0."""
+        """1 or -1 if it is above or below FedAvg beyond chance, else 0."""
         if self.paired is None or self.p is None or self.p >= LEVEL:
             return 0
         return 1 if self.paired.difference.mean > 0 else -1
@@ -139,8 +133,8 @@ def command_of(cells: Sequence[Cell]) -> str:
     return shlex.join([*words, f'--seeds={len(cells)}'])
 
 
-def verdicts(suite: Suite, rows: Sequence[Row]) -> dict[Place, Verdict]:
-    """Compare the methods of every data set and skew with FedAvg.
+def verdicts(suite: Suite, rows: Sequence[Row], column: str = 'final') -> dict[Place, Verdict]:
+    """Compare the methods of every data set and skew with FedAvg, by one of `records.COLUMNS`.
 
     The p-values are adjusted for all other methods of the suite, also those that are not finished,
     diverged or were not selected: they must not change when more runs are finished.
@@ -149,7 +143,7 @@ def verdicts(suite: Suite, rows: Sequence[Row]) -> dict[Place, Verdict]:
     for table in tables(rows).values():
         means = {row.place: _mean(row) for row in table if row.complete}
         order = sorted(means.values(), reverse=True)
-        for row, pair in zip(table, _compared(suite, table, 'final'), strict=True):
+        for row, pair in zip(table, _compared(suite, table, column), strict=True):
             rank = 1 + order.index(means[row.place]) if row.complete else None
             found[row.place] = Verdict(*pair, rank)
     return found
@@ -168,26 +162,6 @@ def _compared(
         for row in table
     ]
     return list(zip(results, holm(results, len(others)), strict=True))
-
-
-def other_effects(suite: Suite, rows: Sequence[Row]) -> str:
-    """Sentences on forgetting and the worst class, by the tests of `verdicts`; may be empty."""
-    sentences, without = [], []
-    for column, (text, sign) in _EFFECTS.items():
-        won, compared = [], 0
-        for key, table in tables(rows).items():
-            judged = [Verdict(*pair, None) for pair in _compared(suite, table, column)]
-            of_rows = zip(table, judged, strict=True)
-            better = [row.place.method for row, verdict in of_rows if verdict.sign == sign]
-            won += [f'{", ".join(better)} on {in_words([key])}'] if better else []
-            compared += sum(verdict.compared for verdict in judged)
-        if won:
-            sentences.append(f'Beyond chance {text}: {"; ".join(won)}.')
-        elif compared:
-            without.append(text)
-    if without:
-        sentences.append(f'Beyond chance no method {" or ".join(without)}.')
-    return ' '.join(sentences)
 
 
 def largest_rates(rows: Sequence[Row]) -> tuple[int, int]:
@@ -220,40 +194,6 @@ def tables(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
     for row in rows:
         found.setdefault((row.place.dataset, row.place.skew), []).append(row)
     return {key: sorted(table, key=_mean, reverse=True) for key, table in found.items()}
-
-
-def missing(suite: Suite, rows: Sequence[Row]) -> str:
-    """Sentences about what was left out or is not finished; empty if all of the suite is there."""
-    return ' '.join(filter(None, [unfinished(suite, rows), left_out(suite)]))
-
-
-def left_out(suite: Suite) -> str:
-    """A sentence about the parts of the suite that were not selected; empty if all were."""
-    fields = {'datasets': 'data sets', 'skews': 'skews', 'trials': 'methods'}
-    names = {text: suite.left_out.get(field, ()) for field, text in fields.items()}
-    names['skews'] = tuple(name.replace('_', ' ') for name in names['skews'])
-    named = [f'{text} {", ".join(of_field)}' for text, of_field in names.items() if of_field]
-    return f'Left out of the suite: {"; ".join(named)}.' if named else ''
-
-
-def unfinished(suite: Suite, rows: Sequence[Row]) -> str:
-    """A sentence about the runs and tables that are not finished; empty if all are."""
-    found, keys = tables(rows), list(itertools.product(suite.datasets, suite.skews))
-    counts = {key: sum(len(row.runs) for row in found.get(key, [])) for key in keys}
-    asked = len(suite.trials) * suite.seeds
-    left = [key for key, count in counts.items() if count < asked]
-    if not left:
-        return ''
-    done = f'{sum(counts.values())} of {asked * len(keys)} runs are finished.'
-    return f'{done} Not finished: {in_words(left)}.'
-
-
-def in_words(keys: Sequence[tuple[str, str]]) -> str:
-    """(data set, skew) as text, such as 'digits (iid); mnist (iid, sharding 2)'."""
-    skews: dict[str, list[str]] = {}
-    for dataset, skew in keys:
-        skews.setdefault(dataset, []).append(skew.replace('_', ' '))
-    return '; '.join(f'{dataset} ({", ".join(names)})' for dataset, names in skews.items())
 
 
 def matrix(rows: Sequence[Row]) -> tuple[list[str], np.ndarray]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from experiments.benchmark.records import COLUMNS, Key, Record, key_of
 from experiments.grid import runner
 from experiments.grid.runner import Cell, GridRow
-from jaxfed.config import SEEDS
+from jaxfed.config import SEEDS, Config
 from jaxfed.internal.type_checks import suggestion
 from jaxfed.runs import config_flags
 
@@ -74,7 +74,7 @@ class Suite(NamedTuple):
     source: str = ''  # its reference, and how the protocol differs
     score: str = 'final'  # what it reports, one of `records.COLUMNS`
     published: Mapping[str, Mapping[str, str]] = {}  # 'DATASET/SKEW' -> method -> percent
-    left_out: Mapping[str, tuple[str, ...]] = {}  # field -> names that `select` dropped
+    left_out: Mapping[str, tuple[str, ...]] = {}  # 'datasets', 'skews', 'trials', 'seeds', 'rounds'
 
 
 class Place(NamedTuple):
@@ -175,6 +175,21 @@ def select(suite: Suite, **chosen: Sequence[str] | None) -> Suite:
         dropped = {field: tuple(name for name in held if name not in names_)}
         suite = suite._replace(**kept, left_out={**suite.left_out, **dropped})
     return suite
+
+
+def shorten(suite: Suite, *, seeds: int | None, rounds: int | None) -> Suite:
+    """A suite with another number of seeds; `left_out` names seeds and rounds that it lacks."""
+    own_rounds = max(
+        int(config_flags.read_flags([*suite.flags, *flags]).get('rounds', Config.rounds))
+        for flags in suite.datasets.values()
+    )
+    left_out = dict(suite.left_out)
+    if rounds is not None and rounds < own_rounds:
+        left_out['rounds'] = (f'{rounds + 1} to {own_rounds}',)
+    if seeds is None:
+        return suite._replace(left_out=left_out)
+    left_out['seeds'] = tuple(map(str, range(seeds, suite.seeds)))
+    return suite._replace(seeds=seeds, left_out=left_out)
 
 
 def refuse(suite: Suite, extra: Sequence[str]) -> None:

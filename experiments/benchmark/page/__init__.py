@@ -10,6 +10,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from experiments.benchmark.answers import Answer, make_answers, missing, other_effects
 from experiments.benchmark.ranks import (
     LEAST_BLOCKS,
     LEAST_METHODS,
@@ -24,8 +25,6 @@ from experiments.benchmark.results import (
     Row,
     largest_rates,
     learning_rate,
-    missing,
-    other_effects,
     tables,
     verdicts,
 )
@@ -63,7 +62,7 @@ def render(suite: Suite, rows: Sequence[Row], *, command: str, flags: Sequence[s
         script=Markup(script),
         policy=policy(script),
         answers=[
-            *answers(suite, rows),
+            *map(sentence, make_answers(suite, rows)),
             *filter(None, [other_effects(suite, rows), rank_sentence(ranks)]),
         ],
         missing=missing(suite, rows),
@@ -71,7 +70,7 @@ def render(suite: Suite, rows: Sequence[Row], *, command: str, flags: Sequence[s
         tables=tables(rows),
         verdicts=verdicts(suite, rows),
         settings=settings(suite, flags),
-        columns=shown_columns(rows),
+        columns=COLUMNS,
         score=COLUMNS[suite.score],
         skipped=sorted({row.eval_every for row in rows} - {1}),
         costs=COSTS,
@@ -96,25 +95,19 @@ def settings(suite: Suite, flags: Sequence[str]) -> list[str]:
     return [flag for name, flag in by_name.items() if name != '--data_dir']
 
 
-def answers(suite: Suite, rows: Sequence[Row]) -> list[str]:
-    """A sentence for every data set and skew, which follows from the tests."""
-    judged, lines = verdicts(suite, rows), []
-    for (dataset, skew), table in tables(rows).items():
-        better = [row.place.method for row in table if judged[row.place].sign > 0]
-        where = f'{dataset}, {skew.replace("_", " ")}'
-        compared = sum(judged[row.place].compared for row in table)
-        baseline = next((row for row in table if row.place.method == BASELINE), None)
-        if baseline is not None and baseline.failed:
-            lines.append(f'{where}: a run of FedAvg diverged, so nothing is compared.')
-        elif baseline is None or not baseline.complete:
-            lines.append(f'{where}: FedAvg is not finished with all seeds, so nothing is compared.')
-        elif not compared:
-            lines.append(f'{where}: not enough seeds to compare with FedAvg.')
-        elif better:
-            lines.append(f'{where}: better than FedAvg beyond chance: {", ".join(better)}.')
-        else:
-            lines.append(f'{where}: none of the {compared} others beats FedAvg beyond chance.')
-    return lines
+def sentence(answer: Answer) -> str:
+    """An answer in words."""
+    if answer.diverged:
+        text = 'a run of FedAvg diverged, so nothing is compared'
+    elif answer.baseline is None or not answer.baseline.complete:
+        text = 'FedAvg is not finished with all seeds, so nothing is compared'
+    elif not answer.compared:
+        text = 'not enough seeds to compare with FedAvg'
+    elif answer.above:
+        text = f'better than FedAvg beyond chance: {", ".join(answer.above)}'
+    else:
+        text = f'none of the {answer.compared} others beats FedAvg beyond chance'
+    return f'{answer.where}: {text}.'
 
 
 def machines(rows: Sequence[Row]) -> list[str]:
@@ -122,13 +115,6 @@ def machines(rows: Sequence[Row]) -> list[str]:
     trials = [trial.record for row in rows for trial in row.trials.values()]
     made = [*trials, *(run for row in rows for run in row.runs.values())]
     return sorted({f'{run.machine}; {run.versions}' for run in made})
-
-
-def shown_columns(rows: Sequence[Row]) -> dict[str, str]:
-    """`COLUMNS` of the tables."""
-    # The papers' moving average is over every round; over a few rounds the first one dominates it.
-    every_round = all(row.eval_every == 1 for row in rows)
-    return {name: text for name, text in COLUMNS.items() if name != 'moving' or every_round}
 
 
 def anchor(place: Place) -> str:

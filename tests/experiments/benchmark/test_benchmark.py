@@ -13,7 +13,7 @@ import pytest
 from filelock import FileLock
 
 from experiments.benchmark import __main__ as benchmark
-from experiments.benchmark import advice, page, plan, ranks, records, results, suite, work
+from experiments.benchmark import advice, answers, page, plan, ranks, records, results, suite, work
 from experiments.benchmark.__main__ import check_packages, define, main, suite_command, write
 from experiments.grid import command, runner
 from jaxfed.internal.signals import Interrupted
@@ -262,6 +262,10 @@ def made_row(method, accuracies, skew='iid'):
     return results.Row(place, ('--mu=1',), {('--mu=1',): trial}, runs, 3, 4, 5, 'python -m jaxfed')
 
 
+def said(suite_, rows):
+    return [page.sentence(answer) for answer in answers.make_answers(suite_, rows)]
+
+
 def test_numbers_of_a_run():
     row = made_row('fedavg', [0.5, 0.6, 0.7])
     assert row.values('quarter') == {0: 10.0, 1: 10.0, 2: 10.0}
@@ -279,13 +283,14 @@ def test_numbers_of_a_run():
     assert records.record_of(cell, run).machine == 'AMD EPYC, 2 cores'
 
 
-def test_the_page_has_a_moving_average_over_every_round_only():
+def test_the_page_says_which_rounds_the_moving_average_is_over():
     row = made_row('fedavg', [0.5, 0.6, 0.7])
     read = suite.read_suite('small')
     text = page.render(read, [row], command='')
-    assert 'Evaluated every 5 rounds' in text and '<dt>moving' not in text
+    assert 'Evaluated every 5 rounds' in text and '<th scope="col">moving</th>' in text
+    assert '>32.40 ± ' in text  # 0.6^2 * 10 + 0.6 * 0.4 * 20 + 0.4 * 60
     text = page.render(read, [row._replace(eval_every=1)], command='')
-    assert 'Evaluated every' not in text and '<dt>moving' in text
+    assert 'Evaluated every' not in text and '<th scope="col">moving</th>' in text
 
 
 def test_the_page_names_the_learning_rates_of_the_trials():
@@ -385,7 +390,7 @@ def test_verdicts_are_against_fedavg_of_the_same_table():
     text = ' '.join(advice.summary(read, rows).split())
     assert '7 methods, 3 seeds. Better than FedAvg beyond chance: `fedlmd` on digits (iid).' in text
     assert 'No method' not in text
-    texts = page.answers(read, rows)
+    texts = said(read, rows)
     assert texts[0] == 'digits, iid: better than FedAvg beyond chance: fedlmd.'
     assert texts[1].endswith(
         'other: FedAvg is not finished with all seeds, so nothing is compared.'
@@ -396,14 +401,14 @@ def test_verdicts_are_against_fedavg_of_the_same_table():
 def test_forgetting_and_the_worst_class_are_compared_too():
     read, lower = suite.read_suite('small'), {}
     rows = [made_row('fedavg', [0.5, 0.6, 0.7]), made_row('kd', [0.5, 0.6, 0.7])]
-    assert results.other_effects(read, rows) == (
+    assert answers.other_effects(read, rows) == (
         'Beyond chance no method forgets less than FedAvg or is better than FedAvg in the worst '
         'class.'
     )
     for seed, run in rows[1].runs.items():
         lower[seed] = run._replace(numbers=run.numbers | {'forgetting': 10.0 + 0.01 * seed})
     rows[1] = rows[1]._replace(runs=lower)
-    assert results.other_effects(read, rows) == (
+    assert answers.other_effects(read, rows) == (
         'Beyond chance forgets less than FedAvg: kd on digits (iid). '
         'Beyond chance no method is better than FedAvg in the worst class.'
     )
@@ -414,7 +419,7 @@ def test_forgetting_and_the_worst_class_are_compared_too():
         row._replace(runs={s: r._replace(numbers={'final': 9.0}) for s, r in row.runs.items()})
         for row in rows
     ]
-    assert not results.other_effects(read, rows)  # nothing was measured
+    assert not answers.other_effects(read, rows)  # nothing was measured
 
 
 def test_rows_at_the_largest_learning_rate_are_counted():
@@ -442,10 +447,10 @@ def test_equal_methods_are_compared_and_single_seeds_are_not():
     )
     rows = [made_row('fedavg', [0.5, 0.6, 0.7]), same, made_row('moon', [0.5, 0.61, 0.69])]
     read, nothing = suite.read_suite('small'), 'none of the 2 others beats FedAvg beyond chance.'
-    assert page.answers(read, rows) == [f'digits, iid: {nothing}']
+    assert said(read, rows) == [f'digits, iid: {nothing}']
     assert '| 0 / 2 / 0 |' in advice.advice(read, rows)
     one = [row._replace(asked=1) for row in one]
-    assert page.answers(read, one) == ['digits, iid: not enough seeds to compare with FedAvg.']
+    assert said(read, one) == ['digits, iid: not enough seeds to compare with FedAvg.']
     text = advice.advice(read, one)
     assert '| 0 / 0 / 0 |' in text and 'Nothing beats' not in text
 
@@ -498,9 +503,7 @@ def test_a_baseline_that_diverged_is_not_compared():
     rows = [made_row('fedavg', [0.5, None, 0.7]), made_row('kd', [0.5, 0.6, 0.7])]
     read = suite.read_suite('small')
     assert not results.verdicts(read, rows)[rows[1].place].compared
-    assert page.answers(read, rows) == [
-        'digits, iid: a run of FedAvg diverged, so nothing is compared.'
-    ]
+    assert said(read, rows) == ['digits, iid: a run of FedAvg diverged, so nothing is compared.']
     text = advice.advice(read, rows)
     assert 'a run diverged: fedavg (digits (iid)).' in text
     assert '| 60.00 ± 127.06 (2 of 3 seeds) |' in text
@@ -525,9 +528,15 @@ def test_a_page_says_what_was_left_out_of_its_suite():
     sentence = 'Left out of the suite: data sets mnist; skews dirichlet 0.1, label quantity 2.'
     assert sentence in page.render(part, [row], command='')
     assert sentence in advice.advice(part, [row])
+    part = suite.shorten(read, seeds=1, rounds=10)
+    assert part.seeds == 1
+    assert answers.left_out(part) == 'Left out of the suite: rounds 11 to 40; seeds 1, 2.'
+    longer = suite.shorten(read, seeds=5, rounds=40)
+    assert longer.seeds == 5 and not answers.left_out(longer)
+    assert not answers.left_out(suite.shorten(read, seeds=None, rounds=None))
     part = suite.select(read, datasets=None, skews=None, trials=['fedavg', 'fedprox'])
-    assert part.left_out.keys() == {'trials'} and 'fedlmd' in results.left_out(part)
-    assert results.left_out(suite.select(read, skews=list(read.skews))) == ''
+    assert part.left_out.keys() == {'trials'} and 'fedlmd' in answers.left_out(part)
+    assert answers.left_out(suite.select(read, skews=list(read.skews))) == ''
     assert 'Left out' not in page.render(read, [row], command='')
 
 
