@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from experiments.draw import table_layout
-from experiments.draw.table_layout import Filled
+from experiments.draw.table import markup, numbers, terminal, words
+from experiments.draw.table.words import Filled
 from experiments.fedcad.tables import TABLES as FEDCAD
 from experiments.fedlmd.tables import TABLES as FEDLMD
 from experiments.fedssd.tables import TABLES as FEDSSD
@@ -169,7 +169,7 @@ def fill(plan: TableCells, command_line: str) -> Filled:
         f'within, outside: whether the mean is no further than {rule} from that of the paper'
         + ('' if spread else ', if there are several seeds')
         + '; empty if rounds or other settings differ from the paper.',
-        f'"{table_layout.NOTHING}": not run yet; n: the number of finished seeds; failed: '
+        f'"{words.NOTHING}": not run yet; n: the number of finished seeds; failed: '
         'training diverged, and the mean excludes such runs. Cells with failed or missing runs '
         'have no place; cells that print the same share one.',
         *unfit,
@@ -283,9 +283,9 @@ def texts_of(plan: TableCells, filled: Filled, output: Path) -> dict[Path, str]:
     """The table as Markdown, LaTeX and CSV, path -> content."""
     paper, _, number = plan.table.name.partition('/')
     texts = {
-        'md': table_layout.markdown(filled),
-        'tex': table_layout.latex(filled),
-        'csv': table_layout.as_csv(filled, plan.rounds),
+        'md': markup.markdown(filled),
+        'tex': markup.latex(filled),
+        'csv': numbers.as_csv(filled, plan.rounds),
     }
     return {output / paper / f'table{number}.{suffix}': text for suffix, text in texts.items()}
 
@@ -357,7 +357,7 @@ def main(arguments: Sequence[str]) -> int:
     if not values['report_only']:
         failed = command.train(plan.every, output, together=values['together'])
     filled = fill(plan, command_of(arguments))
-    table_layout.show(filled, console.TERMINAL)
+    terminal.show(filled, console.TERMINAL)
     command.write_all(texts_of(plan, filled, output))
     return 1 if failed else 0
 

@@ -64,6 +64,11 @@ class Found(NamedTuple):
     runs: tuple[RecordedCell, ...]  # of the finished cells, in their order
 
 
+def begun(found: Sequence[Found]) -> list[Found]:
+    """The series with a finished run."""
+    return [one for one in found if one.runs]
+
+
 class Panel(NamedTuple):
     """A pair of axes."""
 

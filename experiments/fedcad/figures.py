@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from experiments.draw import quantities
+from experiments.draw import curves, matrices, quantities
 from experiments.draw.figure import Panel, PaperFigure, of_table
 from experiments.draw.phase import after_fedavg
 from experiments.fedcad.tables import TABLE_1
@@ -17,7 +17,7 @@ def _figure_1(rounds: int | None) -> PaperFigure:
     return PaperFigure(
         'data of a client, class accuracies of the global model after FedAvg and of the model that '
         'the client trains from it by each method (CIFAR-10, Dirichlet 0.5)',
-        (Panel('', series, quantities.one_client),),
+        (Panel('', series, matrices.one_client),),
         one_seed=True,
         measured=True,
         notes=(
@@ -32,7 +32,7 @@ def _figure_1(rounds: int | None) -> PaperFigure:
 def _figure_3(rounds: int | None) -> PaperFigure:
     """Examples of each class at each client."""
     series = of_table(TABLE_1, _COLUMN, rows=('FedAvg',))
-    panel = Panel('CIFAR-10, Dirichlet 0.5', series, quantities.partition, trains=False)
+    panel = Panel('CIFAR-10, Dirichlet 0.5', series, matrices.partition, trains=False)
     return PaperFigure(
         'training examples of each class at each client', (panel,), one_seed=True,
         notes=('The 32 examples a class that the server keeps are not among them.',),
@@ -46,8 +46,8 @@ def _figure_4(rounds: int | None) -> PaperFigure:
         'test accuracy of the global model, and mean of the local models, by round (CIFAR-10, '
         'Dirichlet 0.5)',
         (
-            Panel('global model', series, quantities.by_round()),
-            Panel('local models', series, quantities.by_round(quantities.local_accuracy)),
+            Panel('global model', series, curves.by_round()),
+            Panel('local models', series, curves.by_round(quantities.local_accuracy)),
         ),
         across=2,
         notes=('The paper does not name its methods; these are those of table 1.',),
@@ -63,8 +63,8 @@ def _abstract_figure_1(rounds: int | None) -> PaperFigure:
         'test accuracy of the global model, and mean of the local models, by round, with 5 local '
         'epochs and the weights of FedCAD from local data (CIFAR-10, Dirichlet 0.5)',
         (
-            Panel('global model', series, quantities.by_round()),
-            Panel('local models', series, quantities.by_round(quantities.local_accuracy)),
+            Panel('global model', series, curves.by_round()),
+            Panel('local models', series, curves.by_round(quantities.local_accuracy)),
         ),
         across=2,
         notes=(

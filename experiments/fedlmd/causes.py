@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.draw.table_layout import markdown_table
+from experiments.draw.table.markup import markdown_table
 from jaxfed.report.reading import read_run
 
 RECORDS = Path(__file__).parent.parent / 'results' / 'fedlmd_cifar10_lda0.05'

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable
 
-from experiments.draw import quantities
+from experiments.draw import curves, matrices, quantities
 from experiments.draw.figure import Panel, PaperFigure, Series, of_table
 from experiments.fedlmd.tables import FEDAVG, FEDLMD, TABLE_1, TABLE_2, TABLE_3
 from experiments.grid.runner import GridRow
@@ -29,7 +29,7 @@ def _figure_2(rounds: int | None) -> PaperFigure:
     """Labels of a round's clients, and predictions of the global model after it."""
     fedavg, fedlmd = (Series(_DEFAULT, row) for row in (FEDAVG, FEDLMD))
 
-    rows_of = functools.partial(quantities.classes_by_round, last=_SHOWN, gamma=0.5)
+    rows_of = functools.partial(matrices.classes_by_round, last=_SHOWN, gamma=0.5)
     labels = rows_of(quantities.cohort_labels, 'training examples')
     predicted = rows_of(quantities.predicted_shares, 'predictions (%)')
     return PaperFigure(
@@ -50,7 +50,7 @@ def _figure_4(rounds: int | None) -> PaperFigure:
     """Accuracy by round of ways to distil."""
     return PaperFigure(
         f'test accuracy by round with and without distillation ({_WHERE})',
-        (Panel('', of_table(TABLE_1, _DEFAULT), quantities.by_round()),),
+        (Panel('', of_table(TABLE_1, _DEFAULT), curves.by_round()),),
     )
 
 
@@ -64,7 +64,7 @@ def _figure_5(rounds: int | None) -> PaperFigure:
             for row in rows
             for value in values
         )
-        return Panel(title, series, quantities.sweep(quantities.best, xlabel, _BEST))
+        return Panel(title, series, curves.sweep(quantities.best, xlabel, _BEST))
 
     return PaperFigure(
         'best test accuracy of methods without more computation than FedAvg, by label skew '
@@ -86,7 +86,7 @@ def _figure_6(rounds: int | None) -> PaperFigure:
     return PaperFigure(
         'test accuracy by round (CIFAR-10, Dirichlet 0.05, 0.3 and 0.5)',
         tuple(
-            Panel(f'α = {a}', of_table(TABLE_3, f'fedlmd/cifar10_lda{a}'), quantities.by_round())
+            Panel(f'α = {a}', of_table(TABLE_3, f'fedlmd/cifar10_lda{a}'), curves.by_round())
             for a in (0.05, 0.3, 0.5)
         ),
         across=3,
@@ -104,7 +104,7 @@ def _figure_7(rounds: int | None) -> PaperFigure:
             for row in rows
             for value in values
         )
-        return Panel('', series, quantities.sweep(quantities.best, title, _BEST))
+        return Panel('', series, curves.sweep(quantities.best, title, _BEST))
 
     return PaperFigure(
         f'best test accuracy by local epochs and by clients of a round ({_WHERE})',
@@ -137,7 +137,7 @@ def _figure_8(rounds: int | None) -> PaperFigure:
             row, flags = (FEDLMD_TF if switch else FEDLMD), []
         return Series(_DEFAULT, row, tuple(flags), _SWITCHED.name, (str(switch),))
 
-    shape_of = quantities.sweep(quantities.best, 'rounds of FedLMD-Tf', _BEST)
+    shape_of = curves.sweep(quantities.best, 'rounds of FedLMD-Tf', _BEST)
     return PaperFigure(
         f'best test accuracy if FedLMD follows FedLMD-Tf after some rounds ({_WHERE})',
         (Panel('', tuple(map(at, switches)), shape_of),),
@@ -158,7 +158,7 @@ def _figure_9(rounds: int | None) -> PaperFigure:
             for tau in (0.5, 1, 2, 4)
             for beta in (0.25, 0.5, 1, 2)
         )  # fmt: skip
-        shape_of = quantities.sensitivity(quantities.best, 'weight β', 'temperature τ', _BEST)
+        shape_of = matrices.sensitivity(quantities.best, 'weight β', 'temperature τ', _BEST)
         return Panel(row.name, series, shape_of)
 
     return PaperFigure(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from experiments.draw import quantities
+from experiments.draw import curves, matrices, quantities
 from experiments.draw.figure import Panel, PaperFigure, Series, of_table
 from experiments.draw.phase import after_fedavg
 from experiments.fedssd.tables import TABLE_1, TABLE_2
@@ -37,14 +37,14 @@ def _figure_2(rounds: int | None) -> PaperFigure:
         'forgetting in local training of FedAvg: global against mean local test accuracy, a dot a '
         'round; their difference by round; and its mean over rounds by heterogeneity (CIFAR-10)',
         (
-            Panel('a dot a round', series, quantities.dots(
+            Panel('a dot a round', series, curves.dots(
                 quantities.global_accuracy, quantities.local_accuracy,
                 'global test accuracy (%)', 'mean local test accuracy (%)',
             )),
-            Panel('by round', series, quantities.by_round(
+            Panel('by round', series, curves.by_round(
                 quantities.gap, quantities.GAP, zero=True,
             )),
-            Panel('by heterogeneity', by_skew, quantities.sweep(
+            Panel('by heterogeneity', by_skew, curves.sweep(
                 quantities.mean_gap, 'partition', quantities.GAP, zero=True,
             )),
         ),
@@ -69,7 +69,7 @@ def _figure_3(rounds: int | None) -> PaperFigure:
         Panel(
             f'{partition}: {model}',
             (Series(column, fedavg, measured),),
-            quantities.classes_by_round(values, _BY_CLASS, high=100),
+            matrices.classes_by_round(values, _BY_CLASS, high=100),
         )
         for column, partition in ((_CIFAR10, 'Dirichlet 0.5'), ('fedssd/cifar10_iid', 'IID'))
         for model, values in models.items()
@@ -98,10 +98,10 @@ def _figure_4(rounds: int | None) -> PaperFigure:
         'the data of a client, and confusion matrices of the global model and of the models that '
         'the client trains from it by FedAvg and by FedSSD (CIFAR-10, Dirichlet 0.5)',
         (
-            Panel("client's data", (fedavg,), quantities.client_data),
-            Panel('global model', (fedavg,), quantities.global_confusion),
-            Panel('local model, FedAvg', (fedavg,), quantities.local_confusion),
-            Panel('local model, FedSSD', (fedssd,), quantities.local_confusion),
+            Panel("client's data", (fedavg,), matrices.client_data),
+            Panel('global model', (fedavg,), matrices.global_confusion),
+            Panel('local model, FedAvg', (fedavg,), matrices.local_confusion),
+            Panel('local model, FedSSD', (fedssd,), matrices.local_confusion),
         ),
         across=2,
         one_seed=True,
@@ -121,7 +121,7 @@ def _figure_6(rounds: int | None) -> PaperFigure:
     return PaperFigure(
         'training examples of each class at each client, Dirichlet 0.5',
         tuple(
-            Panel(name, of_table(TABLE_1, column, rows=('FedAvg',)), quantities.partition, False)
+            Panel(name, of_table(TABLE_1, column, rows=('FedAvg',)), matrices.partition, False)
             for column, name in _DATASETS.items()
         ),
         across=3,
@@ -138,7 +138,7 @@ def _figure_7(rounds: int | None) -> PaperFigure:
             Panel(
                 f'{name}: {whose}',
                 of_table(TABLE_1, column, variant=_LOCAL),
-                quantities.by_round(value),
+                curves.by_round(value),
             )
             for whose, value in (
                 ('global model', quantities.global_accuracy),
@@ -159,7 +159,7 @@ def _figure_8(rounds: int | None) -> PaperFigure:
             Panel(
                 f'{_DATASETS[column]}, C = {share}',
                 of_table(TABLE_1, column, variant=_hundred(share)),
-                quantities.by_round(),
+                curves.by_round(),
             )
             for column in tuple(_DATASETS)[:2]
             for share in (0.1, 0.2)
@@ -176,7 +176,7 @@ def _figure_9(rounds: int | None) -> PaperFigure:
     """Accuracy by local epochs."""
     return PaperFigure(
         'final test accuracy by local epochs (CIFAR-10, Dirichlet 0.5)',
-        (Panel('', _epochs((1, 10, 20, 50)), quantities.sweep(quantities.final, 'local epochs')),),
+        (Panel('', _epochs((1, 10, 20, 50)), curves.sweep(quantities.final, 'local epochs')),),
         notes=("The paper reports only E = 1; the others are those of FedCAD's table 4.",),
     )
 

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from experiments import figures
-from experiments.draw import quantities
+from experiments.draw import curves, quantities
 from experiments.draw.figure import Found, cells_of, narrowed, plan
 from experiments.draw.panels import draw
 from experiments.draw.shapes import Curve, Lines, Matrix, Missing, over_seeds
@@ -231,7 +231,7 @@ def test_curves_exclude_diverged_seeds():
     first, second = one.runs
     broken = dict.fromkeys(second.metrics[1]) | {'round': 2, 'failed': True}
     second = second._replace(metrics=[second.metrics[0], broken])
-    (curve,) = quantities.by_round()('', [one._replace(runs=(first, second))]).curves
+    (curve,) = curves.by_round()('', [one._replace(runs=(first, second))]).curves
     np.testing.assert_array_equal(curve.n, [2, 1, 1])
     np.testing.assert_allclose(curve.y[1:], [100 * e['test_accuracy'] for e in first.metrics[1:]])
     assert np.isnan(curve.sd[1:]).all()
@@ -243,7 +243,7 @@ def test_gap_by_round_and_by_heterogeneity():
     accuracies = [accuracy(cell, t) for cell in dotted[0].cells for t in (1, 2, 3)]
     np.testing.assert_allclose(dots.curves[0].x, 100 * np.array(accuracies))
     np.testing.assert_allclose(dots.curves[0].y, 50 * np.array(accuracies))
-    (curve, *_) = quantities.by_round(quantities.gap)('', found).curves
+    (curve, *_) = curves.by_round(quantities.gap)('', found).curves
     halves = np.array([[50 * accuracy(c, t) for t in (1, 2, 3)] for c in found[0].cells])
     np.testing.assert_allclose(curve.y, halves.mean(axis=0))
     lines = sweep.shape_of('', by_skew)
@@ -285,10 +285,10 @@ def test_means_exclude_diverged_runs():
     one = found[0]._replace(runs=(first, broken))
     matrix = panel.shape_of('', [one, *found[1:]])
     assert (matrix.values[0, 0], matrix.n[0, 0]) == (quantities.best(first), 1)
-    (curve, *_) = quantities.sweep(quantities.mean_gap, '')('', [one]).curves
+    (curve, *_) = curves.sweep(quantities.mean_gap, '')('', [one]).curves
     assert (curve.y[0], curve.n[0]) == (quantities.mean_gap(first), 1)
     only = found[0]._replace(runs=(broken,))
-    assert not quantities.sweep(quantities.best, '')('', [only]).curves[0].y.size
+    assert not curves.sweep(quantities.best, '')('', [only]).curves[0].y.size
 
 
 def test_figures_without_measures_accept_runs_without_measures(tmp_path):

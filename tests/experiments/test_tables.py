@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from experiments import figures, tables
-from experiments.draw import table_layout
-from experiments.draw.table_layout import Filled
+from experiments.draw.table import markup, numbers, terminal, words
+from experiments.draw.table.words import Filled
 from experiments.grid import runner, scores
 from experiments.grid.command import guarded
 from experiments.grid.published import (
@@ -178,7 +178,7 @@ def test_seeds_without_comparison_are_counted(baselines, speed, target, speeds, 
     runs = {0: a_run(30, 50, target=wanted), 1: a_run(20, 50, target=wanted)}
     found = scores.score_of(runs, baselines, asked=2, score='best', speed=speed, target=target)
     assert found.speeds == speeds
-    assert table_layout.spoken(found, speed)[1] == text
+    assert words.spoken(found, speed)[1] == text
 
 
 def test_places_share_ties_as_printed():
@@ -240,19 +240,19 @@ def test_cost_is_added_up():
     ],
 )
 def test_scores_in_words(score, kind, text):
-    assert ''.join(table_layout.spoken(score, kind)) == text
+    assert ''.join(words.spoken(score, kind)) == text
 
 
 def test_differences_in_words():
-    assert table_layout.spoken_difference(Score(1), Value(50)) == '-'
-    assert table_layout.spoken_difference(Score(1, (49.5,)), Value(50)) == '-0.50'
-    assert table_layout.spoken_difference(Score(1, (50.5,)), Value(50, 0.5)) == '+0.50 within'
-    assert table_layout.spoken_difference(Score(1, (51,)), Value(50, 0.5)) == '+1.00 outside'
-    assert table_layout.spoken_difference(Score(1, (49.999,)), Value(50)) == '+0.00'
+    assert words.spoken_difference(Score(1), Value(50)) == '-'
+    assert words.spoken_difference(Score(1, (49.5,)), Value(50)) == '-0.50'
+    assert words.spoken_difference(Score(1, (50.5,)), Value(50, 0.5)) == '+0.50 within'
+    assert words.spoken_difference(Score(1, (51,)), Value(50, 0.5)) == '+1.00 outside'
+    assert words.spoken_difference(Score(1, (49.999,)), Value(50)) == '+0.00'
     # 54.665 prints 54.66, and 0.01 more than 54.65.
-    assert table_layout.spoken_difference(Score(2, (52.1, 57.23)), Value(54.65)) == '+0.01 within'
-    assert table_layout.spoken_value(Value(50, 0.5, None), 'rounds') == '50.00 ± 0.50 (not reached)'
-    assert table_layout.spoken_value(Value(12.71, failed=True), 'speed-up') == '12.71 (failed)'
+    assert words.spoken_difference(Score(2, (52.1, 57.23)), Value(54.65)) == '+0.01 within'
+    assert words.spoken_value(Value(50, 0.5, None), 'rounds') == '50.00 ± 0.50 (not reached)'
+    assert words.spoken_value(Value(12.71, failed=True), 'speed-up') == '12.71 (failed)'
 
 
 @pytest.fixture(scope='module')
@@ -280,7 +280,7 @@ def filled():
 
 
 def test_markdown_has_as_many_cells_in_every_line(filled):
-    text = table_layout.markdown(filled)
+    text = markup.markdown(filled)
     assert text.startswith('# X, table 1')
     blocks = re.findall(r'(?:^\|.*\n)+', text, re.MULTILINE)
     assert len(blocks) == 3
@@ -295,7 +295,7 @@ def test_markdown_has_as_many_cells_in_every_line(filled):
 
 
 def test_latex_is_escaped_and_closed(filled):
-    text = table_layout.latex(filled)
+    text = markup.latex(filled)
     body = [line for line in text.splitlines() if not line.startswith('%')]
     assert r' & A \& B$|$C \\' in body
     assert r' & \#K = 2\_\% \\' in body
@@ -315,9 +315,7 @@ def test_latex_is_escaped_and_closed(filled):
 
 
 def test_csv_reads_back(filled):
-    lines = list(
-        csv.DictReader(io.StringIO(table_layout.as_csv(filled, {'a': (2, 9), 'b': (2, 9)})))
-    )
+    lines = list(csv.DictReader(io.StringIO(numbers.as_csv(filled, {'a': (2, 9), 'b': (2, 9)}))))
     assert len(lines) == 6
     first = lines[0]
     assert first['method'] == 'Fed_A'
@@ -332,22 +330,22 @@ def test_csv_reads_back(filled):
 def test_a_mean_of_zero_counts_and_other_settings_get_no_verdict(filled):
     key = 'Fed_A', 'a'
     other = filled._replace(scores={**filled.scores, key: Score(1, (0.0,))}, alike=frozenset('b'))
-    text = table_layout.as_csv(other, {'a': (2, 9), 'b': (9, 9)})
+    text = numbers.as_csv(other, {'a': (2, 9), 'b': (9, 9)})
     line = next(csv.DictReader(io.StringIO(text)))
     assert (line['mean'], line['difference'], line['within']) == ('0', '-50', '')
-    assert '| *difference* | -50.00 |' in table_layout.markdown(other)
+    assert '| *difference* | -50.00 |' in markup.markdown(other)
 
 
 def test_hyphens_side_by_side_stay_hyphens_in_latex():
-    assert table_layout.escape_latex('--a ---b -c') == '-{}-a -{}-{}-b -c'
+    assert markup.escape_latex('--a ---b -c') == '-{}-a -{}-{}-b -c'
 
 
 def test_terminal_is_no_wider_than_80_columns(filled):
     out = io.StringIO()
-    table_layout.show(filled, Console(file=out, width=80, highlight=False))
+    terminal.show(filled, Console(file=out, width=80, highlight=False))
     assert max(map(len, out.getvalue().splitlines())) <= 80
     assert '51.00 ± 1.41 (3.5)' in out.getvalue()
-    assert table_layout.packed([30, 30, 30, 90], 70, gap=2) == [[0, 1], [2], [3]]
+    assert terminal.packed([30, 30, 30, 90], 70, gap=2) == [[0, 1], [2], [3]]
 
 
 # Runs of the commands: tiny images, and the columns of several tables in one folder.
@@ -542,7 +540,7 @@ def test_a_baseline_with_other_settings_is_noted_as_missing(tmp_path):
     filled = tables.fill(plan(['FedLMD'], 1), '')
     note = 'fedlmd/cifar10_lda0.05 FedAvg seed 0 has other settings or cannot be read'
     assert any(text.startswith(note) for text in filled.notes)
-    assert '**30.00** (FedAvg not run)' in table_layout.markdown(filled)
+    assert '**30.00** (FedAvg not run)' in markup.markdown(filled)
     # The paper's rounds have not been run.
     assert filled.alike == frozenset()
     # A requested run is refused.
@@ -672,7 +670,7 @@ def test_another_score_and_more_rounds_are_not_judged(tmp_path):
         for table in (best, tables.find('fedssd/2'))
     ]
     write_runs(made[0].every, a_run(49.64, 35), a_run(49.64, 35))
-    texts = [table_layout.markdown(tables.fill(plan, '')) for plan in made]
+    texts = [markup.markdown(tables.fill(plan, '')) for plan in made]
     assert '(not the default --score=final)' in texts[0]
     assert 'within' not in texts[0].split('Bold')[1].split('**')[0]
     assert rounds_in_words(300, 200) == '300 rounds, not 200'
@@ -680,7 +678,7 @@ def test_another_score_and_more_rounds_are_not_judged(tmp_path):
 
 def test_a_failed_run_of_the_paper_is_not_compared():
     value, score = Value(12.34, failed=True), Score(1, (30.5,))
-    assert table_layout.spoken_difference(score, value) == table_layout.NOTHING
+    assert words.spoken_difference(score, value) == words.NOTHING
 
 
 def test_damaged_records_are_refused(tmp_path):

@@ -1,0 +1,1 @@
+"""A filled table: in words, as Markdown, LaTeX and CSV, and on the terminal."""
