@@ -207,6 +207,18 @@ def test_an_idle_accelerator_warns(gpu, tpu, installed, environment, message, mo
     assert devices.idle_accelerator() is None
 
 
+def test_a_tpu_is_a_pci_device(monkeypatch, tmp_path):
+    monkeypatch.setattr(devices, 'PCI', tmp_path)
+    assert not devices.has_tpu()
+    for name, vendor, device in (('a', '0x10de', '0x0063'), ('b', '0x1ae0', '0x0042')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / 'vendor').write_text(f'{vendor}\n')
+        (tmp_path / name / 'device').write_text(f'{device}\n')
+    assert not devices.has_tpu()
+    (tmp_path / 'b' / 'device').write_text('0x0063\n')
+    assert devices.has_tpu()
+
+
 def test_the_warning_does_not_raise(command, tmp_path, monkeypatch, capsys):  # noqa: F811
     monkeypatch.setattr(main, 'idle_accelerator', lambda: 'this machine has a GPU')
     assert command('--workdir=/proc/jaxfed') == 2

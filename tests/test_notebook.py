@@ -1,6 +1,7 @@
 """The notebook runs from the first cell to the last, with small settings."""
 
-import importlib.util
+import importlib.metadata
+import os
 import shutil
 import sys
 import types
@@ -58,9 +59,8 @@ def test_the_notebook_runs(notebook, tmp_path, monkeypatch):
 def install(notebook, tmp_path, monkeypatch):
     """Run the install cell in an empty folder without jaxfed, and return what pip would install."""
     monkeypatch.chdir(tmp_path)
-    for name in ('JAXFED_SOURCE', 'TPU_NAME', 'TPU_ACCELERATOR_TYPE'):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+    monkeypatch.delenv('JAXFED_SOURCE', raising=False)
+    monkeypatch.setattr(importlib.metadata, 'distributions', lambda name: [])
     monkeypatch.setattr(shutil, 'which', lambda name: None)
     source = cell_of(notebook, 'install').source
     assert '%pip install -q "{package}"' in source
@@ -79,6 +79,18 @@ def test_the_install_cell_takes_the_clone_around_it(install, tmp_path, monkeypat
     (tmp_path / 'experiments').mkdir()
     monkeypatch.chdir(tmp_path / 'experiments')
     assert install() == str(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert install() == str(tmp_path)
+
+
+def test_the_install_cell_takes_a_clone_in_its_folder(install, tmp_path, monkeypatch):
+    clone = tmp_path / 'jaxfed'
+    (clone / 'jaxfed').mkdir(parents=True)
+    (clone / 'jaxfed' / 'config.py').touch()
+    assert install() == str(clone)
+    exists = os.path.exists
+    monkeypatch.setattr(os.path, 'exists', lambda path: path == '/dev/vfio/0' or exists(path))
+    assert install() == f'{clone}[tpu,prepare]'
 
 
 def test_the_install_cell_takes_the_named_source(install, tmp_path, monkeypatch):

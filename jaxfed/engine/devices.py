@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,6 +21,8 @@ from jaxfed.internal.console import counted
 from jaxfed.types import PyTree
 
 CUDA: tuple[str, ...] = ('jax_cuda12_plugin', 'jax_cuda13_plugin')  # either enables a GPU
+PCI = Path('/sys/bus/pci/devices')
+TPUS = ('0x0027', '0x0056', '0x005e', '0x0062', '0x0063', '0x006f', '0x0076')  # of Google, 0x1ae0
 AXIS = 'devices'
 SPLIT, REPLICATED = PartitionSpec(AXIS), PartitionSpec()
 
@@ -95,8 +98,12 @@ def has_nvidia_driver() -> bool:
 
 
 def has_tpu() -> bool:
-    """Whether this machine has the device file of a TPU."""
-    return os.path.exists('/dev/accel0')
+    """Whether this machine has a TPU, by the PCI devices that JAX counts as one."""
+    for path in PCI.glob('*/vendor'):
+        device = path.with_name('device')
+        if path.read_text().strip() == '0x1ae0' and device.read_text().strip() in TPUS:
+            return True
+    return False
 
 
 def check_devices(wanted: str) -> None:
