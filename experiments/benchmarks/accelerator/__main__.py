@@ -1,12 +1,13 @@
-"""Everything worth knowing about jaxfed on one device, the most important first, in ten minutes.
+"""Everything worth knowing about jaxfed on one device, the most important first.
 
 The memory of FedLMD comes first, because the device reports the largest of the process. The other
 parts are ordered by worth: runs of FedLMD, evaluation, a profile, the host's share, agreement with
 a plain loop over clients, a whole round, determinism, local steps, sweeps and the memory of large
-batches. On an H200 the parts before the local steps took 6 minutes, and the local steps 4.5. Both
-files are written after every case, so a command that is cut off loses one case. The same command
-continues in the same folder, also if --minutes had passed; a case that ended the process twice is
-left out. Use another folder after a change of the code.
+batches. On an H200 the parts before the local steps took 6 minutes, the local steps 4.5 and a case
+of sweeps 2. After --minutes, 10 by default, no case starts; the page names those that are missing.
+Both files are written after every case, so a command that is cut off loses one case. The same
+command continues in the same folder, also if --minutes had passed; a case that ended the process
+twice is left out. Use another folder after a change of the code.
 
 python -m experiments.benchmarks.accelerator --output=DIR --npz=FILE
 

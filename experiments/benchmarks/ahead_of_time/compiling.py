@@ -102,7 +102,10 @@ def compile_case(
 
 
 def compile_step(experiment: Experiment, prepared: Prepared, mesh: Mesh) -> Any:
-    """One local step of all lanes of a device, as `train` runs it in a loop."""
+    """One local step of all lanes of a device, of which `train` has a loop.
+
+    It may have copies that `train` has outside of the loop.
+    """
     context = Context(
         experiment.model,
         experiment.method,
