@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 import numpy as np
 
 from jaxfed.data.feature_shift import FeatureShift
-from jaxfed.internal.type_checks import suggestion
+from jaxfed.internal.messages import suggestion
 from jaxfed.models import Precision
 from jaxfed.models.blocks import Norm, Stem
 from jaxfed.models.text import Encoder

@@ -34,7 +34,7 @@ from jaxfed import config, methods
 from jaxfed.data import load_npz
 from jaxfed.data.prepare import RECIPES, Official
 from jaxfed.internal import files
-from jaxfed.internal.type_checks import printable
+from jaxfed.internal.messages import printable
 from jaxfed.partition import make_partition
 from jaxfed.recording import log, run_files
 from jaxfed.recording.checkpoints import FOLDER, open_checkpoints, restore

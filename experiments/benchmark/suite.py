@@ -9,7 +9,7 @@ from experiments.benchmark.records import COLUMNS, Key, Record, key_of
 from experiments.grid import runner
 from experiments.grid.runner import Cell, GridRow
 from jaxfed.config import SEEDS, Config
-from jaxfed.internal.type_checks import suggestion
+from jaxfed.internal.messages import suggestion
 from jaxfed.runs import config_flags
 
 SUITES = Path(__file__).with_name('suites')

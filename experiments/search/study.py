@@ -24,7 +24,7 @@ from experiments.search.cells import (
     with_combinations,
 )
 from experiments.search.ranking import score_of_cells
-from jaxfed.internal import files
+from jaxfed.internal.locks import lock_file
 from jaxfed.recording.entries import Entry
 
 NAME = 'search'  # of the study, and of the attribute that holds its settings
@@ -82,7 +82,7 @@ def opened(search: Search) -> Iterator[Journal]:
     """
     path = search.output / STUDY
     try:
-        lock = files.lock(search.output / f'.{STUDY}.lock', timeout=0)
+        lock = lock_file(search.output / f'.{STUDY}.lock', timeout=0)
     except Timeout:
         raise ValueError(
             f'--output={search.output}: another process runs this search; wait for it, or give '

@@ -15,7 +15,7 @@ from jaxfed.data.arrays import make_dataset
 from jaxfed.data.errors import explain_errors
 from jaxfed.data.images import BLOCK, GREY, check_pixels, formats, is_wide, reading_image
 from jaxfed.internal.logger import LOGGER
-from jaxfed.internal.type_checks import printable
+from jaxfed.internal.messages import printable
 from jaxfed.types import Dataset
 
 PREFIX = 'hf:'  # of the names of these datasets

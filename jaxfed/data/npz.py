@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxfed.data.arrays import ARRAYS, make_dataset
 from jaxfed.data.errors import check_memory, explain_errors
-from jaxfed.internal.type_checks import printable
+from jaxfed.internal.messages import printable
 from jaxfed.types import Dataset
 
 

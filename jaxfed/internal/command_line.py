@@ -11,7 +11,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 from jaxfed.internal import config_file, console
-from jaxfed.internal.type_checks import suggestion
+from jaxfed.internal.messages import suggestion
 from jaxfed.internal.versions import recorded_versions
 
 _WIDTH = 80

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import yaml
 from absl import flags
 
-from jaxfed.internal.type_checks import printable
+from jaxfed.internal.messages import printable
 
 # In the config.json of a run: mappings of settings, facts that are no settings, and those that
 # belong to that run alone.

@@ -14,7 +14,7 @@ from rich.control import Control
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.segment import ControlType
 
-from jaxfed.internal.type_checks import printable
+from jaxfed.internal.messages import printable
 
 
 class Terminal(Console):

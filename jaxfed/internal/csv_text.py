@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from jaxfed.internal.type_checks import printable
+from jaxfed.internal.messages import printable
 
 _FORMULA = ('=', '+', '-', '@')  # first characters of cells that spreadsheets evaluate
 

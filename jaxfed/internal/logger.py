@@ -2,7 +2,7 @@
 
 import logging
 
-from jaxfed.internal.type_checks import printable
+from jaxfed.internal.messages import printable
 
 
 def _escape(record: logging.LogRecord) -> bool:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxfed.internal.type_checks import check_value, checked_parameters, printable, suggestion
+from jaxfed.internal.messages import printable, suggestion
+from jaxfed.internal.type_checks import check_value, checked_parameters
 from jaxfed.methods.apfl import apfl
 from jaxfed.methods.chain import chain
 from jaxfed.methods.ditto import ditto

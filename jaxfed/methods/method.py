@@ -41,7 +41,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfed import losses
-from jaxfed.internal.type_checks import printable
+from jaxfed.internal.messages import printable
 from jaxfed.types import Array, Batch, ClientInfo, Model, Outputs, PyTree
 
 

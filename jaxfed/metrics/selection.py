@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from jaxfed.internal.type_checks import printable, suggestion
+from jaxfed.internal.messages import printable, suggestion
 from jaxfed.metrics.accuracy import Evaluation
 from jaxfed.metrics.measures import MEASURES, Fields, LocalModels, Measure, Need, RoundData
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfed.internal.type_checks import first_line
+from jaxfed.internal.messages import first_line
 from jaxfed.partition.checks import Seed
 
 SUFFIXES = ('.json', '.npz')

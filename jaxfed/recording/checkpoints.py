@@ -20,7 +20,7 @@ import numpy as np
 from jaxfed.internal.digest import digest
 from jaxfed.internal.files import PASSING
 from jaxfed.internal.logger import LOGGER
-from jaxfed.internal.type_checks import first_line
+from jaxfed.internal.messages import first_line
 from jaxfed.types import PyTree
 
 FOLDER = 'checkpoints'

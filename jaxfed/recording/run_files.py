@@ -15,17 +15,10 @@ import jax
 import numpy as np
 
 from jaxfed.config import FIELDS, Config, settings_that_affect
-from jaxfed.internal.files import (
-    LOCK,
-    check_writable,
-    exclusive_lock,
-    json_text,
-    read_json,
-    write_atomic,
-    write_json,
-)
+from jaxfed.internal.files import check_writable, json_text, read_json, write_atomic, write_json
+from jaxfed.internal.locks import LOCK, exclusive_lock
 from jaxfed.internal.machine import processor
-from jaxfed.internal.type_checks import printable
+from jaxfed.internal.messages import printable
 from jaxfed.internal.versions import recorded_versions
 from jaxfed.methods import Part
 from jaxfed.metrics.selection import parse_measures

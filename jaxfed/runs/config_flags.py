@@ -12,7 +12,8 @@ from absl import flags
 from jaxfed import methods
 from jaxfed.config import DEFAULTS, GROUPS, MAPPINGS, SETTINGS, Config
 from jaxfed.internal import command_line, config_file
-from jaxfed.internal.type_checks import choices_of, printable
+from jaxfed.internal.messages import printable
+from jaxfed.internal.type_checks import choices_of
 from jaxfed.partition import PARTITIONS, partition_settings
 from jaxfed.runs.checks import annotations
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxfed.config import Config
 from jaxfed.engine.optimizers import OPTIMIZERS, of_gradient
-from jaxfed.internal.type_checks import first_line
+from jaxfed.internal.messages import first_line
 
 
 def name_optimizers(configs: Iterable[Config]) -> list[Config]:

@@ -14,7 +14,8 @@ from jaxfed.config import Config
 from jaxfed.engine import distributed
 from jaxfed.engine.distributed import liveness
 from jaxfed.engine.types import ServerState
-from jaxfed.internal import console, files
+from jaxfed.internal import console
+from jaxfed.internal.locks import exclusive_lock
 from jaxfed.internal.program_cache import kept_programs
 from jaxfed.internal.signals import Interrupted, stopping
 from jaxfed.methods.method import Method
@@ -205,7 +206,7 @@ def train_experiments(
     began = time.perf_counter()
     with contextlib.ExitStack() as locks:
         for experiment in experiments:
-            locks.enter_context(files.exclusive_lock(experiment.workdir))
+            locks.enter_context(exclusive_lock(experiment.workdir))
         prepared = _prepare(experiments, remote or prepare, quiet=quiet)
         with contextlib.ExitStack() as stack:
             keep = experiments[0].config.keep

@@ -7,7 +7,8 @@ from typing import Any
 
 from filelock import Timeout
 
-from jaxfed.internal import console, files
+from jaxfed.internal import console
+from jaxfed.internal.locks import lock_file, removal
 from jaxfed.recording.run_files import CLAIMS
 from jaxfed.sweeps.training import finish_program, has_shared_checkpoints, lock_of, unwritten
 
@@ -52,10 +53,10 @@ def claim(workdirs: Mapping[int, Path], folder: Path) -> Iterator[dict[int, Exce
             for i, workdir in workdirs.items():
                 try:
                     workdir.parent.mkdir(parents=True, exist_ok=True)
-                    locks.enter_context(files.lock(lock_of(workdir), timeout=0))
+                    locks.enter_context(lock_file(lock_of(workdir), timeout=0))
                 except Timeout as error:
                     text = 'another process is running it'
-                    if advice := files.removal(error):  # or the lock is left over
+                    if advice := removal(error):  # or the lock is left over
                         failed[i] = ValueError(f'{text}: wait{advice}.')
                     else:
                         failed[i] = RunsElsewhere(f'{text}.')
@@ -78,9 +79,9 @@ def wait_for_lock(path: Path) -> contextlib.AbstractContextManager[Any]:
     turns = 0
     while True:
         try:
-            return files.lock(path, timeout=_TURN)
+            return lock_file(path, timeout=_TURN)
         except Timeout as error:
-            advice = files.removal(error)
+            advice = removal(error)
         turns += 1
         if turns == 1:
             console.show_warning(f'waiting for another process, which holds {path}.')

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxfed import methods
 from jaxfed.config import FIELDS, Config, settings_that_affect
-from jaxfed.internal.type_checks import suggestion
+from jaxfed.internal.messages import suggestion
 from jaxfed.partition import PARTITIONS, partition_settings
 from jaxfed.runs.config_flags import flag_of
 from jaxfed.runs.experiment import parts_of

@@ -9,7 +9,7 @@ import numpy as np
 from jaxfed.config import Config
 from jaxfed.internal import files
 from jaxfed.internal.console import counted
-from jaxfed.internal.type_checks import printable
+from jaxfed.internal.messages import printable
 from jaxfed.recording import run_files
 from jaxfed.runs.experiment import parts_of
 from jaxfed.runs.rounds import Stop

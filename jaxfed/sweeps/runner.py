@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from jaxfed.config import Config
 from jaxfed.internal import console, files
+from jaxfed.internal.locks import LOCK, exclusive_lock
 from jaxfed.internal.program_cache import kept_programs
 from jaxfed.internal.signals import Interrupted
 from jaxfed.recording import log, run_files
@@ -267,14 +268,14 @@ def simulate_all(
     unfinished = [placed[name] for name in names]
     quiet = not console.is_watched() if quiet is None else quiet
     place.mkdir(parents=True, exist_ok=True)
-    with files.exclusive_lock(place), kept_programs(compilation_cache):
+    with exclusive_lock(place), kept_programs(compilation_cache):
         groups = group(unfinished, place)
         try:
             if unfinished and arrays is None:  # the names of arrays have a digest
                 check_same_data(config for name, config in placed.items() if name not in names)
             experiments = set_up_all(unfinished, arrays)
         except BaseException:
-            (place / files.LOCK).unlink(missing_ok=True)
+            (place / LOCK).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # if another file is in it
                 place.rmdir()
             raise

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from jaxfed.config import SETTINGS, Config
 from jaxfed.internal import console, files
 from jaxfed.internal.csv_text import csv_text
+from jaxfed.internal.locks import exclusive_lock
 from jaxfed.metrics import mean_and_deviation
 from jaxfed.partition import partition_settings
 from jaxfed.recording import display, run_files
@@ -152,7 +153,7 @@ def run(
         f'{len(unfinished)} to train in {console.counted(len(groups), "group")}.',
         quiet=quiet,
     )
-    with files.exclusive_lock(folder):
+    with exclusive_lock(folder):
         record_halving(folder, rungs)
         run_groups(
             [member.config for member in unfinished],

@@ -14,8 +14,9 @@ from filelock import Timeout
 from jaxfed.config import Config
 from jaxfed.internal import console, files
 from jaxfed.internal.backend import on_cpu
+from jaxfed.internal.locks import exclusive_lock, lock_file
+from jaxfed.internal.messages import first_line
 from jaxfed.internal.signals import Interrupted
-from jaxfed.internal.type_checks import first_line
 from jaxfed.recording import run_files
 from jaxfed.recording.checkpoints import FOLDER
 from jaxfed.runs.experiment import Experiment, parts_of
@@ -83,7 +84,7 @@ def finish_program(path: Path, folder: Path) -> None:
     with contextlib.ExitStack() as locks:
         try:
             for workdir in workdirs:
-                locks.enter_context(files.exclusive_lock(workdir))
+                locks.enter_context(exclusive_lock(workdir))
         except ValueError:  # the process that trained them still writes
             return
         for workdir in workdirs:
@@ -188,7 +189,7 @@ def _is_trained_elsewhere(workdir: Path) -> bool:
     if not workdir.exists():
         return False
     try:
-        with files.lock(lock_of(workdir), timeout=0):
+        with lock_file(lock_of(workdir), timeout=0):
             return False
     except Timeout:
         return True

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxfed.internal.csv_text import csv_text, read_cell
-from jaxfed.internal.type_checks import printable
+from jaxfed.internal.messages import printable
 
 
 def read(text):

@@ -14,6 +14,7 @@ import pytest
 
 from jaxfed import Config
 from jaxfed.internal import files
+from jaxfed.internal.locks import exclusive_lock
 from jaxfed.internal.signals import ending, stopping
 from jaxfed.methods import Part, resolve
 from jaxfed.recording import log, run_files
@@ -243,12 +244,12 @@ def test_checkpoints_are_not_discarded(tmp_path):
 
 def test_one_process_locks_a_work_directory(tmp_path):
     with (
-        files.exclusive_lock(tmp_path),
+        exclusive_lock(tmp_path),
         pytest.raises(ValueError, match='another process uses it'),
-        files.exclusive_lock(tmp_path),
+        exclusive_lock(tmp_path),
     ):
         pass
-    with files.exclusive_lock(tmp_path):
+    with exclusive_lock(tmp_path):
         pass
 
 
@@ -259,8 +260,8 @@ from pathlib import Path
 def flock(file, operation):
     raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 fcntl.flock = flock
-from jaxfed.internal import files
-with files.exclusive_lock(Path(sys.argv[1])):
+from jaxfed.internal.locks import exclusive_lock
+with exclusive_lock(Path(sys.argv[1])):
     print('held', flush=True)
     time.sleep(3600)
 """
@@ -289,11 +290,11 @@ def test_one_process_locks_a_work_directory_without_flock(tmp_path, flock_fails)
         for _ in range(2):  # a refused process leaves the lock as it is
             with (
                 pytest.raises(ValueError, match='another process uses it; name another directory'),
-                files.exclusive_lock(tmp_path),
+                exclusive_lock(tmp_path),
             ):
                 pass
         holder.kill()
-    with files.exclusive_lock(tmp_path):  # of a killed process
+    with exclusive_lock(tmp_path):  # of a killed process
         pass
 
 
@@ -302,7 +303,7 @@ def test_a_lock_of_an_unknown_process_is_named(tmp_path, flock_fails):
     (tmp_path / '.lock').touch()  # by flock, before the folder was copied
     with (
         pytest.raises(ValueError, match=r'another directory, or remove .*/\.lock if none does\.$'),
-        files.exclusive_lock(tmp_path),
+        exclusive_lock(tmp_path),
     ):
         pass
 

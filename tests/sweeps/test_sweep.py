@@ -25,6 +25,7 @@ import jaxfed
 from jaxfed import methods
 from jaxfed.config import Config
 from jaxfed.internal import console, files
+from jaxfed.internal.locks import exclusive_lock, lock_file
 from jaxfed.internal.signals import Interrupted
 from jaxfed.methods.method import Method
 from jaxfed.recording import run_files
@@ -405,7 +406,7 @@ def test_invalid_folders_are_refused(cheap_runs, tmp_path):
     members = sweep.expand(config, [()], 1, tmp_path / 'busy')
     (tmp_path / 'busy').mkdir()
     with (
-        files.exclusive_lock(tmp_path / 'busy'),
+        exclusive_lock(tmp_path / 'busy'),
         pytest.raises(ValueError, match='another process uses it'),
     ):
         sweep.run(members, tmp_path / 'busy')
@@ -461,7 +462,7 @@ def test_a_process_waits_for_its_turn(cheap_runs, tmp_path, short_turns, monkeyp
     shown = []
 
     def hold():  # a lock belongs to its thread
-        with files.lock(tmp_path / '.claim.lock'):
+        with lock_file(tmp_path / '.claim.lock'):
             held.set()
             waits.wait()
 
@@ -836,7 +837,7 @@ def test_a_program_that_ended_between_two_summaries_is_finished(
     members = sweep.expand(config, grid.parse_grid(arguments[1], config), 1, tmp_path / 'torn')
     sweep.show_dry_run(members, tmp_path / 'torn', rungs=[1])
     assert 'some are trained, but ended before their summaries' in capsys.readouterr().out
-    with files.exclusive_lock(written[1].parent):  # of a process that writes them
+    with exclusive_lock(written[1].parent):  # of a process that writes them
         claims.finish_programs(tmp_path / 'torn')
     assert len(list((tmp_path / 'torn').glob('*/summary.json'))) == 1
     monkeypatch.delattr(training, 'train_experiments')

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple, cast
 
 from jaxfed.data.errors import explain_errors
-from jaxfed.internal.type_checks import printable
+from jaxfed.internal.messages import printable
 
 LARGEST = 1 << 30  # bytes of a file; the files of LEAF and TFF have 10 to 20 % of it
 IMAGE = 16 << 20  # bytes of an image file

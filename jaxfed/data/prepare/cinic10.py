@@ -5,7 +5,7 @@ from pathlib import Path
 from jaxfed.data.prepare.archive import check_checksum, check_one_copy, list_files
 from jaxfed.data.prepare.images import ImageFile, read_images
 from jaxfed.data.prepare.recipe import Contents, Official, Recipe, Track
-from jaxfed.internal.type_checks import printable
+from jaxfed.internal.messages import printable
 
 CLASSES = (
     'airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship', 'truck',

@@ -16,7 +16,7 @@ from jaxfed.data.errors import explain_errors
 from jaxfed.data.images import png
 from jaxfed.data.prepare.archive import check_checksum, check_one_copy, list_files, read_files
 from jaxfed.data.prepare.recipe import Contents, Example, Official, Recipe, Track, check_counts
-from jaxfed.internal.type_checks import printable
+from jaxfed.internal.messages import printable
 
 CLASSES = tuple('0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz')
 _SIDE = 28  # pixels

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jaxfed.data.images import checked_rgb
 from jaxfed.data.prepare.archive import IMAGE, read_files
 from jaxfed.data.prepare.recipe import Contents, Example, Official, Track, check_counts
-from jaxfed.internal.type_checks import printable
+from jaxfed.internal.messages import printable
 
 
 class ImageFile(NamedTuple):

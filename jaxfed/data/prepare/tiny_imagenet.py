@@ -5,7 +5,7 @@ from pathlib import Path
 from jaxfed.data.prepare.archive import check_checksum, list_files, read_files
 from jaxfed.data.prepare.images import ImageFile, read_images
 from jaxfed.data.prepare.recipe import Contents, Official, Recipe, Track
-from jaxfed.internal.type_checks import printable
+from jaxfed.internal.messages import printable
 
 _SIDE = 64  # pixels
 

@@ -17,7 +17,7 @@ import jax
 
 from jaxfed.engine.distributed import liveness
 from jaxfed.engine.distributed.private_api import private_attribute
-from jaxfed.internal.type_checks import first_line
+from jaxfed.internal.messages import first_line
 from jaxfed.internal.versions import recorded_versions
 
 _POLL = 1000  # milliseconds between the moments at which a wait lets Python handle Ctrl-C

@@ -16,7 +16,7 @@ from jaxfed.engine import distributed
 from jaxfed.engine.distributed import gate, liveness
 from jaxfed.engine.distributed.private_api import private_attribute
 from jaxfed.internal import console
-from jaxfed.internal.type_checks import first_line
+from jaxfed.internal.messages import first_line
 
 WAIT = 300  # seconds that processes wait for each other at the start
 DAY = 24 * 3600  # seconds
