@@ -90,6 +90,31 @@ def from_huggingface(
       ValueError: if a split or a column is missing, or columns have other values; if a split has a
         transform; or if an image cannot be read, or has more than 8 bits a channel or 2^24 pixels.
     """
+    parts = _parts(splits, source)
+    inputs, label = _columns(parts, source, columns)
+    arrays, number = _labels(parts, label, source)
+    if columns.user:
+        arrays['users'] = np.asarray(parts['train'][columns.user])
+    if not _is_image(parts['train'].features[inputs]):
+        for part, split in parts.items():
+            arrays[f'x_{part}'] = _stacked(split, inputs, source)
+        return make_dataset(name, source, arrays, number)
+
+    def decode(store: cache.Store) -> Dataset:
+        grey = all(_is_grey(split, inputs, f'{source}: {part}') for part, split in parts.items())
+        for part, split in parts.items():
+            blocks = _images(split, inputs, 'L' if grey else 'RGB', f'{source}: {part}')
+            arrays[f'x_{part}'] = store(f'x_{part}', blocks, len(split))
+        return make_dataset(name, source, arrays, number)
+
+    marks = [getattr(split, '_fingerprint', '') for split in parts.values()]
+    marks += [_files(split, inputs) for split in parts.values()]
+    text = repr((_CACHE_FORMAT, marks, inputs, label, columns.user))
+    return cache.decoded(f'hf-{hashlib.sha256(text.encode()).hexdigest()[:16]}', decode)
+
+
+def _parts(splits: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The splits for training and testing by name, 'train' and 'test'."""
     test = next((name for name in ('test', 'validation') if name in splits), None)
     if 'train' not in splits or test is None:
         raise ValueError(
@@ -110,52 +135,35 @@ def from_huggingface(
             raise ValueError(
                 f'{source}: {part} has a transform, which jaxfed does not apply: remove it.'
             )
-    train = parts['train']
-    inputs, label = _columns(train, source, columns)
-    missing = {inputs, label} - {*parts['test'].column_names}
-    if missing:
-        raise ValueError(f'{source}: test lacks the column {_list(missing)} of train.')
-    arrays = {'users': np.asarray(train[columns.user])} if columns.user else {}
-    known = getattr(train.features[label], 'names', None)
-    others = getattr(parts['test'].features[label], 'names', None)
+    return parts
+
+
+def _labels(
+    parts: Mapping[str, Any], column: str, source: str
+) -> tuple[dict[str, np.ndarray], int | None]:
+    """The labels as numbers, 'y_train' and 'y_test', and how many classes have names, if any."""
+    known, others = (getattr(split.features[column], 'names', None) for split in parts.values())
     for place, (ours, theirs) in enumerate(zip(known or (), others or (), strict=False)):
         if ours != theirs:
             raise ValueError(
-                f'{source}: the label {place} of {printable(label)} is {printable(ours)} in train '
+                f'{source}: the label {place} of {printable(column)} is {printable(ours)} in train '
                 f'and {printable(theirs)} in test: cast the column of one.'
             )
-    values = {part: np.asarray(split[label]) for part, split in parts.items()}
-    if values['train'].dtype.kind in 'US':
-        known, numbers = np.unique(values['train'], return_inverse=True)
-        unknown = np.setdiff1d(values['test'], known)
+    train, test = (np.asarray(split[column]) for split in parts.values())
+    if train.dtype.kind in 'US':
+        known, train = np.unique(train, return_inverse=True)
+        unknown = np.setdiff1d(test, known)
         if unknown.size:
             raise ValueError(
                 f'{source}: test has the label {str(unknown[0])!r}, which train lacks.'
             )
-        values = {'train': numbers, 'test': np.searchsorted(known, values['test'])}
-    arrays |= {f'y_{part}': value for part, value in values.items()}
-    number = None if known is None else len(known)
-    if not _is_image(train.features[inputs]):
-        for part, split in parts.items():
-            arrays[f'x_{part}'] = _stacked(split, inputs, source)
-        return make_dataset(name, source, arrays, number)
-
-    def decode(store: cache.Store) -> Dataset:
-        grey = all(_is_grey(split, inputs, f'{source}: {part}') for part, split in parts.items())
-        for part, split in parts.items():
-            blocks = _images(split, inputs, 'L' if grey else 'RGB', f'{source}: {part}')
-            arrays[f'x_{part}'] = store(f'x_{part}', blocks, len(split))
-        return make_dataset(name, source, arrays, number)
-
-    marks = [getattr(split, '_fingerprint', '') for split in parts.values()]
-    marks += [_files(split, inputs) for split in parts.values()]
-    text = repr((_CACHE_FORMAT, marks, inputs, label, columns.user))
-    return cache.decoded(f'hf-{hashlib.sha256(text.encode()).hexdigest()[:16]}', decode)
+        test = np.searchsorted(known, test)
+    return {'y_train': train, 'y_test': test}, None if known is None else len(known)
 
 
-def _columns(train: Any, source: str, columns: Columns) -> tuple[str, str]:
+def _columns(parts: Mapping[str, Any], source: str, columns: Columns) -> tuple[str, str]:
     """The names of the inputs and of the labels."""
-    features = train.features
+    features = parts['train'].features
     for flag, name in zip(('image', 'label', 'user'), columns, strict=True):
         if name is not None and name not in features:
             raise ValueError(f'{source}: --{flag}_column={name} is none of {_list(features)}.')
@@ -174,6 +182,8 @@ def _columns(train: Any, source: str, columns: Columns) -> tuple[str, str]:
         if len(found) != 1:
             raise ValueError(f'{source}: set --image_column to one of {_list(others)}.')
         image = found[0]
+    if missing := {image, label} - {*parts['test'].column_names}:
+        raise ValueError(f'{source}: test lacks the column {_list(missing)} of train.')
     return image, label
 
 
