@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from experiments.grid.published import BASELINE
 from experiments.grid.runner import RecordedCell
-from jaxfed.metrics import mean_and_deviation, moving_average, rounds_to_target
+from jaxfed.metrics import mean_and_deviation, moving_average, rounds_to_target, speed_up
+from jaxfed.metrics.curves import Curve
 
 SCORES = {  # name -> which accuracy, over the rounds
     'best': 'the best over the rounds',
@@ -67,12 +68,11 @@ def accuracy(run: RecordedCell, score: str) -> float:
     return 100 * float(run.summary[f'{score}_accuracy'])
 
 
-def rounds_to(run: RecordedCell, target: float) -> int | None:
-    """The first round with at least this accuracy in percent; None if there is none."""
-    rounds = [entry['round'] for entry in run.metrics]
+def curve_of(run: RecordedCell) -> Curve:
+    """The rounds of a run and their accuracies in percent."""
     shares = [entry['test_accuracy'] for entry in run.metrics]
     percents = [None if share is None else 100 * share for share in shares]
-    return rounds_to_target((rounds, percents), target)
+    return [entry['round'] for entry in run.metrics], percents
 
 
 def score_of(
@@ -110,12 +110,10 @@ def score_of(
         if goal is None:
             lacking = lacking or (f'{BASELINE} failed' if compares else 'no target')
             continue
-        rounds = rounds_to(run, goal)
         if baseline is None or speed == 'rounds':
-            speeds.append(rounds)
+            speeds.append(rounds_to_target(curve_of(run), goal))
         else:
-            reference = rounds_to(baseline, goal)
-            speeds.append(reference / rounds if rounds and reference else None)
+            speeds.append(speed_up(curve_of(baseline), curve_of(run), goal))
     accuracies = tuple(accuracy(run, score) for run in kept.values())
     return Score(asked, accuracies, len(runs) - len(kept), tuple(speeds), lacking)
 
