@@ -25,7 +25,7 @@ from experiments.draw.write import write_figure
 from experiments.fedcad.figures import FIGURES as FEDCAD
 from experiments.fedlmd.figures import FIGURES as FEDLMD
 from experiments.fedssd.figures import FIGURES as FEDSSD
-from experiments.grid import command, runner
+from experiments.grid import command, runner, training
 from experiments.grid.runner import Cell
 from jaxfed.internal import console
 
@@ -89,14 +89,14 @@ def main(arguments: Sequence[str]) -> int:
     }
     if values['dry_run']:
         for name, plan_ in plans.items():
-            command.show_cells(cells_of(plan_.panels), f'{name}: ')
+            training.show_cells(cells_of(plan_.panels), f'{name}: ')
         return 0
-    command.use_machine()
+    training.use_machine()
     panels = [panel for plan_ in plans.values() for panel in plan_.panels]
     cells, failed = cells_of(panels), {}
     if not values['report_only']:
         dealt = cells_of(panels, trains=False)
-        failed = command.train(cells, output, together=values['together'], untrained=dealt)
+        failed = training.train(cells, output, together=values['together'], untrained=dealt)
     done = runner.read_done(cells)
     drawn = [draw_plan(name, plan_, done, output) for name, plan_ in plans.items()]
     return 0 if all(drawn) and not failed else 1

@@ -20,7 +20,7 @@ from experiments.draw.table.words import Filled
 from experiments.fedcad.tables import TABLES as FEDCAD
 from experiments.fedlmd.tables import TABLES as FEDLMD
 from experiments.fedssd.tables import TABLES as FEDSSD
-from experiments.grid import command, runner, scores
+from experiments.grid import command, runner, scores, training
 from experiments.grid.published import (
     BASELINE,
     Column,
@@ -350,12 +350,12 @@ def main(arguments: Sequence[str]) -> int:
         flags_=parsed.run_flags,
     )
     if values['dry_run']:
-        command.show_cells(plan.every)
+        training.show_cells(plan.every)
         return 0
-    command.use_machine()
+    training.use_machine()
     failed = {}
     if not values['report_only']:
-        failed = command.train(plan.every, output, together=values['together'])
+        failed = training.train(plan.every, output, together=values['together'])
     filled = fill(plan, command_of(arguments))
     terminal.show(filled, console.TERMINAL)
     command.write_all(texts_of(plan, filled, output))

@@ -24,7 +24,7 @@ from experiments.benchmark.records import as_csv
 from experiments.benchmark.results import make_rows
 from experiments.benchmark.suite import Suite, names, read_suite, refuse, select, shorten
 from experiments.benchmark.work import CSV, Work, begin, check, look, train
-from experiments.grid import command
+from experiments.grid import command, training
 from jaxfed.internal import console
 from jaxfed.internal.signals import Interrupted
 from jaxfed.sweeps.claims import wait_for_lock
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
     failed = 0
     if not values['report_only']:
         check_packages(suite)
-        command.use_machine()
+        training.use_machine()
         check(work)
         console.say(in_words(plan(work)))
         if values['dry_run']:

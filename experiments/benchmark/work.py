@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 
 from experiments.benchmark.records import Key, Record, finished, key_of, read_csv
 from experiments.benchmark.suite import Place, Suite, choose, places, test_cells, tuning_cells
-from experiments.grid import command, runner
+from experiments.grid import runner, training
 from experiments.grid.runner import Cell
 from jaxfed.internal import console
 
@@ -93,6 +93,6 @@ def train(work: Work, *, together: int) -> tuple[Work, int]:
             cells = unfinished(flat(part.trials if stage == 'tuning' else part.tests), part)
             if cells:
                 console.say(f'{dataset}, {skew}, {stage}:')
-                failed += len(command.train(cells, work.output, together=together))
+                failed += len(training.train(cells, work.output, together=together))
                 part = look(part)
     return look(work), failed

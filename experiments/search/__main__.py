@@ -16,7 +16,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments.grid import command
+from experiments.grid import command, training
 from experiments.grid.scores import SCORES
 from experiments.search import report
 from experiments.search.cells import OptunaSettings, Search, halving_of, make_search
@@ -179,14 +179,14 @@ def train_grid(
       ValueError: for invalid settings, data or folders, before the first run.
     """
     if dry_run:
-        command.show_cells(search.every)
+        training.show_cells(search.every)
         report.show_skipped(search)
         return None
     report.check_report(search)
     check_given_up(search)
-    command.use_machine()
+    training.use_machine()
     most = together or len(search.every) * bool(search.rungs)
-    failed = command.train(
+    failed = training.train(
         search.every,
         search.output,
         together=most,
@@ -203,18 +203,18 @@ def train_trials(
     from experiments.search import study, trials  # Optuna is optional
 
     report.check_report(search)
-    command.use_machine()
+    training.use_machine()
     planned = trials.plan(search, together=together)
     if dry_run:
         assert search.optuna
-        command.show_cells(planned.every)
+        training.show_cells(planned.every)
         report.show_skipped(planned)
         console.say(
             f'{planned.chosen} of {search.optuna.trials} trials are chosen; the others depend on '
             'their results.'
         )
         return None
-    command.check(planned.every, search.output)
+    training.check(planned.every, search.output)
     with study.opened(search) as journal:
         return trials.train(search, journal, together=together)
 

@@ -6,7 +6,7 @@ from typing import Any
 from optuna.pruners import MedianPruner
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from experiments.grid import command, runner
+from experiments.grid import runner, training
 from experiments.grid.runner import Cell
 from experiments.search import study
 from experiments.search.cells import Search, halving_of
@@ -92,7 +92,7 @@ def _train_batch(
     """Train the unfinished runs of trials; return the failed runs, name -> reason."""
     combinations = dict.fromkeys(study.combination_of(search, trial) for trial in batch)
     cells = [cell for combination in combinations for cell in search.cells[combination]]
-    with command.progress_lines(cells):
+    with training.progress_lines(cells):
         return runner.run_cells(
             cells,
             together=together or len(cells),

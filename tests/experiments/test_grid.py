@@ -10,7 +10,7 @@ import pytest
 from filelock import FileLock
 
 from experiments import tables
-from experiments.grid import command, runner
+from experiments.grid import command, runner, training
 from experiments.grid.runner import GridRow
 from jaxfed.runs import feed, rounds
 from tests.sweeps.test_sweep import Stopped, assert_same, lines
@@ -169,13 +169,13 @@ def test_names_of_groups_show_what_the_cells_share(tmp_path):
 
 def test_progress_counts_recorded_runs_and_rounds(tmp_path):
     cells = cells_of(tmp_path, ('FedAvg', 'more'), 1, '--rounds=3')
-    assert command.progress_of(cells) == '0 of 2 runs, 0 of 6 rounds'
+    assert training.progress_of(cells) == '0 of 2 runs, 0 of 6 rounds'
     cells[0].folder.mkdir(parents=True)
     (cells[0].folder / 'metrics.jsonl').write_text('{}\n{}\n{}\n')
     (cells[0].folder / 'summary.json').write_text('{}')
     cells[1].folder.mkdir(parents=True)
     (cells[1].folder / 'metrics.jsonl').write_text('{}\n{"rou')
-    assert command.progress_of(cells) == '1 of 2 runs, 4 of 6 rounds'
+    assert training.progress_of(cells) == '1 of 2 runs, 4 of 6 rounds'
 
 
 @pytest.mark.parametrize('terminal', [False, True])
@@ -184,7 +184,7 @@ def test_progress_lines_appear_only_without_a_terminal(terminal, tmp_path, monke
     monkeypatch.setattr(command.console, 'can_animate', lambda: terminal)
     monkeypatch.setattr(command.console, 'say', lambda text: (lines.append(text), printed.set()))
     cells = cells_of(tmp_path, ('FedAvg',), 1, '--rounds=3')
-    with command.progress_lines(cells, seconds=0.01):
+    with training.progress_lines(cells, seconds=0.01):
         assert printed.wait(0 if terminal else 3600) != terminal
     assert bool(lines) != terminal
     assert all(line.startswith('0 of 1 runs, 0 of 3 rounds (0:0') for line in lines)
