@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
@@ -429,6 +430,18 @@ def settings_that_affect(*what: Affects) -> tuple[str, ...]:
 
 
 def partition_values(config: Config) -> dict[str, Any]:
-    """Name -> value of the settings of the chosen partition."""
-    fields = [name for name in partition_settings(config.partition) if name in SETTINGS]
+    """Name -> value of the settings of the chosen partition.
+
+    Raises:
+      ValueError: if the partition has another default for a setting of every run.
+    """
+    parameters = partition_settings(config.partition)
+    fields = [name for name in parameters if name in SETTINGS]
+    for name in fields:
+        own = parameters[name].default
+        if own not in (inspect.Parameter.empty, DEFAULTS[name]):
+            raise ValueError(
+                f"PARTITIONS['{config.partition}']: its parameter {name} is the setting --{name}, "
+                f'whose default is {DEFAULTS[name]}, got {own}; rename it, or remove its default.'
+            )
     return {name: getattr(config, name) for name in fields} | {**config.partition_settings}

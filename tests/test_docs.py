@@ -332,15 +332,30 @@ def test_every_method_and_loss_has_a_typeset_equation(docs_modules):
     for function in [*METHODS.values(), *(vars(jaxfed.losses)[n] for n in jaxfed.losses.__all__)]:
         paragraphs = map(equations.normalised, inspect.getdoc(function).split('\n\n'))
         latex = [equations.EQUATIONS[p] for p in paragraphs if p in equations.EQUATIONS]
-        assert len(latex) == 1, function.__name__
+        name = function.__name__
+        assert len(latex) == 1, f'docs/equations.py must have one paragraph of the text of {name}'
         if function in METHODS.values():
-            assert all(f'$${line}$$' in page for line in mathml.lines_of(latex[0]))
+            for line in mathml.lines_of(latex[0]):
+                assert f'$${line}$$' in page, f'{" or ".join(pages)} must show $${line}$$ of {name}'
     texts = {
         equations.normalised(paragraph)
         for thing in PUBLIC.values()
         for paragraph in (inspect.getdoc(thing) or '').split('\n\n')
     }
     assert equations.EQUATIONS.keys() <= texts, 'no docstring has this equation any more'
+
+
+def test_pages_have_the_numbers_of_methods_and_partitions():
+    words = {11: 'eleven', 12: 'twelve', 13: 'thirteen'}
+    methods_, partitions = f'{len(METHODS)} methods', f'{words[len(PARTITIONS)]} partitions'
+    for page in ('README.md', 'docs/index.md'):
+        text = ' '.join((ROOT / page).read_text().split())
+        assert methods_ in text and partitions in text, page
+    assert (
+        f'`--method=list` shows all {len(METHODS)} |' in (ROOT / 'docs/quickstart.md').read_text()
+    )
+    for name in PARTITIONS:
+        assert f'`{name}`' in (ROOT / 'docs/partitions.md').read_text(), name
 
 
 def test_lines_of_an_equation(docs_modules):

@@ -2,8 +2,9 @@
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from jaxfed.internal.messages import printable, suggestion
 
@@ -42,7 +43,7 @@ def checked_parameters(
         raise ValueError(f'{place}: the types of its parameters are unknown: {error}.') from error
     for name, parameter in found.items():
         kind = parameter.annotation
-        plain, choices = {*(get_args(kind) or (kind,))} - {type(None)}, choices_of(kind)
+        plain, choices = {*_options(kind)} - {type(None)}, choices_of(kind)
         texts = bool(choices) and all(isinstance(choice, str) for choice in choices)
         if not texts and not (len(plain) == 1 and plain <= _WORDS.keys()):
             raise ValueError(
@@ -62,6 +63,11 @@ def _type_of(annotation: Any, function: Callable[..., Any]) -> Any:
     return eval(annotation, module)
 
 
+def _options(kind: Any) -> tuple[Any, ...]:
+    """The types of a union, or the type itself."""
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
 def choices_of(kind: Any) -> tuple[str, ...]:
     """The choices of a Literal or of an optional one, () for other types."""
     literals = (k for k in (kind, *get_args(kind)) if get_origin(k) is Literal)
@@ -75,7 +81,7 @@ def check_value(name: str, value: Any, kind: Any) -> None:
     other annotations are not checked. An int is also a float, but a bool is not an int. A string
     must have no NUL character and no line break.
     """
-    kinds = get_args(kind) or (kind,)
+    kinds = _options(kind)
     if choices := choices_of(kind):
         optional = value is None and type(None) in kinds
         if not optional and value not in choices:
@@ -85,8 +91,8 @@ def check_value(name: str, value: Any, kind: Any) -> None:
         return
     if not all(k in _WORDS for k in kinds):
         return
-    types = (*kinds, int) if float in kinds else kinds
-    if not (bool in kinds if isinstance(value, bool) else isinstance(value, types)):
+    accepted = (*kinds, int) if float in kinds else kinds
+    if not (bool in kinds if isinstance(value, bool) else isinstance(value, accepted)):
         words = ' or '.join(_WORDS[k] for k in kinds)
         raise ValueError(f'{name} must be {words}, got {value!r}.')
     if isinstance(value, str) and '\0' in value:

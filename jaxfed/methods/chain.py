@@ -112,6 +112,7 @@ def _check_order(
         hides = part.privacy or part.delays
         does = 'adds noise to' if part.privacy else 'delays'
         sends = other.send is not _NEUTRAL.send or j in weighing
+        merges = other.merge is not _NEUTRAL.merge
         rules = (
             (
                 part.alters_messages and other.uploads,
@@ -141,11 +142,15 @@ def _check_order(
                 f'{a} trains two models, so {b} must change the network before it.',
             ),
             (
+                hides and sends and merges,
+                f'{a} {does} what the clients send and its sum, and {b} changes both; remove one.',
+            ),
+            (
                 hides and j > i and sends,
                 f'{a} {does} what the clients send, so {b} must come before it.',
             ),
             (
-                hides and j < i and other.merge is not _NEUTRAL.merge,
+                hides and j < i and merges,
                 f'{a} {does} the sum of updates, so {b} must come after it.',
             ),
         )

@@ -25,8 +25,9 @@ _ARRAY = (jax.Array, np.ndarray, np.number, np.bool_, int, float, complex)
 
 def check_hooks(method: Any) -> Any:
     """A `Method` whose hooks raise a ValueError if they return values of a wrong form."""
+    hooks = {name: hook for name, hook in method._asdict().items() if callable(hook)}
     method = method._replace(
-        **{name: _located(name, hook) for name, hook in method._asdict().items() if callable(hook)}
+        **{name: _in_float32(_located(name, hook)) for name, hook in hooks.items()}
     )
 
     def init(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
@@ -71,9 +72,14 @@ def check_hooks(method: Any) -> Any:
     def finish(client: Any) -> tuple[PyTree, PyTree]:
         state, upload = _pair('finish', 'client state', 'upload', method.finish(client))
         _check_form('finish', 'the client state', 'init', state, client.state)
-        if method.privacy is not None and jax.tree.leaves(upload):
+        if not jax.tree.leaves(_tree('finish', upload)):
+            return state, upload
+        if method.privacy is not None:
             raise _error('finish', 'no upload, (): noise hides the update only', upload)
-        return state, _tree('finish', upload)
+        # A combination could change the update but not the upload; delayed ones have the changes.
+        if not (method.uploads or method.delays):
+            raise _error('finish', 'no upload, (), unless Method has uploads=True', upload)
+        return state, upload
 
     def merge(view: Any) -> tuple[PyTree, PyTree]:
         update, state = _pair('merge', 'update', 'server state', method.merge(view))
@@ -141,6 +147,17 @@ def _outside_rounds(method: Any) -> dict[str, Any]:
         'own': own if method.own else None,
         'message_size': message_size,
     }
+
+
+def _in_float32(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook whose products of matrices have the digits of float32; the network sets its own."""
+
+    @functools.wraps(hook)
+    def precise(*arguments: Any) -> Any:
+        with jax.default_matmul_precision('float32'):  # GPUs and TPUs have fewer by default
+            return hook(*arguments)
+
+    return precise
 
 
 def _located(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 A measure is a value: what it records, what it costs, and pure functions of a round's results.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -71,6 +71,8 @@ class Measure(NamedTuple):
     cost: str = 'nothing'  # description
     scalars: tuple[str, ...] = ()  # fields of metrics.jsonl; their last values go to summary.json
     arrays: tuple[str, ...] = ()  # fields of metrics.jsonl
+    # scalar -> its title in the report, and whether it is a share; others keep their names
+    titles: Mapping[str, tuple[str, bool]] = {}
     by_class: tuple[str, ...] = ()  # those of `arrays` that have a number for each class
     of_round: Callable[[RoundData], Fields] = _no_fields  # in every round
     # in rounds in which the global model is evaluated, from its evaluation after the round
@@ -160,6 +162,7 @@ MEASURES: dict[str, Measure] = {
     'forgetting': Measure(
         text='Gap between the best class accuracies so far and the current ones, and its mean.',
         scalars=('forgetting',),
+        titles={'forgetting': ('Forgetting', True)},
         arrays=('class_forgetting',),
         by_class=('class_forgetting',),
         of_global=_forgetting,
@@ -168,6 +171,10 @@ MEASURES: dict[str, Measure] = {
         text='Cosine of the class accuracies of this and the last evaluated round, and the share '
         'of test examples with the same prediction in both.',
         scalars=('class_consistency', 'same_predictions'),
+        titles={
+            'class_consistency': ('Cosine of class accuracies with the round before', False),
+            'same_predictions': ('Predictions unchanged since the round before', True),
+        },
         of_global=_consistency,
     ),
     'predictions': Measure(
@@ -207,6 +214,15 @@ MEASURES: dict[str, Measure] = {
             for suffix in ('', '_before', '_after')
             for side in ('in', 'out')
         ),
+        titles={
+            f'{side}_local_accuracy{suffix}': (f'{models}, {side}-local accuracy', True)
+            for suffix, models in (
+                ('', 'Local models'),
+                ('_before', 'Global model before the round'),
+                ('_after', 'Global model after the round'),
+            )
+            for side in ('in', 'out')
+        },
         of_locals=_in_out,
     ),
     'drift': Measure(
@@ -214,6 +230,11 @@ MEASURES: dict[str, Measure] = {
         'both, and the ratio of the mean squared norm to the squared norm of the mean.',
         cost='a pass over the local models on the host, one more copy of them',
         scalars=('update_norm', 'update_cosine', 'update_diversity'),
+        titles={
+            'update_norm': ("Norm of the clients' updates", False),
+            'update_cosine': ('Cosine of updates with their mean', False),
+            'update_diversity': ('Diversity of updates', False),
+        },
         arrays=('cohort', 'update_norms', 'update_cosines'),
         of_locals=_drift,
         needs=('models',),
@@ -223,6 +244,13 @@ MEASURES: dict[str, Measure] = {
         "clients' label shares to its normalised class accuracies.",
         cost='a pass over the local models on the host, one more copy of them',
         scalars=('weight_divergence', 'distribution_divergence'),
+        titles={
+            'weight_divergence': (
+                'Distance of local models to the global one before the round',
+                False,
+            ),
+            'distribution_divergence': ("Distance of clients' labels to class accuracies", False),
+        },
         of_locals=_divergence,
         needs=('models',),
     ),
@@ -231,6 +259,7 @@ MEASURES: dict[str, Measure] = {
         'local model and in the global model from which it started.',
         cost='a test of the global model, memory for the features of the test data',
         scalars=('weight_alignment',),
+        titles={'weight_alignment': ('Neurons that prefer the same class as before', True)},
         of_locals=lambda data, local: {'weight_alignment': local.agreement.alignment.mean()},
         needs=('agreement',),
     ),
@@ -239,6 +268,7 @@ MEASURES: dict[str, Measure] = {
         'gradients, at the global model before the round.',
         cost="about an epoch over the training data of the round's clients",
         scalars=('gradient_diversity',),
+        titles={'gradient_diversity': ('Diversity of gradients', False)},
         of_locals=lambda data, local: {'gradient_diversity': diversity(*local.gradients)},
         needs=('gradients',),
     ),
@@ -247,6 +277,7 @@ MEASURES: dict[str, Measure] = {
         'global model from which it started.',
         cost='the same test as alignment',
         scalars=('teacher_kl',),
+        titles={'teacher_kl': ('Divergence from the global model before the round', False)},
         of_locals=lambda data, local: {'teacher_kl': local.agreement.kl.mean()},
         needs=('agreement',),
     ),

@@ -60,6 +60,8 @@ def check_measures(names: Sequence[str], reserved: Collection[str]) -> None:
             raise ValueError(
                 f'{place}.by_class must name fields of its arrays, got {sorted(others)[0]!r}.'
             )
+        if others := set(measure.titles) - set(measure.scalars):
+            raise ValueError(f'{place}.titles must name its scalars, got {sorted(others)[0]!r}.')
         for need in measure.needs:
             if need not in get_args(Need):
                 choices = ' or '.join(map(repr, get_args(Need)))

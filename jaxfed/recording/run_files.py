@@ -17,12 +17,14 @@ import numpy as np
 from jaxfed.config import FIELDS, Config, settings_that_affect
 from jaxfed.internal.files import check_writable, json_text, read_json, write_atomic, write_json
 from jaxfed.internal.locks import LOCK, exclusive_lock
+from jaxfed.internal.logger import LOGGER
 from jaxfed.internal.machine import processor
 from jaxfed.internal.messages import printable
 from jaxfed.internal.versions import recorded_versions
 from jaxfed.methods import Part
 from jaxfed.metrics.selection import parse_measures
 from jaxfed.recording.checkpoints import FOLDER
+from jaxfed.recording.own_code import own_code
 
 CONFIG, METRICS, SUMMARY = 'config.json', 'metrics.jsonl', 'summary.json'
 SUMMARIES = 'summaries.json'  # of the experiments of a program, while each summary.json is written
@@ -72,6 +74,7 @@ def make_workdir(config: Config, parts: list[Part]) -> Path:
     """Make the work directory of a run, by default under runs/, with config.json in it."""
     workdir = new_folder(config)
     if check_workdir(workdir, config, parts):
+        _warn_of_other_code(workdir, config, parts)
         return workdir
     text = json_text(describe_config(config, parts))  # may fail, so before the first write
     try:
@@ -137,7 +140,7 @@ def describe_config(config: Config, parts: list[Part]) -> dict[str, Any]:
     device = jax.devices()[0]
     return {
         **_every_setting(config, parts),
-        'versions': recorded_versions(),
+        'versions': _versions(config, parts),
         'device': {
             'platform': device.platform,
             'kind': device.device_kind,
@@ -146,6 +149,27 @@ def describe_config(config: Config, parts: list[Part]) -> dict[str, Any]:
             'processor': processor(),
         },
     }
+
+
+def _versions(config: Config, parts: list[Part]) -> dict[str, str]:
+    return recorded_versions() | own_code(config, parts)
+
+
+def _warn_of_other_code(workdir: Path, config: Config, parts: list[Part]) -> None:
+    """Warn if a run continues with other versions of packages or of the user's files."""
+    then = read_json(workdir / CONFIG).get('versions')
+    now = _versions(config, parts)
+    if not isinstance(then, dict):  # of an earlier version
+        return
+    changed = [name for name in then | now if then.get(name) != now.get(name)]
+    if changed:
+        words = ', '.join(f'{n} {then.get(n, "none")} instead of {now.get(n)}' for n in changed)
+        LOGGER.warning(
+            '--workdir=%s was begun with other code (%s); its finished rounds keep what that code '
+            'computed.',
+            workdir,
+            words,
+        )
 
 
 def _every_setting(config: Config, parts: list[Part]) -> dict[str, Any]:

@@ -1,18 +1,21 @@
 """The captioned pictures of the page: curves, classes, confusion matrices and partitions."""
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxfed.metrics.measures import MEASURES
 from jaxfed.report import grouping, pictures
 from jaxfed.report.grouping import MISSING, RunGroup
 from jaxfed.report.pictures import SvgPicture
 from jaxfed.report.reading import RecordedRun, is_number
 from jaxfed.report.tables import Cell, GroupTable, format_number, mean_cell
 
-# Titles of fields of metrics.jsonl, and whether a field is a share. Others keep their names.
-_TITLES = {
+# Titles of fields of metrics.jsonl that no measure has, and whether a field is a share.
+_TITLES: dict[str, tuple[str, bool]] = {
     'test_accuracy': ('Test accuracy', True),
     'test_loss': ('Test loss', False),
     'train_loss': ('Training loss', False),
@@ -22,23 +25,6 @@ _TITLES = {
     'personal_worst_tenth': ('Local models of the worst tenth of the clients, held-out', True),
     'personal_deviation': ('Local models, deviation over clients on held-out examples', True),
     'epsilon': ('Epsilon, bound of the privacy loss so far', False),
-    'forgetting': ('Forgetting', True),
-    'class_consistency': ('Cosine of class accuracies with the round before', False),
-    'same_predictions': ('Predictions unchanged since the round before', True),
-    'in_local_accuracy': ('Local models, in-local accuracy', True),
-    'out_local_accuracy': ('Local models, out-local accuracy', True),
-    'in_local_accuracy_before': ('Global model before the round, in-local accuracy', True),
-    'out_local_accuracy_before': ('Global model before the round, out-local accuracy', True),
-    'in_local_accuracy_after': ('Global model after the round, in-local accuracy', True),
-    'out_local_accuracy_after': ('Global model after the round, out-local accuracy', True),
-    'update_norm': ("Norm of the clients' updates", False),
-    'update_cosine': ('Cosine of updates with their mean', False),
-    'update_diversity': ('Diversity of updates', False),
-    'gradient_diversity': ('Diversity of gradients', False),
-    'weight_divergence': ('Distance of local models to the global one before the round', False),
-    'distribution_divergence': ("Distance of clients' labels to class accuracies", False),
-    'weight_alignment': ('Neurons that prefer the same class as before', True),
-    'teacher_kl': ('Divergence from the global model before the round', False),
 }
 _FOLDED = {  # in a closed section
     'clients': ('Clients whose update arrived', False),
@@ -72,10 +58,11 @@ def curves(groups: Sequence[RunGroup]) -> Curves:
     recorded = {name for entry in entries for name, value in entry.items() if is_number(value)}
     if any(run.forgetting for run in runs):
         recorded.add('forgetting')
-    others = sorted(recorded - {'round'} - _TITLES.keys() - _FOLDED.keys())
+    titles = _titles()
+    others = sorted(recorded - {'round'} - titles.keys())
     drawn: dict[str, CaptionedPicture] = {}
     constant = {}
-    for name in [name for name in (*_TITLES, *others, *_FOLDED) if name in recorded]:
+    for name in [name for name in (*titles, *others) if name in recorded]:
         values = [_by_round(run, name) for run in runs]
         rounds, different = (
             set().union(*values),
@@ -94,8 +81,14 @@ def curves(groups: Sequence[RunGroup]) -> Curves:
     )
 
 
+def _titles() -> dict[str, tuple[str, bool]]:
+    """The titles of all fields, also of registered measures, in the order of the pictures."""
+    measured = (measure.titles for measure in MEASURES.values())
+    return functools.reduce(operator.or_, measured, _TITLES) | _FOLDED
+
+
 def _title(name: str) -> tuple[str, bool]:
-    return (_TITLES | _FOLDED).get(name, (name, False))
+    return _titles().get(name, (name, False))
 
 
 def _by_round(run: RecordedRun, name: str) -> dict[int, float]:

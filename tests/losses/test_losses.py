@@ -1,5 +1,7 @@
 """The losses: values and gradients computed by hand, identities, extremes, bad input."""
 
+from pathlib import Path
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -237,6 +239,11 @@ LOSSES = {
     ),
 }
 every_loss = pytest.mark.parametrize('loss', LOSSES.values(), ids=LOSSES.keys())
+
+
+def test_every_public_loss_is_tested():
+    text = ''.join(path.read_text() for path in Path(__file__).parent.glob('test_*.py'))
+    assert not [name for name in losses.__all__ if f'losses.{name}(' not in text]
 
 
 def inputs(seed, examples=6, classes=5):

@@ -49,6 +49,8 @@ STATE = VIEWS['finish'].state
          "the client state in the form of init: float32[2] at ['h'], got nothing"),
         ('finish', (STATE | {'m': 1}, ()),
          "the client state in the form of init: nothing at ['m'], got int32[]"),
+        ('finish', (STATE, [1.0]),
+         'no upload, (), unless Method has uploads=True, got a list of length 1'),
         ('merge', PARAMS, 'a tuple (update, server state), got a dict'),
         ('merge', np.zeros(2), 'a tuple (update, server state), got float32[2]'),
         ('merge', (PARAMS['w'], np.zeros(2)),
@@ -86,6 +88,7 @@ def test_correct_values_pass_unchanged():
     method = check_hooks(
         Method(
             finish=lambda client: (state, [1.0]),
+            uploads=True,
             merge=lambda view: (jax.tree.map(np.float64, PARAMS), 0.5 * view.state),
             penalty=lambda view: 0.0,
             share=lambda server: {'key': jax.random.key(0), 'outputs': Outputs(1.0, jnp.ones(2))},

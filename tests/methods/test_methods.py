@@ -298,6 +298,10 @@ def _of_other_choices(*, beta: Literal[1, 2] = 1) -> Method:
     return Method()
 
 
+def _of_a_list(*, beta: list[float] = ()):
+    return Method()
+
+
 def _of_types_as_text(*, beta: 'float | None' = None, kind: "Literal['a', 'b']" = 'a') -> 'Nowhere':  # noqa: F821
     return Method()
 
@@ -325,6 +329,10 @@ def _of_types_as_text(*, beta: 'float | None' = None, kind: "Literal['a', 'b']" 
         ),
         (
             _of_other_choices,
+            "METHODS['mine']: its parameter beta must have the type bool, int, float, str, a",
+        ),
+        (
+            _of_a_list,
             "METHODS['mine']: its parameter beta must have the type bool, int, float, str, a",
         ),
         (

@@ -234,6 +234,13 @@ def test_parts_that_would_undo_each_other(names, message):
         chain(*(METHODS[name]() for name in names.split('+')))
 
 
+def test_a_method_that_changes_messages_and_their_sum_has_no_place_beside_noise():
+    both = Method(send=lambda client: client.update, merge=lambda view: (view.update, view.state))
+    for parts in (METHODS['dp'](), both), (both, METHODS['dp']()):
+        with pytest.raises(ValueError, match=r'adds noise to .* changes both; remove one'):
+            chain(*parts)
+
+
 @pytest.mark.parametrize(
     'names',
     [

@@ -556,6 +556,10 @@ def test_values_that_are_not_finite_become_null(cheap_runs, tmp_path, monkeypatc
             Measure('Mine.', arrays=('one',), by_class=('two',)),
             "by_class must name fields of its arrays, got 'two'",
         ),
+        (
+            Measure('Mine.', arrays=('one',), titles={'one': ('One', False)}),
+            "titles must name its scalars, got 'one'",
+        ),
         (len, 'must be a Measure, got <built-in function len>'),
     ],
 )

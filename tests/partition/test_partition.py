@@ -11,6 +11,7 @@ from PIL import Image
 from rich.console import Console
 
 from jaxfed import Config
+from jaxfed.config import partition_values
 from jaxfed.partition import (
     PARTITIONS,
     client_dirichlet,
@@ -555,6 +556,21 @@ def test_a_registered_partition_gets_its_flags(monkeypatch):
         parsed('--partition=iid', '--alpha=1')
     with pytest.raises(ValueError, match="--first must be an integer, got 'x'"):
         checks.check(Config(partition='halves', partition_settings={'first': 'x'}))
+
+
+def test_a_registered_partition_has_the_default_of_a_setting_or_none(monkeypatch):
+    def mine(labels, *, num_clients, seed, alpha: float = 5.0, min_size: int = 10):
+        return [labels]
+
+    monkeypatch.setitem(PARTITIONS, 'mine', mine)
+    message = (
+        r"PARTITIONS\['mine'\]: its parameter alpha is the setting --alpha, whose default is 0.1, "
+        'got 5.0; rename it, or remove its default.'
+    )
+    with pytest.raises(ValueError, match=message):
+        partition_values(Config(partition='mine'))
+    monkeypatch.setattr(mine, '__kwdefaults__', {'min_size': 10})
+    assert partition_values(Config(partition='mine')) == {'alpha': 0.1, 'min_size': 10}
 
 
 @pytest.mark.parametrize(

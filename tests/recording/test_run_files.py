@@ -17,6 +17,7 @@ from jaxfed.internal import files
 from jaxfed.internal.locks import exclusive_lock
 from jaxfed.internal.signals import ending, stopping
 from jaxfed.methods import Part, resolve
+from jaxfed.models import MODELS
 from jaxfed.recording import log, run_files
 from tests.recorded_runs import make_run
 
@@ -315,6 +316,29 @@ def test_a_file_system_without_locks_is_named(tmp_path, flock_fails, number):
     with pytest.raises(ValueError, match=message):
         started(tmp_path / 'run')
     assert not (tmp_path / 'run' / run_files.CONFIG).exists()
+
+
+def test_a_run_that_continues_with_other_code_warns(tmp_path, monkeypatch, caplog):
+    file = tmp_path / 'mine.py'
+
+    def begin_with(text):
+        names = {}
+        file.write_text(text)
+        exec(compile(text, file, 'exec'), {'__name__': 'mine'}, names)
+        monkeypatch.setitem(MODELS, 'mine', names['network'])
+        return started(tmp_path / 'run', model='mine')
+
+    workdir = begin_with('def network(x): return x')
+    versions = json.loads((workdir / run_files.CONFIG).read_text())['versions']
+    assert versions.keys() >= {'mine.py', 'jax'}
+    assert begin_with('def network(x): return x') == workdir and not caplog.text
+    begin_with('def network(x): return -x')
+    assert f'run was begun with other code (mine.py {versions["mine.py"]} instead' in caplog.text
+    workdir = started(tmp_path / 'other')
+    path = workdir / run_files.CONFIG
+    path.write_text(path.read_text().replace('"optax": "', '"optax": "0'))
+    started(workdir)
+    assert '/other was begun with other code (optax 0' in caplog.text
 
 
 def test_a_run_continues_with_the_same_data_only(tmp_path):

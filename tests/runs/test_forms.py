@@ -12,8 +12,6 @@ from jaxfed import methods
 from jaxfed.runs import feed
 from tests.networks import tiny_networks
 
-pytestmark = pytest.mark.slow
-
 CASES = [
     'fedrep', 'fedbn', 'apfl', 'median', 'trimmed_mean', 'krum', 'multikrum', 'fedlmd+ditto',
     'moon+fedper+topk+dp', 'fedlmd+quantize+fedbuff+fedavgm', 'sign_flip', 'gaussian',
@@ -71,6 +69,7 @@ def check_same(one, other):
         assert one.summary[name] == pytest.approx(other.summary[name], abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', [*CASES, *COMBINED])
 def test_every_form_gives_the_same_result(case, cheap_runs, monkeypatch, stopped_before, tmp_path):
     common = settings_of(case)
