@@ -18,6 +18,7 @@ from jaxfed.engine.devices import describe_devices, idle_accelerator, use_every_
 from jaxfed.engine.distributed import join, liveness
 from jaxfed.internal import command_line, console, folders, signals
 from jaxfed.internal.backend import on_cpu
+from jaxfed.internal.include import include_first
 from jaxfed.internal.program_cache import keep_programs
 from jaxfed.internal.signals import ending
 from jaxfed.recording import run_files
@@ -219,6 +220,7 @@ def train_sweep(config: Config) -> tuple[int, str]:
 def run() -> None:
     """Define the flags, parse them and run `main`."""
     try:
+        include_first(sys.argv[1:])
         config_flags.define_flags()
     except ValueError as error:  # of a function that the program has registered
         console.show_error(str(error))

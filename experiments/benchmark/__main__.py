@@ -74,7 +74,9 @@ def main(arguments: Sequence[str]) -> int:
     )
     suite = shorten(suite, seeds=values['seeds'], rounds=values['rounds'])
     updated = [Path(path) for path in values['update']]
-    changed = shlex.split(suite_command(values | {'suite': None}, parsed.extra))[3:]
+    changed = shlex.split(suite_command(values | {'suite': None, 'include': None}, parsed.extra))[
+        3:
+    ]
     if updated and changed:
         raise ValueError(
             f'--update writes the answer of the whole suite; omit {shlex.join(changed)}.'
@@ -112,7 +114,7 @@ def check_packages(suite: Suite) -> None:
 def suite_command(values: Mapping[str, Any], extra: Sequence[str]) -> str:
     """The command that makes a benchmark; the folders of data and results are left out."""
     words = ['python', '-m', 'experiments.benchmark']
-    for name in ('suite', 'datasets', 'skews', 'methods', 'rounds', 'seeds'):
+    for name in ('suite', 'include', 'datasets', 'skews', 'methods', 'rounds', 'seeds'):
         value = values[name]
         if value is not None:
             words.append(f'--{name}={",".join(value) if isinstance(value, list) else value}')

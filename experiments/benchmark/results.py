@@ -10,6 +10,7 @@ from experiments.benchmark.records import Key, Record, key_of
 from experiments.benchmark.suite import Place, Suite
 from experiments.grid.runner import Cell
 from jaxfed.config import DEFAULTS, FIELDS, MAPPINGS
+from jaxfed.internal.include import include_again
 from jaxfed.metrics.intervals import Interval, Paired, holm, mean_interval, paired
 
 BASELINE = 'fedavg'
@@ -124,7 +125,7 @@ def command_of(cells: Sequence[Cell]) -> str:
     """The command that trains the seeds of a method."""
     config = cells[0].config
     skipped = (*MAPPINGS, 'seed', 'workdir', 'on_divergence', 'data_dir')
-    words = ['python', '-m', 'jaxfed']
+    words = ['python', '-m', 'jaxfed', *include_again()]
     for name in FIELDS:
         value = getattr(config, name)
         if name not in skipped and value != DEFAULTS[name]:

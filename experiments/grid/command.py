@@ -10,6 +10,7 @@ from absl import flags
 
 from experiments.grid import runner
 from jaxfed.internal import command_line, console, files
+from jaxfed.internal.include import HELP, include_first
 from jaxfed.internal.signals import Interrupted
 from jaxfed.runs import config_flags
 
@@ -58,6 +59,7 @@ def parse(
       Help: if --help is among the flags.
     """
     cut = arguments.index('--') if '--' in arguments else len(arguments)
+    include_first(arguments)
     values = flags.FlagValues()
     define(values)
     if {'--help', '-help', '-h'} & {*arguments[:cut]}:
@@ -95,6 +97,7 @@ def define_shared(
     integer('seeds', default_seeds, f'runs of {seeds}, with seeds from 0')
     text('data_dir', None, 'directory of prepared datasets')
     text('output', output, 'folder of the results')
+    text('include', None, HELP)
     integer(
         'together',
         0,

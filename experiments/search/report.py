@@ -14,6 +14,7 @@ from experiments.search.cells import STUDY, Search
 from experiments.search.ranking import Ranked
 from jaxfed.internal import console, files
 from jaxfed.internal.csv_text import csv_text
+from jaxfed.internal.include import include_again
 
 WHOLE = '--validation=0'  # trains on all training data
 
@@ -23,7 +24,7 @@ def command_of(search: Search, chosen: Ranked) -> str:
     # The run's flags override the grid's, as in the search. A flag file may set --validation.
     words = [*search.shown, *chosen.flags, *search.run_flags, WHOLE]
     words += [f'--seeds={search.seeds}'] if search.seeds > 1 else []
-    return shlex.join(['python', '-m', 'jaxfed.main', *words])
+    return shlex.join(['python', '-m', 'jaxfed.main', *include_again(), *words])
 
 
 def settled(ranking: Sequence[Ranked]) -> str:

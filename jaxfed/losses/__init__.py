@@ -1,4 +1,4 @@
-"""Losses as pure functions with one value for each example; callers mask and average.
+"""Losses as pure functions; those of logits have one value an example, to mask and average.
 
 Half precisions are computed in float32. Teachers get no gradient. Values and gradients are finite
 for logits up to +-1e4 and for every mask of classes.

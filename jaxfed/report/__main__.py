@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from jaxfed.internal import console, files
 from jaxfed.internal.csv_text import csv_text
+from jaxfed.internal.include import HELP, include
 from jaxfed.recording import run_files, trackers
 from jaxfed.report.comparison import SCORES
 from jaxfed.report.grouping import RunGroup, group
@@ -50,6 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar='METHOD',
         help='method, or label on the page, that the others are compared with [fedavg if any]',
     )
+    parser.add_argument('--include', metavar='FILE.py', help=f'{HELP}: for the titles of measures')
     parser.add_argument(
         '--score',
         choices=SCORES,
@@ -128,6 +130,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     try:
         flags = make_parser().parse_args(arguments)
+        include(flags.include)
         page = check_file('output', flags.output, '.html')
         table = None if flags.csv is None else check_file('csv', flags.csv, '.csv')
         target = flags.target_accuracy

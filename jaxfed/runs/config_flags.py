@@ -12,6 +12,7 @@ from absl import flags
 from jaxfed import methods
 from jaxfed.config import DEFAULTS, GROUPS, MAPPINGS, SETTINGS, Config
 from jaxfed.internal import command_line, config_file
+from jaxfed.internal.include import HELP
 from jaxfed.internal.messages import printable
 from jaxfed.internal.type_checks import choices_of
 from jaxfed.partition import PARTITIONS, partition_settings
@@ -32,6 +33,7 @@ class CommandFlag(NamedTuple):
 
 
 COMMAND_FLAGS = {
+    'include': CommandFlag(str, None, HELP, 'method'),
     'sweep': CommandFlag(
         str,
         None,

@@ -89,6 +89,8 @@ def load(workdir: str | os.PathLike[str], *, method: Method | None = None) -> Lo
         x = np.asarray(x)
         if x.ndim == 2 and (shape[:2] == (1, 1) or tokens):
             x = x.reshape(-1, 1, *((x.shape[1], 1) if tokens else (1, x.shape[1])))
+        if x.ndim == 3 and shape[2] == 1 and not tokens:  # files of grey images may have no channel
+            x = x[..., np.newaxis]
         kinds, what = ('ui', 'token ids') if tokens else ('uif', 'images')
         if x.ndim != 4 or x.shape[1:] != shape or x.dtype.kind not in kinds:
             raise ValueError(

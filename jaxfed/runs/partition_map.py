@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from jaxfed import config
 from jaxfed.data.errors import explain_errors
 from jaxfed.internal import command_line, console
 from jaxfed.internal.files import atomic_path, write_atomic
+from jaxfed.internal.include import include_first
 from jaxfed.partition.file import SUFFIXES
 from jaxfed.recording.entries import title_of
 from jaxfed.recording.heatmap import draw_heatmap, print_heatmap
@@ -102,7 +104,15 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == '__main__':
-    config_flags.define_flags(groups=('data and seed', 'partition', 'method'), commands={})
+    try:
+        include_first(sys.argv[1:])
+        config_flags.define_flags(
+            groups=('data and seed', 'partition', 'method'),
+            commands={'include': config_flags.COMMAND_FLAGS['include']},
+        )
+    except ValueError as error:
+        console.show_error(str(error))
+        sys.exit(2)
     flags.DEFINE_string('output', None, 'PNG file for the partition map')
     flags.DEFINE_string(
         'output_indices',

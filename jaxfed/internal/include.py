@@ -1,0 +1,63 @@
+"""Python files of a user that register methods, networks, partitions or measures: --include."""
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+HELP = 'Python files that register methods, networks, partitions or measures, joined by commas'
+_included: dict[Path, str] = {}  # resolved path -> name
+
+
+def include(names: str | None) -> None:
+    """Runs the files that --include names, each once and as a module of its name.
+
+    Raises:
+      ValueError: if a file is missing, fails, or has the name of another module.
+    """
+    for name in filter(None, (names or '').split(',')):
+        path = Path(name).resolve()
+        if path in _included:
+            continue
+        if path.suffix != '.py' or not path.stem.isidentifier() or not path.is_file():
+            raise ValueError(f'--include={name} must name a Python file, as mine.py.')
+        found = importlib.util.find_spec(path.stem)  # the file itself, if its folder is searched
+        if found is not None and found.origin != str(path):
+            raise ValueError(f'--include={name}: a module {path.stem} exists; rename the file.')
+        _run(path)
+        _included[path] = name
+
+
+def include_again() -> list[str]:
+    """The flag with which another command includes the files of this process; [] for none."""
+    return [f'--include={",".join(_included.values())}'] if _included else []
+
+
+def include_first(arguments: Sequence[str]) -> None:
+    """Runs the files of --include before other flags are defined, which depend on them."""
+    rest = iter(arguments)
+    for argument in rest:
+        name, equals, value = argument.partition('=')
+        if argument == '--':
+            return
+        if name in ('--include', '-include'):
+            include(value if equals else next(rest, ''))
+
+
+def _run(path: Path) -> None:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None  # it ends in .py
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    sys.path.append(str(path.parent))  # for what it imports from its own folder
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[path.stem]
+        stack = traceback.extract_tb(error.__traceback__)
+        lines = [entry.lineno for entry in stack if entry.filename == str(path)]
+        line = getattr(error, 'lineno', None) or (lines[-1] if lines else 'unknown')
+        text = ' '.join(str(error).split())
+        raise ValueError(
+            f'--include={path} (line {line}): {type(error).__name__}: {text.rstrip(".")}.'
+        ) from error
