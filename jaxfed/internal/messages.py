@@ -1,7 +1,13 @@
 """Parts of the text of a message."""
 
 import difflib
+import sys
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
+
+# The packages whose lines a user cannot change.
+_LIBRARIES = {'jaxfed', 'jax', 'flax', 'optax', 'numpy', *sys.stdlib_module_names}
 
 
 def suggestion(name: str, names: Iterable[str], prefix: str = '') -> str:
@@ -16,6 +22,31 @@ def suggestion(name: str, names: Iterable[str], prefix: str = '') -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type; messages of libraries fill pages."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of an exception's message, after its type unless that is ValueError."""
+    plain = isinstance(error, ValueError) or not str(error)
+    return first_line(error) if plain else f'{type(error).__name__}: {first_line(error)}'
+
+
+def located(place: str, error: BaseException, end: str = '.') -> ValueError:
+    """An exception of a user's function in one line: the function, its file and line, the reason.
+
+    Args:
+      place: the function, as "METHODS['mine']".
+      error: the exception.
+      end: of the message, as from `suggestion`.
+    """
+    steps = [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get('__name__', '').partition('.')[0] not in _LIBRARIES
+    ]
+    # The last line of the function's own file: it may call libraries that are not listed.
+    own = [line for name, line in steps if name == steps[0][0]]
+    line = f' ({Path(steps[0][0]).name}, line {own[-1]})' if own else ''
+    return ValueError(f'{place}{line}: {one_line(error).rstrip(".")}{end}')
 
 
 def printable(text: str) -> str:

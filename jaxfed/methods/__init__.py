@@ -5,12 +5,13 @@ method from a specification such as 'fedlmd+fedprox'. `METHODS['mine'] = mine` a
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 
-from jaxfed.internal.messages import printable, suggestion
+from jaxfed.internal.messages import located, one_line, printable, suggestion
 from jaxfed.internal.type_checks import check_value, checked_parameters
 from jaxfed.methods.apfl import apfl
 from jaxfed.methods.chain import chain
@@ -200,6 +201,12 @@ def build(parts: list[Part], *, switch_round: int | None = None) -> Method:
             phases[phase].append(method)
         except ValueError as error:
             raise ValueError(f'--method={name}: {error}') from error
+        except Exception as error:  # of any kind, from the user's function
+            if any(isinstance(value, jax.core.Tracer) for value in values.values()):
+                raise  # a sweep reads its type
+            misspelt = re.search(r"Method\.__new__.* argument '(\w+)'$", one_line(error))
+            end = suggestion(misspelt[1], Method._fields) if misspelt else '.'
+            raise located(f'METHODS[{name!r}]', error, end) from error
     labels = [[part.name for part in parts if part.phase == i] for i in (0, 1)]
     try:
         first, *second = (

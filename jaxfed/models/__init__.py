@@ -7,9 +7,10 @@ from typing import Any
 
 from flax import linen
 
+from jaxfed.internal.messages import one_line
 from jaxfed.internal.type_checks import check_value
 from jaxfed.models import ops
-from jaxfed.models.check import check_network, one_line
+from jaxfed.models.check import check_network
 from jaxfed.models.cnn_dropout import CNNDropout
 from jaxfed.models.feedforward import CNN, MLP, LeNet
 from jaxfed.models.functional import as_model, linen_model, pair_model

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxfed.internal.messages import one_line
 from jaxfed.types import Model, PyTree, example_inputs
 
 
@@ -50,9 +51,3 @@ def check_network(
                 f'--model={name} must return features of shape ({batch}, F) for {batch} images, '
                 f'got {features.shape}.'
             )
-
-
-def one_line(error: Exception) -> str:
-    """The first line of an exception's message, after its type unless that is ValueError."""
-    line = next(iter(str(error).splitlines()), '')
-    return line if isinstance(error, ValueError) else f'{type(error).__name__}: {line}'
