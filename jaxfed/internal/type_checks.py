@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import reprlib
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, get_args, get_origin
 
@@ -87,8 +88,9 @@ def check_value(name: str, value: Any, kind: Any) -> None:
         return
     types = (*kinds, int) if float in kinds else kinds
     if not (bool in kinds if isinstance(value, bool) else isinstance(value, types)):
-        words = ' or '.join(_WORDS[k] for k in kinds)
-        raise ValueError(f'{name} must be {words}, got {value!r}.')
+        words, shown = ' or '.join(_WORDS[k] for k in kinds), printable(reprlib.repr(value))
+        end = ': pass a plain Python value, not an array.' if hasattr(value, 'dtype') else '.'
+        raise ValueError(f'{name} must be {words}, got {shown}{end}')
     if isinstance(value, str) and '\0' in value:
         raise ValueError(f'{name} must have no NUL character, got {value!r}.')
     if isinstance(value, str) and value and value.splitlines() != [value]:

@@ -194,7 +194,7 @@ def build(parts: list[Part], *, switch_round: int | None = None) -> Method:
     for name, values, phase in parts:
         try:
             for key, value in values.items():
-                if not isinstance(value, jax.Array):  # traced numbers were checked before
+                if not isinstance(value, jax.core.Tracer):  # traced numbers were checked before
                     check_value(key, value, hyperparameters(name)[key].annotation)
             method = METHODS[name](**values)
             check_method(method, 'its function must return')

@@ -29,6 +29,11 @@ def annotations() -> dict[str, Any]:
 
 def check_types(config: Config) -> None:
     """Raise a ValueError for a setting of another type or without such a choice."""
+    if not isinstance(config.method, str):
+        raise ValueError(
+            f'--method must be a name, got a {type(config.method).__name__}: pass a method object '
+            'as simulate(config, method=...).'
+        )
     for name, kind in annotations().items():
         check_value(f'--{name}', getattr(config, name), kind)
     for name in MAPPINGS:

@@ -339,6 +339,12 @@ def test_a_registered_function_that_does_not_return_a_method(factory, message, m
         build(resolve('mine', {}))
 
 
+@pytest.mark.parametrize('value', [jnp.float32(1), jnp.ones(3), np.ones(3)])
+def test_a_hyperparameter_is_no_array(value):
+    with pytest.raises(ValueError, match=r'mu must be a number, got .*: pass a plain Python'):
+        build(resolve('fedprox', {'mu': value}))
+
+
 def test_an_error_in_a_registered_function_names_its_line(monkeypatch):
     def misspelt():
         return Method(penality=lambda view: 0.0)
