@@ -579,6 +579,13 @@ def test_the_result_of_a_registered_partition_is_checked(monkeypatch, parts, mes
         make_partition('mine', ten_classes(), num_clients=3, seed=0)
 
 
+def test_an_error_in_a_registered_partition_names_its_line(monkeypatch):
+    monkeypatch.setitem(PARTITIONS, 'mine', lambda labels, num_clients, seed: 1 / seed)
+    message = r"PARTITIONS\['mine'\] \(test_partition\.py, line \d+\): ZeroDivisionError: division"
+    with pytest.raises(ValueError, match=message):
+        make_partition('mine', ten_classes(), num_clients=3, seed=0)
+
+
 def test_a_registered_partition_may_return_lists_and_empty_clients(monkeypatch):
     monkeypatch.setitem(PARTITIONS, 'mine', lambda labels, num_clients, seed: ([3, 1], [], (2,)))
     parts = make_partition('mine', ten_classes(), num_clients=3, seed=0)
