@@ -22,7 +22,7 @@ def suggestion(name: str, names: Iterable[str], prefix: str = '') -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type; messages of libraries fill pages."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 def one_line(error: BaseException) -> str:
@@ -51,7 +51,7 @@ def located(place: str, error: BaseException, end: str = '.') -> ValueError:
       error: the exception.
       end: of the message, as from `suggestion`.
     """
-    return ValueError(f'{place}{user_line(error)}: {one_line(error).rstrip(".")}{end}')
+    return ValueError(f'{place}{user_line(error)}: {one_line(error).rstrip(".:")}{end}')
 
 
 @contextlib.contextmanager

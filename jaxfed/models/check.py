@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxfed.internal.messages import one_line
+from jaxfed.internal.messages import located
 from jaxfed.types import Model, PyTree, example_inputs
 
 
@@ -37,7 +37,7 @@ def check_network(
     try:
         params, *results = jax.eval_shape(run, jax.random.key(0), x, mask)
     except Exception as error:  # of any kind, from the user's module
-        raise ValueError(f'--model={name} fails on images {x.shape}: {one_line(error)}') from error
+        raise located(f'--model={name} fails on images {x.shape}', error) from error
     if not jax.tree.leaves(params):
         raise ValueError(f'--model={name} has no parameters, such as nnx.Param.')
     for logits, features, _ in results:
