@@ -30,8 +30,12 @@ def checked_parameters(
       without: names of parameters that are neither checked nor returned.
 
     Raises:
-      ValueError: if the type of a parameter is missing, unknown or another one.
+      ValueError: if it is no function, or the type of a parameter is missing, unknown or another.
     """
+    if not callable(function):
+        raise ValueError(
+            f'{place} must be a function, got a {type(function).__name__}; assign a function to it.'
+        )
     try:
         parameters = inspect.signature(function).parameters
         found = {

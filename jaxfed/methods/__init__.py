@@ -128,6 +128,12 @@ def resolve(specification: str, settings: Mapping[str, Any]) -> list[Part]:
       ValueError: if a method is unknown or named twice, or a hyper-parameter belongs to no part or
         to several, or is set under both of its names.
     """
+    for name in METHODS:
+        if name in specification and {*name} & {'+', ','}:
+            raise ValueError(
+                f"METHODS[{name!r}]: its name must have no '+' and no ',', which combine methods; "
+                'rename it.'
+            )
     phases = [[name.strip() for name in names.split('+')] for names in specification.split(',')]
     if len(phases) > 2:
         raise ValueError(f'--method={specification}: at most two methods can follow each other.')

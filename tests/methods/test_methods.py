@@ -363,6 +363,14 @@ def test_an_error_in_a_registered_function_names_its_line(monkeypatch):
         assert re.fullmatch(place + reason, str(error.value))
 
 
+@pytest.mark.parametrize('name', ['my+method', 'my,method'])
+def test_the_name_of_a_method_does_not_combine(name, monkeypatch):
+    monkeypatch.setitem(methods.METHODS, name, Method)
+    with pytest.raises(ValueError, match=rf"METHODS\['{re.escape(name)}'\]: its name must have no"):
+        resolve(f'fedprox+{name}', {})
+    assert resolve('fedprox', {})
+
+
 def test_types_as_text_are_types(monkeypatch):
     monkeypatch.setitem(methods.METHODS, 'mine', _of_types_as_text)
     assert resolve('mine', {}) == [Part('mine', {'beta': None, 'kind': 'a'})]
