@@ -316,6 +316,7 @@ def test_auxiliary_data_belongs_to_no_client(tmp_path):
         (['--dataset=no_such_set'], 'no_such_set'),
         (['--method=fedcad', '--auxiliary_per_class=0'], '--auxiliary_per_class=0'),
         (['--auxiliary_per_class=4000'], '4000'),
+        (['--workdir='], '--workdir must name a folder, got an empty text; omit it'),
         (['--workdir=held'], '--workdir=held holds an unfinished run with other settings'),
         (['--workdir=text.npz'], '--workdir=text.npz is a file'),
         (['--workdir=/proc/jaxfed'], '--workdir=/proc/jaxfed cannot be'),
