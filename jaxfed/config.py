@@ -14,7 +14,7 @@ from jaxfed.internal.messages import suggestion
 from jaxfed.models import Precision
 from jaxfed.models.blocks import Norm, Stem
 from jaxfed.models.text import Encoder
-from jaxfed.partition import NoiseForm, partition_settings
+from jaxfed.partition import PARTITIONS, NoiseForm, partition_settings
 
 Aggregation = Literal['size', 'uniform']
 Schedule = Literal['exponential', 'step', 'cosine']
@@ -97,9 +97,14 @@ class Config:
             """Raise a TypeError in one line for a name that is not a setting."""
             fields = [field.name for field in dataclasses.fields(cls)]
             for name in settings.keys() - fields:
+                partition = settings.get('partition')
+                own = partition in PARTITIONS and name in partition_settings(partition)
+                what, mapping = 'Hyper-parameters of the method', 'hyperparameters'
+                if own:
+                    what, mapping = f'Settings of {partition}', 'partition_settings'
                 raise TypeError(
-                    f'Config has no setting {name}{suggestion(name, fields)} Hyper-parameters of '
-                    f'the method are set as hyperparameters={{{name!r}: {settings[name]!r}}}.'
+                    f'Config has no setting {name}{suggestion(name, fields)} {what} are set as '
+                    f'{mapping}={{{name!r}: {settings[name]!r}}}.'
                 )
             return super().__new__(cls)
 

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -150,6 +150,11 @@ def _channels_before(key: str, network: ReadNetwork) -> int:
     return widths[max(widths)] if widths else network.metadata.input_shape[2]
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f'{message}; --help lists the flags.')
+
+
 def main(arguments: Sequence[str]) -> int:
     """Write the file.
 
@@ -159,14 +164,14 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
       The exit status: 0, or 2 for invalid input or a file that cannot be read or written.
     """
-    parser = argparse.ArgumentParser('python -m jaxfed.export', description=__doc__)
+    parser = _Parser('python -m jaxfed.export', description=__doc__)
     parser.add_argument('workdir', metavar='WORKDIR', help='of a finished run')
     parser.add_argument('--format', choices=FORMATS, required=True, help='of the file')
     parser.add_argument('--output', metavar='FILE', help='the file [WORKDIR/exported.SUFFIX]')
-    values = parser.parse_args(arguments)
-    write, suffix = FORMATS[values.format]
-    path = Path(values.output or Path(values.workdir) / f'exported{suffix}')
     try:
+        values = parser.parse_args(arguments)
+        write, suffix = FORMATS[values.format]
+        path = Path(values.output or Path(values.workdir) / f'exported{suffix}')
         if path.suffix != suffix:
             raise ValueError(f'--output={path} must end in {suffix}.')
         if path.resolve() == (Path(values.workdir) / MODEL).resolve():

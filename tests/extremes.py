@@ -107,7 +107,7 @@ CASES = {
     ),
     'float labels': Case(
         ('refused',), data=both('y', lambda y: y.astype(np.float64)),
-        text='and dtype float64 in y_train: labels must be [n] integers, one per example.',
+        text='labels must be [n] integers, one per example, as y_train.astype(int).',
     ),
 }  # fmt: skip
 NEEDED = {  # what a method needs besides `COMMON`

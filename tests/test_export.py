@@ -200,6 +200,8 @@ def test_names_and_layouts_of_a_residual_network(run, tmp_path):
 @pytest.mark.parametrize(
     'arguments, message',
     [
+        (['none'], 'the following arguments are required: --format; --help lists the flags'),
+        (['none', '--format=tflite'], "invalid choice: 'tflite'"),
         (['none', '--format=torch', '--output=x.safetensors'], 'workdir=none is not a run'),
         (['none', '--format=torch', '--output=x.onnx'], '--output=x.onnx must end in .safetensors'),
         (['none', '--format=torch', '--output=no/x.safetensors'], 'workdir=none is not a run'),

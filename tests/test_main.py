@@ -14,7 +14,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from jaxfed import Config, main
+from jaxfed import Config, Method, main
 from jaxfed.internal import signals
 from jaxfed.metrics.measures import MEASURES
 from jaxfed.recording import run_files
@@ -316,6 +316,7 @@ def test_auxiliary_data_belongs_to_no_client(tmp_path):
         (['--dataset=no_such_set'], 'no_such_set'),
         (['--method=fedcad', '--auxiliary_per_class=0'], '--auxiliary_per_class=0'),
         (['--auxiliary_per_class=4000'], '4000'),
+        (['--workdir='], '--workdir must name a folder, got an empty text; omit it'),
         (['--workdir=held'], '--workdir=held holds an unfinished run with other settings'),
         (['--workdir=text.npz'], '--workdir=text.npz is a file'),
         (['--workdir=/proc/jaxfed'], '--workdir=/proc/jaxfed cannot be'),
@@ -348,6 +349,8 @@ def test_bad_input_is_refused_before_training(arguments, message, command, tmp_p
         ({'seed': None}, '--seed must be an integer, got None'),
         ({'balanced': 1}, '--balanced must be True or False, got 1'),
         ({'learning_rate': '1'}, "--learning_rate must be a number, got '1'"),
+        ({'learning_rate': np.ones(2)}, 'number, got array([1., 1.]): pass a plain Python value'),
+        ({'method': Method()}, 'got a Method: pass a method object as simulate(config, method=..'),
         ({'workdir': 3}, '--workdir must be a string or None, got 3'),
         ({'partition': None}, '--partition must be one of iid'),
         ({'hyperparameters': 3}, '--hyperparameters must be a mapping'),

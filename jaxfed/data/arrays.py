@@ -132,9 +132,12 @@ def _count_tokens(arrays: Mapping[str, np.ndarray], vocabulary: int, source: str
 def _checked_labels(array: np.ndarray, source: str, key: str) -> np.ndarray:
     """Returns labels as [n] int32."""
     if array.ndim != 1 or not array.size or array.dtype.kind not in 'iu':
+        column = '.ravel()' if array.shape[1:] == (1,) else ''
+        number = '.astype(int)' if array.dtype.kind in 'fb' else ''
+        remedy = '.argmax(1)' if array.ndim == 2 and not column else column + number
         raise ValueError(
             f'{source} has shape {array.shape} and dtype {array.dtype} in {key}: labels must be '
-            '[n] integers, one per example.'
+            f'[n] integers, one per example{f", as {key}{remedy}" if remedy else ""}.'
         )
     if not 0 <= array.min() <= array.max() <= LARGEST_LABEL:
         labels = f'labels from {array.min()} to {array.max()}'

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from jaxfed.internal.messages import locate_errors
 from jaxfed.types import Cohort
 
 
@@ -53,9 +54,10 @@ def sample(name: str, round_: int, size: np.ndarray, *, number: int, seed: int) 
     """The clients of a round by the name of a sampling, [number] int64 ids, ascending.
 
     Raises:
-      ValueError: if the sampling does not return `number` distinct clients.
+      ValueError: if the sampling fails, or does not return `number` distinct clients.
     """
-    chosen = np.sort(np.atleast_1d(SAMPLINGS[name](round_, size, number=number, seed=seed)))
+    with locate_errors(f'SAMPLINGS[{name!r}](round_, size, *, number, seed)'):
+        chosen = np.sort(np.atleast_1d(SAMPLINGS[name](round_, size, number=number, seed=seed)))
     valid = chosen.shape == (number,) and np.issubdtype(chosen.dtype, np.integer)
     if not (valid and (np.diff(chosen) > 0).all() and chosen[0] >= 0 and chosen[-1] < len(size)):
         raise ValueError(

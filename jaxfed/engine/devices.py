@@ -38,7 +38,13 @@ def use_every_core() -> None:
       RuntimeError: if JAX has been used already.
     """
     if 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
-        jax.config.update('jax_num_cpu_devices', cores())
+        try:
+            jax.config.update('jax_num_cpu_devices', cores())
+        except RuntimeError as error:
+            raise RuntimeError(
+                'jaxfed.use_every_core() must come before JAX is used: restart Python, or the '
+                'kernel of a notebook, and call it right after import jaxfed.'
+            ) from error
 
 
 def cores() -> int:

@@ -74,6 +74,7 @@ OPTIMIZERS: dict[str, Callable[[Number, Number, Number], optax.GradientTransform
     'adagrad': of_gradient(optax.adagrad),
     'rmsprop': of_gradient(optax.rmsprop),
 }
+BUILT_IN = tuple(OPTIMIZERS.values())
 
 
 def reads_momentum(name: str) -> bool:

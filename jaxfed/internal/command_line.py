@@ -130,7 +130,8 @@ def what_is_wrong(error: Exception, values: flags.FlagValues) -> str:
         name = error.flagname
         names = [known for known in values if '.' in name or '.' not in known]
         end = suggestion(_SYNONYMS.get(name, name), names, '--')
-        return f'--{name} is not a flag{";" if end == "." else end} --help shows the flags.'
+        place = ''.join(f'{source}: ' for source in getattr(error, '__notes__', ()))
+        return f'{place}--{name} is not a flag{";" if end == "." else end} --help shows the flags.'
     if isinstance(error, UnicodeDecodeError):
         return f'--flagfile must name a text file ({error}).'
     text = ' '.join(str(error).removeprefix('ERROR:: ').split())

@@ -48,6 +48,7 @@ def expand(arguments: Sequence[str], values: flags.FlagValues) -> list[str]:
 
     Raises:
       ValueError: if a file cannot be read, or does not map names of flags to values.
+      flags.UnrecognizedFlagError: if a file names no flag; its note is the file.
     """
     expanded, rest = [], iter(arguments)
     for argument in rest:
@@ -78,7 +79,13 @@ def _flags_of(path: str, values: flags.FlagValues) -> list[str]:
         for name in (*_FACTS, *_OF_THE_RUN):
             chosen.pop(name, None)
         chosen = {n: v for n, v in chosen.items() if n not in values or values[n].default != v}
-    return [f'--{name}={_text(source, name, value)}' for name, value in chosen.items()]
+    arguments = [f'--{name}={_text(source, name, value)}' for name, value in chosen.items()]
+    for name in chosen:
+        if name not in values and name.removeprefix('no') not in values:
+            unknown = flags.UnrecognizedFlagError(name)
+            unknown.add_note(source)
+            raise unknown
+    return arguments
 
 
 def _settings(content: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import reprlib
 import types
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, Union, get_args, get_origin
@@ -30,8 +31,12 @@ def checked_parameters(
       without: names of parameters that are neither checked nor returned.
 
     Raises:
-      ValueError: if the type of a parameter is missing, unknown or another one.
+      ValueError: if it is no function, or the type of a parameter is missing, unknown or another.
     """
+    if not callable(function):
+        raise ValueError(
+            f'{place} must be a function, got a {type(function).__name__}; assign a function to it.'
+        )
     try:
         parameters = inspect.signature(function).parameters
         found = {
@@ -93,8 +98,9 @@ def check_value(name: str, value: Any, kind: Any) -> None:
         return
     accepted = (*kinds, int) if float in kinds else kinds
     if not (bool in kinds if isinstance(value, bool) else isinstance(value, accepted)):
-        words = ' or '.join(_WORDS[k] for k in kinds)
-        raise ValueError(f'{name} must be {words}, got {value!r}.')
+        words, shown = ' or '.join(_WORDS[k] for k in kinds), printable(reprlib.repr(value))
+        end = ': pass a plain Python value, not an array.' if hasattr(value, 'dtype') else '.'
+        raise ValueError(f'{name} must be {words}, got {shown}{end}')
     if isinstance(value, str) and '\0' in value:
         raise ValueError(f'{name} must have no NUL character, got {value!r}.')
     if isinstance(value, str) and value and value.splitlines() != [value]:

@@ -5,12 +5,13 @@ method from a specification such as 'fedlmd+fedprox'. `METHODS['mine'] = mine` a
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 
-from jaxfed.internal.messages import printable, suggestion
+from jaxfed.internal.messages import located, one_line, printable, suggestion
 from jaxfed.internal.type_checks import check_value, checked_parameters
 from jaxfed.methods.apfl import apfl
 from jaxfed.methods.chain import chain
@@ -53,6 +54,7 @@ from jaxfed.methods.topk import topk
 from jaxfed.methods.trimmed_mean import trimmed_mean
 
 __all__ = [
+    'BUILT_IN',
     'METHODS',
     'Method',
     'Part',
@@ -75,6 +77,7 @@ METHODS: dict[str, Callable[..., Method]] = {
         median, trimmed_mean, krum, multikrum, quantize, topk, dp, fedbuff,
     )
 }  # fmt: skip
+BUILT_IN = frozenset(METHODS)
 
 
 class Part(NamedTuple):
@@ -127,6 +130,12 @@ def resolve(specification: str, settings: Mapping[str, Any]) -> list[Part]:
       ValueError: if a method is unknown or named twice, or a hyper-parameter belongs to no part or
         to several, or is set under both of its names.
     """
+    for name in METHODS:
+        if name in specification and {*name} & {'+', ','}:
+            raise ValueError(
+                f"METHODS[{name!r}]: its name must have no '+' and no ',', which combine methods; "
+                'rename it.'
+            )
     phases = [[name.strip() for name in names.split('+')] for names in specification.split(',')]
     if len(phases) > 2:
         raise ValueError(f'--method={specification}: at most two methods can follow each other.')
@@ -193,13 +202,19 @@ def build(parts: list[Part], *, switch_round: int | None = None) -> Method:
     for name, values, phase in parts:
         try:
             for key, value in values.items():
-                if not isinstance(value, jax.Array):  # traced numbers were checked before
+                if not isinstance(value, jax.core.Tracer):  # traced numbers were checked before
                     check_value(key, value, hyperparameters(name)[key].annotation)
             method = METHODS[name](**values)
             check_method(method, 'its function must return')
             phases[phase].append(method)
         except ValueError as error:
             raise ValueError(f'--method={name}: {error}') from error
+        except Exception as error:  # of any kind, from the user's function
+            if any(isinstance(value, jax.core.Tracer) for value in values.values()):
+                raise  # a sweep reads its type
+            misspelt = re.search(r"Method\.__new__.* argument '(\w+)'$", one_line(error))
+            end = suggestion(misspelt[1], Method._fields) if misspelt else '.'
+            raise located(f'METHODS[{name!r}]', error, end) from error
     labels = [[part.name for part in parts if part.phase == i] for i in (0, 1)]
     try:
         first, *second = (

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxfed.methods.hooks import check_carry
 from jaxfed.methods.method import (
     ClientView,
     LocalView,
@@ -119,7 +120,9 @@ def _exchange(
 
     def fold(f: Any, initial: PyTree) -> PyTree:
         folds.append(f)
-        return f(initial, batch)
+        carry = f(initial, batch)
+        check_carry(carry, initial)
+        return carry
 
     server = ServerView(
         params, stats, server_state, lambda x: evaluate(params, x).logits, batch, round_info

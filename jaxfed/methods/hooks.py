@@ -250,21 +250,30 @@ def _check_form(
     hook: str, role: str, origin: str, value: PyTree, like: PyTree, *, cast: bool = False
 ) -> None:
     """Checks structure, shapes and, unless the engine casts, types against those of `like`."""
+    rule = f'Method.{hook} must return {role} in the form of {origin}'
+    _check_same(rule, _tree(hook, value), like, lambda old: cast)
+
+
+def check_carry(carry: PyTree, initial: PyTree) -> None:
+    """Checks what the function of `client.fold` returns; the loop casts numbers of Python."""
+    rule = 'the function of client.fold must return the carry in the form of initial'
+    _check_same(rule, carry, initial, lambda old: jax.typeof(old).weak_type)
+
+
+def _check_same(rule: str, value: PyTree, like: PyTree, casts: Callable[[Any], bool]) -> None:
+    """Compares two trees of arrays; `casts` says for which of `like` another type is valid."""
 
     def check(same: bool, place: str, expected: Any, found: Any) -> None:
         if not same:
-            raise ValueError(
-                f'Method.{hook} must return {role} in the form of {origin}: {expected}{place}, '
-                f'got {found}.'
-            )
+            raise ValueError(f'{rule}: {expected}{place}, got {found}.')
 
-    expected, found = _by_path(like), _by_path(_tree(hook, value))
+    expected, found = _by_path(like), _by_path(value)
     for path in {**expected, **found}:
         place = f' at {path}' if path else ''
         check(path in found, place, _describe(expected.get(path)), 'nothing')
         check(path in expected, place, 'nothing', _describe(found[path]))
         old, new = expected[path], found[path]
-        same_type = cast or jnp.result_type(new, old) == jnp.result_type(old)
+        same_type = casts(old) or jnp.result_type(new, old) == jnp.result_type(old)
         same = same_type and jnp.shape(new) == jnp.shape(old)
         check(same, place, _describe(old), _describe(new))
     structure: Any = jax.tree.structure(like)

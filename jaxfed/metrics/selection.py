@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from jaxfed.internal.messages import printable, suggestion
+from jaxfed.internal.messages import locate_errors, printable, suggestion
 from jaxfed.metrics.accuracy import Evaluation
 from jaxfed.metrics.measures import MEASURES, Fields, LocalModels, Measure, Need, RoundData
 
@@ -146,8 +146,9 @@ def needs(names: Sequence[str]) -> set[Need]:
 
 
 def _fields_of(name: str, function: str, *arguments: Any) -> Fields:
-    """What a function of a measure returns; raises a ValueError if it is no dictionary."""
-    found = getattr(MEASURES[name], function)(*arguments)
+    """What a function of a measure returns; raises a ValueError if it fails or is no dictionary."""
+    with locate_errors(f'MEASURES[{name!r}].{function}'):
+        found = getattr(MEASURES[name], function)(*arguments)
     if not isinstance(found, dict):
         raise ValueError(
             f"MEASURES[{name!r}].{function} must return a dictionary of fields, as {{'name': 0.5}}"
@@ -171,8 +172,8 @@ def measure_round(
       All fields of the measures; None for a field without a value in this round.
 
     Raises:
-      ValueError: if a measure returns no dictionary, a field that it does not list, or an array as
-        a scalar.
+      ValueError: if a measure fails, or returns no dictionary, a field that it does not list, or
+        an array or a text as a scalar.
     """
     values: Fields = dict.fromkeys(fields(names))
     for name in names:
@@ -190,6 +191,11 @@ def measure_round(
                 raise ValueError(
                     f'MEASURES[{name!r}] must return a number as its scalar {field!r}, got the '
                     f'shape {list(np.shape(value))}; list it in arrays instead.'
+                )
+            if field in measure.scalars and isinstance(value, str | bytes | dict):
+                raise ValueError(
+                    f'MEASURES[{name!r}] must return a number as its scalar {field!r}, got '
+                    f'{printable(reprlib.repr(value))}.'
                 )
         values |= found
     return values

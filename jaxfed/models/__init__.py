@@ -5,11 +5,12 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from flax import linen
+from flax import linen, nnx
 
+from jaxfed.internal.messages import located
 from jaxfed.internal.type_checks import check_value
 from jaxfed.models import ops
-from jaxfed.models.check import check_network, one_line
+from jaxfed.models.check import check_network
 from jaxfed.models.cnn_dropout import CNNDropout
 from jaxfed.models.feedforward import CNN, MLP, LeNet
 from jaxfed.models.functional import as_model, linen_model, pair_model
@@ -100,6 +101,23 @@ def _declared(name: str) -> set[str]:
     return {key for key in PASSED if key in parameters}
 
 
+def _checked_options(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the chosen options of a network; raises a ValueError for others."""
+    checked = {option: value for option, value in settings.items() if value is not None}
+    for option, value in checked.items():
+        if option not in options(name):
+            others = ', '.join(other for other in MODELS if option in options(other))
+            raise ValueError(
+                f'--{option}={value} is not an option of --model={name}'
+                + (f': it belongs to {others}.' if others else '.')
+            )
+        kind = options(name)[option].annotation
+        if kind in (int, 'int', int | None) and isinstance(value, float) and value.is_integer():
+            checked[option] = value = int(value)  # --width of a network may count
+        check_value(f'--{option}', value, kind)
+    return checked
+
+
 def make_model(
     name: str,
     *,
@@ -134,22 +152,18 @@ def make_model(
             f'model={name!r} is unknown; choose one of {", ".join(sorted(MODELS))}, or assign your '
             f'network to jaxfed.models.MODELS[{name!r}] first.'
         )
+    if not callable(MODELS[name]) or isinstance(MODELS[name], nnx.Module | linen.Module):
+        raise ValueError(
+            f'MODELS[{name!r}] must be a class or a function that makes a network, got an instance '
+            f'of {type(MODELS[name]).__name__}; assign its class, or a function without parameters.'
+        )
     if len(input_shape) != 3 or min(input_shape) < 1:
         raise ValueError(
             f'input_shape must be (height, width, channels), each 1 or more, got {input_shape}.'
         )
     if num_classes < 1:
         raise ValueError(f'num_classes must be 1 or more, got {num_classes}.')
-    settings = {option: value for option, value in settings.items() if value is not None}
-    for option, value in settings.items():
-        if option not in options(name):
-            others = ', '.join(other for other in MODELS if option in options(other))
-            raise ValueError(
-                f'--{option}={value} is not an option of --model={name}'
-                + (f': it belongs to {others}.' if others else '.')
-            )
-        check_value(f'--{option}', value, options(name)[option].annotation)
-
+    settings = _checked_options(name, settings)
     declared = _declared(name)
     if vocabulary and 'vocabulary' not in declared and MODELS[name] in BUILT_IN:
         raise ValueError(
@@ -169,10 +183,12 @@ def make_model(
             return module
         if isinstance(module, tuple) and len(module) == 2 and all(map(callable, module)):
             return pair_model(*module)
-    except ValueError:
-        raise
     except Exception as error:  # of any kind, from the user's network
-        raise ValueError(f'--model={name} fails when it is made: {one_line(error)}') from error
+        if MODELS[name] in BUILT_IN:
+            raise
+        # The remedy of a list of layers is not in the first line of flax's message.
+        end = ': nnx.List or nnx.Dict.' if 'nnx.List(' in str(error) else '.'
+        raise located(f'--model={name} fails when it is made', error, end) from error
     raise ValueError(
         f'--model={name} must declare rngs, the random streams of its initialisation, or make a '
         f'flax.linen module or two functions (init, apply), got {type(module).__name__}.'

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxfed.internal.messages import located
 from jaxfed.types import Model, PyTree, example_inputs
 
 
@@ -36,7 +37,7 @@ def check_network(
     try:
         params, *results = jax.eval_shape(run, jax.random.key(0), x, mask)
     except Exception as error:  # of any kind, from the user's module
-        raise ValueError(f'--model={name} fails on images {x.shape}: {one_line(error)}') from error
+        raise located(f'--model={name} fails on images {x.shape}', error) from error
     if not jax.tree.leaves(params):
         raise ValueError(f'--model={name} has no parameters, such as nnx.Param.')
     for logits, features, _ in results:
@@ -50,9 +51,3 @@ def check_network(
                 f'--model={name} must return features of shape ({batch}, F) for {batch} images, '
                 f'got {features.shape}.'
             )
-
-
-def one_line(error: Exception) -> str:
-    """The first line of an exception's message, after its type unless that is ValueError."""
-    line = next(iter(str(error).splitlines()), '')
-    return line if isinstance(error, ValueError) else f'{type(error).__name__}: {line}'

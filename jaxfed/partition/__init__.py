@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxfed.internal.messages import locate_errors
 from jaxfed.internal.type_checks import checked_parameters
 from jaxfed.partition.checks import Seed, checked_parts
 from jaxfed.partition.client_dirichlet import client_dirichlet
@@ -82,7 +83,7 @@ def make_partition(
 
     Raises:
       ValueError: if the name is unknown, a setting is unknown or missing, the partition is
-        impossible, or the function returns anything else than disjoint index arrays.
+        impossible, or the function fails or returns anything else than disjoint index arrays.
     """
     if name not in PARTITIONS:
         raise ValueError(f'--partition={name} is unknown: choose one of {", ".join(PARTITIONS)}.')
@@ -105,7 +106,9 @@ def make_partition(
             f'--partition={name} must take labels and, as keywords, num_clients, seed and its '
             f'settings: {error}.'
         ) from error
-    return checked_parts(name, function(labels, **arguments), num_clients, len(labels))
+    with locate_errors(f'PARTITIONS[{name!r}]'):
+        parts = function(labels, **arguments)
+    return checked_parts(name, parts, num_clients, len(labels))
 
 
 __all__ = [

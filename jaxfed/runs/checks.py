@@ -29,6 +29,11 @@ def annotations() -> dict[str, Any]:
 
 def check_types(config: Config) -> None:
     """Raise a ValueError for a setting of another type or without such a choice."""
+    if not isinstance(config.method, str):
+        raise ValueError(
+            f'--method must be a name, got a {type(config.method).__name__}: pass a method object '
+            'as simulate(config, method=...).'
+        )
     for name, kind in annotations().items():
         check_value(f'--{name}', getattr(config, name), kind)
     for name in MAPPINGS:
@@ -54,6 +59,8 @@ def check(config: Config) -> None:
     for name in ('workdir', 'npz', 'partition_file', 'init_from'):
         path = getattr(config, name)
         _require(config, name, not str(path).startswith('~'), 'a path without ~, as $HOME/DIR')
+    if config.workdir == '':
+        raise ValueError('--workdir must name a folder, got an empty text; omit it for a new one.')
     _check_partition_settings(config)
     _check_clients(config)
     check_attack(config)
@@ -79,6 +86,11 @@ def _check_partition_settings(config: Config) -> None:
     parameters = partition_settings(config.partition)
     names = [name for name in parameters if name not in SETTINGS]
     for name, value in config.partition_settings.items():
+        if name in SETTINGS and name in parameters:
+            raise ValueError(
+                f'--partition_settings must not have {name}, a setting of its own; set it as '
+                f'--{name}={value}, from Python as Config({name}={value!r}).'
+            )
         if name not in names:
             raise ValueError(
                 f'--partition_settings: --partition={config.partition} has no setting {name} '

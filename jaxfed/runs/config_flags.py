@@ -196,7 +196,7 @@ def from_flags(values: flags.FlagValues = flags.FLAGS) -> Config:
         if partition not in partitions and values[name].present:
             raise ValueError(
                 f'--{name}={values[name].value} belongs to --partition={" or ".join(partitions)}, '
-                f'but --partition={partition}; omit one of them.'
+                f'but --partition is {partition}; omit one of them.'
             )
     others = _other_flags()
     names = {

@@ -31,7 +31,7 @@ from jaxfed.runs import checks, config_flags
 from jaxfed.runs.arrays import checked_arrays, name_arrays
 from jaxfed.runs.attack import with_attack
 from jaxfed.runs.deal import Dealt, columns_of, data_digest, deal
-from jaxfed.runs.own_optimizer import name_optimizers
+from jaxfed.runs.own_optimizer import check_registered, name_optimizers
 from jaxfed.runs.privacy import check_privacy
 from jaxfed.runs.seeds import sample_cohort
 from jaxfed.runs.tensors import start_from
@@ -245,7 +245,8 @@ def build_model(
 
 
 def _check_optimizer(config: Config, method: Method) -> None:
-    """Refuses optimizers whose steps the method does not count, and momentum without effect."""
+    """Refuses optimizers that fail, steps that the method does not count, momentum without use."""
+    check_registered(config)
     if config.momentum != Config.momentum and not reads_momentum(str(config.optimizer)):
         raise ValueError(
             f'--momentum={config.momentum} has no effect with --optimizer={config.optimizer}; '

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from jaxfed.config import Config
-from jaxfed.engine.optimizers import OPTIMIZERS, of_gradient
-from jaxfed.internal.messages import first_line
+from jaxfed.engine.optimizers import BUILT_IN, OPTIMIZERS, of_gradient
+from jaxfed.internal.messages import one_line, user_line
 
 
 def name_optimizers(configs: Iterable[Config]) -> list[Config]:
@@ -31,12 +31,23 @@ def name_optimizers(configs: Iterable[Config]) -> list[Config]:
             config = dataclasses.replace(config, optimizer=name)
         named.append(config)
     for name, function in functions.items():
-        _check_steps(name, function)
+        _check_steps(f'optimizer: {name}', 'the learning rate', function)
         OPTIMIZERS[name] = of_gradient(function)
     return named
 
 
-def _check_steps(name: str, function: Callable[..., Any]) -> None:
+def check_registered(config: Config) -> None:
+    """Raises a ValueError if the entry of `OPTIMIZERS` of the settings makes no optimizer."""
+    name, function = str(config.optimizer), OPTIMIZERS[str(config.optimizer)]
+    if function not in BUILT_IN:
+        _check_steps(
+            f'OPTIMIZERS[{name!r}]',
+            'learning rate, momentum and weight decay',
+            lambda rate: function(rate, config.momentum, config.weight_decay),
+        )
+
+
+def _check_steps(place: str, parameters: str, function: Callable[..., Any]) -> None:
     """Traces a step of an optimizer; raises a ValueError in one line if that fails."""
 
     def step(rate: jax.Array, params: jax.Array) -> Any:
@@ -47,10 +58,10 @@ def _check_steps(name: str, function: Callable[..., Any]) -> None:
     try:
         jax.eval_shape(step, number, jax.ShapeDtypeStruct((2,), np.float32))
     except Exception as error:  # of any kind, from the user's function
-        reason = first_line(error)
         raise ValueError(
-            f'optimizer: {name} must be a function of the learning rate that returns an optimizer '
-            f'of optax, whose update takes gradients, state and parameters ({reason}).'
+            f'{place}{user_line(error)} must be a function of {parameters} that returns an '
+            'optimizer of optax, whose update takes gradients, state and parameters '
+            f'({one_line(error)}).'
         ) from error
 
 

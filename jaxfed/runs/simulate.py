@@ -18,6 +18,7 @@ from jaxfed.internal import console
 from jaxfed.internal.locks import exclusive_lock
 from jaxfed.internal.program_cache import kept_programs
 from jaxfed.internal.signals import Interrupted, stopping
+from jaxfed.methods import BUILT_IN
 from jaxfed.methods.method import Method
 from jaxfed.recording import display, run_files
 from jaxfed.recording.checkpoints import FOLDER, open_checkpoints, wait
@@ -276,10 +277,14 @@ def _prepare(experiments: Sequence[Experiment], make: Prepare, *, quiet: bool) -
 
 def _diverged(experiment: Experiment, round_: int, loss: str) -> Diverged:
     """The error of an experiment in which `loss` is not finite."""
+    more = f'{experiment.workdir} holds the rounds before. '
+    if round_ == 1:
+        own = not experiment.parts or {part.name for part in experiment.parts} - BUILT_IN
+        hint = 'In a hook, the gradients of sqrt, norm and log at 0 are not finite. '
+        more = hint if own else ''
     return Diverged(
         f'round {round_}: {loss} is not finite; training diverged. Lower --learning_rate or the '
-        f'weights of the method. {experiment.workdir} holds the rounds before. '
-        '--on_divergence=record ends such a run without an error.'
+        f'weights of the method. {more}--on_divergence=record ends such a run without an error.'
     )
 
 

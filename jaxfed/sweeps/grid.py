@@ -68,7 +68,7 @@ def _kind(name: str, config: Config, text: str) -> type[float] | type[int]:
     if owners := [other for other in PARTITIONS if name in partition_settings(other)]:
         raise ValueError(
             f'--sweep={text}: {name} belongs to --partition={" or ".join(owners)}, but '
-            f'--partition={config.partition}; remove one of them.'
+            f'--partition is {config.partition}; remove one of them.'
         )
     own = {(part.name, key) for part in parts_of(config) for key in part.hyperparameters}
     if name in FIELDS or name in {*(key for _, key in own), *map('.'.join, own)}:

@@ -223,7 +223,8 @@ def simulate_all(
     A second call continues interrupted experiments and reads finished ones.
 
     Args:
-      configs: name -> settings; the experiment's work directory is `folder/name`.
+      configs: name -> settings; the experiment's work directory is `folder/name`, also if the
+        settings name another one.
       folder: the parent of the work directories; created if it does not exist.
       dataset: arrays in memory instead of the data that the settings name; as in `simulate`. The
         settings must name the same columns.

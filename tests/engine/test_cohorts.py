@@ -129,6 +129,20 @@ def test_invalid_custom_sampling(register, tmp_path, chosen):
     assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.parametrize(
+    'sampling, message',
+    [
+        (lambda round_, size: [0], r": TypeError: .* unexpected keyword argument 'number'\."),
+        (lambda *_, **__: {}['rare'], r" \(test_cohorts\.py, line \d+\): KeyError: 'rare'\."),
+    ],
+)
+def test_a_custom_sampling_that_fails(register, sampling, message):
+    register(sampling)
+    place = r"SAMPLINGS\['custom'\]\(round_, size, \*, number, seed\)"
+    with pytest.raises(ValueError, match=place + message):
+        draw(1, sampling='custom')
+
+
 def test_over_selection_keeps_the_first_to_report():
     assert candidates(10, 0.3) == 13
     assert candidates(10, 0.1) == 11

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxfed
+from jaxfed.engine import devices
 from jaxfed.engine.devices import check_devices, make_mesh, replicate, split
 from jaxfed.engine.evaluation import evaluate
 from jaxfed.engine.local_evaluation import evaluate_locals
@@ -31,6 +32,14 @@ def test_more_lanes_on_devices_than_clients():
         message = f'--devices must be at most {most}, a client of --clients_per_round=5'
         with pytest.raises(ValueError, match=message):
             jaxfed.simulate(jaxfed.Config(**settings))
+
+
+def test_every_core_is_too_late_after_jax_was_used(monkeypatch):
+    monkeypatch.delenv('XLA_FLAGS', raising=False)
+    monkeypatch.setattr(devices, 'cores', lambda: 3)  # tests have eight devices
+    jax.devices()
+    with pytest.raises(RuntimeError, match=r'use_every_core\(\) must come before JAX is used: res'):
+        devices.use_every_core()
 
 
 def test_mesh_has_only_devices_with_work():

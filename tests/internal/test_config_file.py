@@ -74,7 +74,7 @@ BOMB = ''.join(f'a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n' for i in range(1, 60))
         ('rounds: {a: 1}', 'rounds must be a number, a text, true or false, got .*a.: 1'),
         ('rounds: []', 'rounds must be a number'),
         ('when: 2020-01-01', 'when must be a number'),
-        ('runds: 3', '--runds is not a flag; did you mean --rounds'),
+        ('runds: 3', r'--config=.*mine\.yaml: --runds is not a flag; did you mean --rounds'),
         ('rounds: many', '--rounds must be an integer, got many'),
         ('method: !!python/object/apply:os.system [ls]', 'cannot be read .*could not determine'),
         ('"a\\nb": 3', r'--a\\nb is not a flag'),

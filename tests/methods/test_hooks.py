@@ -170,6 +170,14 @@ def own_branch(view):
     return 0.0 if view.outputs.logits.sum() > 0 else 1.0
 
 
+def other_carry(client):
+    return client.fold(lambda carry, batch: carry + batch.y, jnp.zeros(()))
+
+
+def cast_carry(client):
+    return client.fold(lambda carry, batch: carry + batch.x.sum(), 0)
+
+
 def unset_state(view):
     return losses.proximal(view.params, view.state.anchor)
 
@@ -185,6 +193,9 @@ def unset_state(view):
         (Method(penalty=unset_state),
          r'Method\.penalty \(test_hooks\.py, line \d+; state is \(\) without Method\.init\): '
          r"AttributeError: 'tuple' object has no attribute 'anchor'\."),
+        (Method(begin=other_carry),
+         r'Method\.begin \(test_hooks\.py, line \d+\): the function of client\.fold must return '
+         r'the carry in the form of initial: float32\[\], got float32\[20\]\.'),
     ],
 )  # fmt: skip
 def test_a_run_explains_an_error_of_a_hook_in_one_line(method, message, tmp_path, cheap_runs):
@@ -193,6 +204,11 @@ def test_a_run_explains_an_error_of_a_hook_in_one_line(method, message, tmp_path
         jaxfed.simulate(config, method=method)
     assert re.fullmatch(message, str(error.value))
     assert not (tmp_path / 'run').exists()
+
+
+def test_a_loop_casts_the_numbers_of_python(tmp_path, cheap_runs):
+    config = jaxfed.Config(model='mlp', rounds=1, devices='1', workdir=str(tmp_path / 'run'))
+    jaxfed.simulate(config, method=Method(begin=cast_carry))
 
 
 def test_a_network_without_a_classifier_is_refused():

@@ -347,6 +347,38 @@ def test_a_registered_function_that_does_not_return_a_method(factory, message, m
         build(resolve('mine', {}))
 
 
+@pytest.mark.parametrize('value', [jnp.float32(1), jnp.ones(3), np.ones(3)])
+def test_a_hyperparameter_is_no_array(value):
+    with pytest.raises(ValueError, match=r'mu must be a number, got .*: pass a plain Python'):
+        build(resolve('fedprox', {'mu': value}))
+
+
+def test_an_error_in_a_registered_function_names_its_line(monkeypatch):
+    def misspelt():
+        return Method(penality=lambda view: 0.0)
+
+    def broken():
+        raise RuntimeError('no table\nof classes')
+
+    place = r"METHODS\['mine'\] \(test_methods\.py, line \d+\): "
+    for factory, reason in (
+        (misspelt, r"TypeError: .* argument 'penality'.*[Dd]id you mean '?penalty.*\?"),
+        (broken, r'RuntimeError: no table\.'),
+    ):
+        monkeypatch.setitem(methods.METHODS, 'mine', factory)
+        with pytest.raises(ValueError) as error:
+            build(resolve('mine', {}))
+        assert re.fullmatch(place + reason, str(error.value))
+
+
+@pytest.mark.parametrize('name', ['my+method', 'my,method'])
+def test_the_name_of_a_method_does_not_combine(name, monkeypatch):
+    monkeypatch.setitem(methods.METHODS, name, Method)
+    with pytest.raises(ValueError, match=rf"METHODS\['{re.escape(name)}'\]: its name must have no"):
+        resolve(f'fedprox+{name}', {})
+    assert resolve('fedprox', {})
+
+
 def test_types_as_text_are_types(monkeypatch):
     monkeypatch.setitem(methods.METHODS, 'mine', _of_types_as_text)
     assert resolve('mine', {}) == [Part('mine', {'beta': None, 'kind': 'a'})]

@@ -574,6 +574,7 @@ def test_registered_measures_are_checked(mine, message, monkeypatch):
     [
         ({'two': 2}, "returns 'two', but its scalars and arrays do not list it; add it"),
         ({'one': [1, 2]}, r"must return a number as its scalar 'one', got the shape \[2\]"),
+        ({'one': 'high'}, "must return a number as its scalar 'one', got 'high'"),
         (0.5, r"MEASURES\['mine'\]\.of_round must return a dictionary of fields, .* got float\."),
     ],
 )
@@ -582,6 +583,14 @@ def test_a_measure_returns_the_fields_that_it_lists(returned, message, monkeypat
     monkeypatch.setitem(MEASURES, 'mine', mine)
     with pytest.raises(ValueError, match=message):
         selection.measure_round(('mine',), None, None, None)
+
+
+def test_an_error_in_a_measure_names_its_line(monkeypatch):
+    mine = Measure('Mine.', scalars=('one',), of_round=lambda data: {'one': 1 / data})
+    monkeypatch.setitem(MEASURES, 'mine', mine)
+    message = r"MEASURES\['mine'\]\.of_round \(test_metrics\.py, line \d+\): ZeroDivisionError: "
+    with pytest.raises(ValueError, match=message):
+        selection.measure_round(('mine',), 0, None, None)
 
 
 def test_a_measure_of_both_models_has_all_its_fields(cheap_runs, tmp_path, monkeypatch):

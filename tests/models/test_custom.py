@@ -233,6 +233,16 @@ class Fails(Logits):
         self.hidden = rngs.missing.value
 
 
+class ListOfLayers(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = [nnx.Linear(3, 3, rngs=rngs)]
+
+
+class Branches(Logits):
+    def __call__(self, x):
+        return super().__call__(x if x.sum() > 0 else -x)
+
+
 class Pair(Logits):
     def __call__(self, x):
         return super().__call__(x), x
@@ -276,7 +286,11 @@ class DropoutWithoutKeys(Logits):
         (NeedsDepth, "--model=mine requires 'depth', .* input_shape, .* Give 'depth' a default"),
         (OtherVariable, 'other variables than nnx.Param and nnx.BatchStat: cache'),
         (NoStream, '--model=mine must declare rngs, .* got NoStream'),
-        (Fails, '--model=mine fails when it is made: AttributeError: '),
+        (Fails, r'--model=mine fails when it is made \(test_custom\.py, line \d+\): AttributeE'),
+        (ListOfLayers, r'--model=mine fails when it is made .*: Found data .*nnx\.List or nnx\.'),
+        (Branches, r'--model=mine fails on images .* \(test_custom\.py, line \d+\): TracerBool'),
+        (linen.Dense(3), r"MODELS\['mine'\] must be a class or a function .* instance of Dense;"),
+        (None, r"MODELS\['mine'\] must be a class or a function .* instance of NoneType;"),
         (Pair, '--model=mine fails .* must return logits .*Outputs.*, got tuple'),
         (WideLogits, r'must return float logits of shape \(2, 3\) .* got float32 \(2, 7\)'),
         (Maps, r'must return features of shape \(2, F\) for 2 images, got \(2, 3, 3, 1\)'),
@@ -289,6 +303,19 @@ def test_invalid_networks_raise_one_line(network, message, monkeypatch):
     with pytest.raises(ValueError, match=message) as raised:
         make(network, monkeypatch)
     assert '\n' not in str(raised.value)
+
+
+class Counted(Logits):
+    def __init__(self, input_shape, num_classes, rngs, width: int = 16):
+        super().__init__(input_shape, num_classes, rngs)
+        assert type(width) is int
+
+
+def test_a_width_that_counts_may_be_a_float(monkeypatch):
+    monkeypatch.setitem(MODELS, 'mine', Counted)
+    make_model('mine', **SHAPE, width=8.0)
+    with pytest.raises(ValueError, match=r'--width must be an integer, got 8\.5'):
+        make_model('mine', **SHAPE, width=8.5)
 
 
 @pytest.fixture

@@ -527,6 +527,10 @@ def test_settings_of_another_partition_are_refused(name, settings_, message):
         ({'partition_settings': {'size': 3}}, '--partition=dirichlet has no setting size there'),
         (
             {'partition_settings': {'alpha': 0.3}},
+            r'must not have alpha, a setting of its own; set it as .* Config\(alpha=0\.3\)',
+        ),
+        (
+            {'partition': 'iid', 'partition_settings': {'alpha': 0.3}},
             'has no setting alpha there; its settings are none',
         ),
     ],
@@ -552,8 +556,10 @@ def test_a_registered_partition_gets_its_flags(monkeypatch):
     assert parsed('--partition=halves').partition_settings == {}
     with pytest.raises(ValueError, match='--first=7 belongs to --partition=halves, but'):
         parsed('--first=7')
-    with pytest.raises(ValueError, match=r'--alpha=1\.0 belongs to .*dirichlet or halves, but'):
+    with pytest.raises(ValueError, match=r'--alpha=1\.0 .* halves, but --partition is iid;'):
         parsed('--partition=iid', '--alpha=1')
+    with pytest.raises(TypeError, match=r"of halves are .* partition_settings={'first': 7}"):
+        Config(partition='halves', first=7)
     with pytest.raises(ValueError, match="--first must be an integer, got 'x'"):
         checks.check(Config(partition='halves', partition_settings={'first': 'x'}))
 
@@ -595,6 +601,13 @@ def test_the_result_of_a_registered_partition_is_checked(monkeypatch, parts, mes
         make_partition('mine', ten_classes(), num_clients=3, seed=0)
 
 
+def test_an_error_in_a_registered_partition_names_its_line(monkeypatch):
+    monkeypatch.setitem(PARTITIONS, 'mine', lambda labels, num_clients, seed: 1 / seed)
+    message = r"PARTITIONS\['mine'\] \(test_partition\.py, line \d+\): ZeroDivisionError: division"
+    with pytest.raises(ValueError, match=message):
+        make_partition('mine', ten_classes(), num_clients=3, seed=0)
+
+
 def test_a_registered_partition_may_return_lists_and_empty_clients(monkeypatch):
     monkeypatch.setitem(PARTITIONS, 'mine', lambda labels, num_clients, seed: ([3, 1], [], (2,)))
     parts = make_partition('mine', ten_classes(), num_clients=3, seed=0)
@@ -607,6 +620,9 @@ def test_the_parameters_of_a_registered_partition_are_checked(monkeypatch):
     message = "--partition=mine must take labels and, .*unexpected keyword argument 'seed'"
     with pytest.raises(ValueError, match=message):
         make_partition('mine', ten_classes(), num_clients=3, seed=0)
+    monkeypatch.setitem(PARTITIONS, 'mine', None)
+    with pytest.raises(ValueError, match=r"PARTITIONS\['mine'\] must be a function, got a None"):
+        checks.check(Config())
 
 
 def test_dealt_data():

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 
 import jax
 import optax
@@ -10,6 +11,7 @@ from numpy.testing import assert_allclose
 
 import jaxfed
 from jaxfed.engine import optimizers
+from jaxfed.runs.experiment import make_experiment
 from jaxfed.runs.own_optimizer import name_optimizers
 
 QUICK = {'model': 'mlp', 'partition': 'iid', 'rounds': 2, 'local_epochs': 1, 'clients_per_round': 2}
@@ -59,6 +61,25 @@ def test_names():
 def test_what_is_no_optimizer(wrong, message):
     with pytest.raises(ValueError, match=message):
         names(*wrong)
+
+
+def broken(learning_rate, momentum, weight_decay):
+    raise KeyError('rate')
+
+
+@pytest.mark.parametrize(
+    'function, reason',
+    [
+        (lambda rate: optax.sgd(rate), r' must be a .*\(TypeError: .* 1 positional .*\)\.'),
+        (lambda *_: None, r' must be .* returns an optimizer .*\(AttributeError: .*None.*\)\.'),
+        (broken, r" \(test_own_optimizer\.py, line \d+\) must be a .*\(KeyError: 'rate'\)\."),
+    ],
+)
+def test_a_registered_function_that_makes_no_optimizer(function, reason):
+    optimizers.OPTIMIZERS['mine'] = function
+    with pytest.raises(ValueError) as error:
+        make_experiment(jaxfed.Config(**QUICK, optimizer='mine'))
+    assert re.fullmatch(r"OPTIMIZERS\['mine'\]" + reason, str(error.value))
 
 
 def test_a_function_trains_like_the_optimizer_of_that_name(cheap_runs, tmp_path):

@@ -18,7 +18,7 @@ from jax.experimental.compilation_cache import compilation_cache
 import jaxfed
 from jaxfed.internal import console, program_cache
 from jaxfed.internal.signals import Interrupted
-from jaxfed.methods import Method
+from jaxfed.methods import METHODS, Method
 from jaxfed.report import __main__ as report
 from jaxfed.runs import feed, simulate
 
@@ -73,6 +73,20 @@ def test_a_method_object_is_recorded_by_its_own_name(cheap_runs, tmp_path):
 def test_a_method_object_excludes_registered_names(settings, message):
     with pytest.raises(ValueError, match=message):
         jaxfed.simulate(jaxfed.Config(**TINY, **settings), method=Method())
+
+
+@pytest.mark.parametrize('registered', [True, False])
+def test_a_hook_that_diverges_at_once_gets_a_hint(registered, tmp_path, monkeypatch, cheap_runs):
+    def penalty(view):
+        moved = jax.tree.map(lambda w, v: w - v, view.params, view.global_params)
+        return sum(jax.numpy.linalg.norm(leaf) for leaf in jax.tree.leaves(moved))
+
+    method, settings = Method(penalty=penalty), {**TINY, 'workdir': str(tmp_path / 'run')}
+    if registered:
+        monkeypatch.setitem(METHODS, 'mine', lambda: method)
+        settings |= {'method': 'mine'}
+    with pytest.raises(jaxfed.Diverged, match='In a hook, the gradients of sqrt, norm and log at'):
+        jaxfed.simulate(jaxfed.Config(**settings), method=None if registered else method)
 
 
 def test_config_names_unknown_settings():

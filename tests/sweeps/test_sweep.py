@@ -693,7 +693,7 @@ def test_a_type_error_in_a_hook_is_no_swept_setting(cheap_runs, tmp_path, monkey
         ('beta=-1,1', r'beta must be at least 0, got -1\.0'),
         ('beta=nan,1', r'beta must be a finite number'),
         ('mu=1', r'--method=fedlmd and the settings have no mu'),
-        ('shards_per_client=2', 'belongs to --partition=sharding or .*, but --partition=dirichlet'),
+        ('shards_per_client=2', 'belongs to --partition=sharding .*, but --partition is dirichlet'),
     ],
 )
 def test_invalid_grids_are_refused(text, message, tmp_path):
