@@ -2,9 +2,10 @@
 
 import importlib.util
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
+
+from jaxfed.internal.messages import located
 
 HELP = 'Python files that register methods, networks, partitions or measures, joined by commas'
 _included: dict[Path, str] = {}  # resolved path -> name
@@ -54,10 +55,4 @@ def _run(path: Path) -> None:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[path.stem]
-        stack = traceback.extract_tb(error.__traceback__)
-        lines = [entry.lineno for entry in stack if entry.filename == str(path)]
-        line = getattr(error, 'lineno', None) or (lines[-1] if lines else 'unknown')
-        text = ' '.join(str(error).split())
-        raise ValueError(
-            f'--include={path} (line {line}): {type(error).__name__}: {text.rstrip(".")}.'
-        ) from error
+        raise located(f'--include={path}', error) from error

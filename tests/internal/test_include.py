@@ -67,8 +67,12 @@ def test_a_file_registers_and_has_flags(file):
         ('a.txt', 'x = 1', r'--include=a.txt must name a Python file'),
         ('a.b.py', 'x = 1', r'--include=a.b.py must name a Python file'),
         ('json.py', 'x = 1', r'--include=json.py: a module json exists; rename the file\.'),
-        ('broken.py', 'x = 1\ny = 1 / 0', r'broken.py \(line 2\): ZeroDivisionError: division by'),
-        ('broken.py', 'x = (', r'broken.py \(line 1\): SyntaxError: '),
+        (
+            'broken.py',
+            'x = 1\ny = 1 / 0',
+            r'broken.py \(broken.py, line 2\): ZeroDivisionError: div',
+        ),
+        ('broken.py', 'x = (', r'broken.py: SyntaxError: .* line 1'),
     ],
 )
 def test_files_that_cannot_run_are_refused(name, text, message, tmp_path):
