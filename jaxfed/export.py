@@ -16,6 +16,7 @@ from jaxfed.data.augment import normalise
 from jaxfed.data.errors import explain_errors
 from jaxfed.internal import console
 from jaxfed.internal.files import atomic_path, write_atomic
+from jaxfed.internal.include import HELP, include
 from jaxfed.models import BUILT_IN, MODELS
 from jaxfed.recording.run_files import MODEL
 from jaxfed.runs.load import ReadNetwork, read_network
@@ -168,8 +169,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument('workdir', metavar='WORKDIR', help='of a finished run')
     parser.add_argument('--format', choices=FORMATS, required=True, help='of the file')
     parser.add_argument('--output', metavar='FILE', help='the file [WORKDIR/exported.SUFFIX]')
+    parser.add_argument('--include', metavar='FILE.py', help=HELP)
     try:
         values = parser.parse_args(arguments)
+        include(values.include)
         write, suffix = FORMATS[values.format]
         path = Path(values.output or Path(values.workdir) / f'exported{suffix}')
         if path.suffix != suffix:

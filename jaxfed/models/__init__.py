@@ -150,7 +150,7 @@ def make_model(
     if name not in MODELS:
         raise ValueError(
             f'model={name!r} is unknown; choose one of {", ".join(sorted(MODELS))}, or assign your '
-            f'network to jaxfed.models.MODELS[{name!r}] first.'
+            f'network to jaxfed.models.MODELS[{name!r}] first, as in a file of --include.'
         )
     if not callable(MODELS[name]) or isinstance(MODELS[name], nnx.Module | linen.Module):
         raise ValueError(

@@ -269,7 +269,9 @@ def test_a_tpu_is_compiled_for_at_a_lower_level(monkeypatch):
             backend.compile_program(abs, 1)
         finally:
             jax.config.update('jax_optimization_level', 'UNKNOWN')
-    assert levels == [None, None, {'optimization_level': 19}, None]
+    with backend.compiling_for('tpu', device_kind='TPU v6 lite'):
+        backend.compile_program(abs, 1)
+    assert levels == [None, None, {'optimization_level': 19}, None, {'optimization_level': 9}]
 
 
 class Waiting:
@@ -312,7 +314,7 @@ def test_the_error_of_a_program_is_raised():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('devices', [1, 4])
-@pytest.mark.parametrize('target', ['tpu-v5e', 'h100'])
+@pytest.mark.parametrize('target', ['tpu-v5e', 'tpu-v6e', 'h100'])
 def test_the_default_run_compiles(target, devices, tmp_path):
     if importlib.util.find_spec(TARGETS[target].package) is None:
         pytest.skip(f'{TARGETS[target].package} is not installed')

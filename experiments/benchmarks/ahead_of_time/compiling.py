@@ -68,7 +68,8 @@ def compile_case(
 
     jax.monitoring.register_event_duration_secs_listener(note)
     try:
-        with compiling_for(target.platform, at_once), counted() as operations:
+        device_kind = mesh.devices.flat[0].device_kind
+        with compiling_for(target.platform, at_once, device_kind), counted() as operations:
             prepared = prepare([experiment], mesh)
             step = compile_step(experiment, prepared, mesh)
     finally:
