@@ -81,9 +81,15 @@ def evaluate(
     prepare: Prepare = lambda x: x,
     *,
     mesh: Mesh | None = None,
+    keep_logits: bool = False,
 ) -> Evaluation:
     """Accuracy, loss and accuracy by class on x [m, ...] with labels y [m]; see `predict`."""
-    return grade(predict(apply, params, x, prepare, mesh=mesh), y)
+    return _grade(predict(apply, params, x, prepare, mesh=mesh), y, keep_logits)
+
+
+def _grade(logits: Array, y: Array, keep_logits: bool) -> Evaluation:
+    graded = grade(logits, y)
+    return graded._replace(logits=logits) if keep_logits else graded
 
 
 def without_stats(outputs: Outputs) -> Outputs:
@@ -99,10 +105,11 @@ def evaluate_teacher(
     prepare: Prepare = lambda x: x,
     *,
     mesh: Mesh | None = None,
+    keep_logits: bool = False,
 ) -> tuple[Evaluation, Teacher]:
     """The result of `evaluate`, and the outputs for comparison with local models, in one pass."""
     outputs = predict(apply, params, x, prepare, mesh=mesh, take=without_stats)
-    return grade(outputs.logits, y), as_teacher(outputs, y)
+    return _grade(outputs.logits, y, keep_logits), as_teacher(outputs, y)
 
 
 def gradient_sum(

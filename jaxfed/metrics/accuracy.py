@@ -16,6 +16,7 @@ class Evaluation(NamedTuple):
     loss: Array  # [] mean cross-entropy
     class_accuracy: Array  # [C] share of correct predictions; 0 for a class without examples
     predicted: Array  # [m] int32, the class with the largest logit
+    logits: Array | tuple[()] = ()  # [m, C] of the global model, if a measure needs them
 
 
 def grade(logits: Array, y: Array) -> Evaluation:

@@ -19,7 +19,7 @@ from jaxfed.metrics.in_out import in_out_accuracy, label_shares
 from jaxfed.types import PyTree
 
 # The parts of `LocalModels` that are computed only for the measures that need them.
-Need = Literal['agreement', 'models', 'gradients']
+Need = Literal['agreement', 'models', 'gradients', 'logits']
 
 
 class Gradients(NamedTuple):

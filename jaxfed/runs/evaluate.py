@@ -126,7 +126,7 @@ def lower_evaluation(
 
     one = jax.eval_shape(lambda server: row((server.params, server.stats), 0), server)
     weights = shapes(one, everywhere)
-    test = evaluate_teacher if teaches else evaluate
+    test = partial(evaluate_teacher if teaches else evaluate, keep_logits='logits' in needs)
     programs = EvaluationPrograms(lowered(test, weights, *test_set, out_shardings=everywhere))
     if config.local_eval_every:
         stack = shapes(one, NamedSharding(mesh, SPLIT), mesh.size, room.models)

@@ -593,6 +593,27 @@ def test_an_error_in_a_measure_names_its_line(monkeypatch):
         selection.measure_round(('mine',), 0, None, None)
 
 
+@pytest.mark.parametrize('devices, measure', [('1', 'mine'), ('2', 'mine,teacher_kl')])
+def test_a_measure_reads_the_logits(devices, measure, cheap_runs, tmp_path, monkeypatch):
+    seen = []
+
+    def confidence(data, now):
+        seen.append(now)
+        p = jax.nn.softmax(now.logits)
+        return {'confidence': p.max(axis=1).mean()}
+
+    mine = Measure('Mine.', scalars=('confidence',), of_global=confidence, needs=('logits',))
+    monkeypatch.setitem(MEASURES, 'mine', mine)
+    local = 1 if 'kl' in measure else 0
+    (entry,) = jaxfed.simulate(
+        Config(model='mlp', rounds=1, devices=devices, local_epochs=1, measure=measure,
+               local_eval_every=local, workdir=str(tmp_path / 'out'))
+    ).metrics  # fmt: skip
+    assert 0.1 < entry['confidence'] <= 1
+    assert seen[0].logits.shape == (len(seen[0].predicted), 10)
+    np.testing.assert_array_equal(np.argmax(seen[0].logits, axis=1), seen[0].predicted)
+
+
 def test_a_measure_of_both_models_has_all_its_fields(cheap_runs, tmp_path, monkeypatch):
     mine = Measure(
         'Mine.',
