@@ -193,7 +193,7 @@ class Config:
         2, 'sharding, fedntd_sharding: shards per client; about one class each', AT_LEAST_1
     )
     labels_per_client: int = _partition(
-        2, 'label_quantity, extended_dirichlet: classes per client', AT_LEAST_1
+        2, 'label_quantity, extended_dirichlet: classes a client', AT_LEAST_1
     )
     num_users: int = _partition(
         0, 'natural: number of users, drawn at random; 0 for all', _or_zero('for all')

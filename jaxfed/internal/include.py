@@ -7,7 +7,8 @@ from pathlib import Path
 
 from jaxfed.internal.messages import located
 
-HELP = 'Python files that register methods, networks, partitions or measures, joined by commas'
+# --help shows it up to the semicolon.
+HELP = 'Python files that register own methods and networks; also measures; joined by commas'
 _included: dict[Path, str] = {}  # resolved path -> name
 
 

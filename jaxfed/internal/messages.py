@@ -20,15 +20,16 @@ def suggestion(name: str, names: Iterable[str], prefix: str = '') -> str:
     return f'; did you mean {shown}?' if shown else '.'
 
 
-def first_line(error: BaseException) -> str:
+def first_line(error: BaseException, *, most: int = 200) -> str:
     """The first line of an error's message, or its type; messages of libraries fill pages."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+    return (str(error).splitlines() or [type(error).__name__])[0][:most]
 
 
 def one_line(error: BaseException) -> str:
     """The first line of an exception's message, after its type unless that is ValueError."""
     plain = isinstance(error, ValueError) or not str(error)
-    return first_line(error) if plain else f'{type(error).__name__}: {first_line(error)}'
+    line = first_line(error, most=300)  # the first one of flax is long
+    return line if plain else f'{type(error).__name__}: {line}'
 
 
 def user_line(error: BaseException) -> str:

@@ -51,7 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar='METHOD',
         help='method, or label on the page, that the others are compared with [fedavg if any]',
     )
-    parser.add_argument('--include', metavar='FILE.py', help=f'{HELP}: for the titles of measures')
+    parser.add_argument('--include', metavar='FILE.py', help=HELP)
     parser.add_argument(
         '--score',
         choices=SCORES,
