@@ -18,7 +18,7 @@ from jaxfed.engine.devices import describe_devices, idle_accelerator, use_every_
 from jaxfed.engine.distributed import join, liveness
 from jaxfed.internal import command_line, console, folders, signals
 from jaxfed.internal.backend import on_cpu
-from jaxfed.internal.include import include_first
+from jaxfed.internal.include import check_included, include_first
 from jaxfed.internal.program_cache import keep_programs
 from jaxfed.internal.signals import ending
 from jaxfed.recording import run_files
@@ -88,6 +88,11 @@ def main(arguments: Sequence[str]) -> int:
             if values[flag].value == 'list':
                 show()
                 return 0
+        try:
+            check_included(values.include)
+        except ValueError as error:
+            console.show_error(str(error))
+            return 2
         # One of several processes reports errors when it has joined the others.
         if not values.distributed and values.num_processes is None:
             try:

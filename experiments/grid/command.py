@@ -10,7 +10,7 @@ from absl import flags
 
 from experiments.grid import runner
 from jaxfed.internal import command_line, console, files
-from jaxfed.internal.include import HELP, include_first
+from jaxfed.internal.include import HELP, check_included, include_first
 from jaxfed.internal.signals import Interrupted
 from jaxfed.runs import config_flags
 
@@ -69,6 +69,7 @@ def parse(
         names = values(['', *arguments[:cut]])[1:]
     except flags.Error as error:
         raise ValueError(command_line.what_is_wrong(error, values)) from error
+    check_included(values['include'].value)
     for name, least in LEAST.items():
         if (number := values[name].value) is not None and number < least:
             raise ValueError(f'--{name} must be at least {least}, got {number}.')

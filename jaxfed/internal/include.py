@@ -31,6 +31,15 @@ def include(names: str | None) -> None:
         _included[path] = name
 
 
+def check_included(names: str | None) -> None:
+    """Raises a ValueError for a file that did not run before the flags were defined."""
+    every = filter(None, (names or '').split(','))
+    if late := [name for name in every if Path(name).resolve() not in _included]:
+        raise ValueError(
+            f'--include={late[0]} must be on the command line, not in a file of flags or settings.'
+        )
+
+
 def include_again() -> list[str]:
     """The flag with which another command includes the files of this process; [] for none."""
     return [f'--include={",".join(_included.values())}'] if _included else []

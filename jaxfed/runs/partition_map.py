@@ -14,7 +14,7 @@ from jaxfed import config
 from jaxfed.data.errors import explain_errors
 from jaxfed.internal import command_line, console
 from jaxfed.internal.files import atomic_path, write_atomic
-from jaxfed.internal.include import include_first
+from jaxfed.internal.include import check_included, include_first
 from jaxfed.partition.file import SUFFIXES
 from jaxfed.recording.entries import title_of
 from jaxfed.recording.heatmap import draw_heatmap, print_heatmap
@@ -79,6 +79,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if len(arguments) > 1:
             raise ValueError(f'unexpected arguments {" ".join(arguments[1:])}.')
+        check_included(flags.FLAGS.include)
         settings = config_flags.from_flags()
         output, indices = flags.FLAGS.output, flags.FLAGS.output_indices
         if indices and Path(indices).suffix not in SUFFIXES:

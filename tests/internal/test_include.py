@@ -58,6 +58,10 @@ def test_a_file_registers_and_has_flags(file):
     include.include(str(file))
     assert methods.METHODS['mine'] is first  # it ran once
     include.include_first(['--', '--include=none.py'])  # not for this command
+    include.check_included('own_file.py')
+    include.check_included(None)
+    with pytest.raises(ValueError, match=r'--include=b.py must be on the command line, not in a'):
+        include.check_included('own_file.py,b.py')
 
 
 @pytest.mark.parametrize(

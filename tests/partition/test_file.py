@@ -228,7 +228,8 @@ def test_the_command_writes_indices(tmp_path, capsys, monkeypatch):
     from jaxfed.runs import partition_map
 
     def run(path):
-        values = type('Values', (), {'method': 'fedavg', 'output': None, 'output_indices': path})
+        flags = {'method': 'fedavg', 'include': None, 'output': None, 'output_indices': path}
+        values = type('Values', (), flags)
         monkeypatch.setattr(partition_map, 'flags', type('Flags', (), {'FLAGS': values}))
         return partition_map.main(['partition'])
 
