@@ -104,8 +104,10 @@ def test_local_accuracies_are_those_of_each_model(lanes):
     for device in range(2):
         for i in range(clients[device]):
             expected = evaluate(linear, params[device, i], x, y)
-            for all_, one in zip(got, expected):
-                np.testing.assert_allclose(all_[device, i], one, rtol=1e-6)
+            of_model = jax.tree.map(lambda all_, at=(device, i): all_[at], got)
+            jax.tree.map(
+                functools.partial(np.testing.assert_allclose, rtol=1e-6), of_model, expected
+            )
 
 
 @pytest.mark.slow

@@ -701,7 +701,8 @@ def test_counts_are_shown_as_they_are_trained(tmp_path):
 )
 def test_a_map_that_cannot_be_written_names_the_flag(name, message, tmp_path, monkeypatch, capsys):
     path = tmp_path / name
-    values = types.SimpleNamespace(method='fedavg', output=str(path), output_indices=None)
+    flags = {'include': None, 'output': str(path), 'output_indices': None}
+    values = types.SimpleNamespace(method='fedavg', **flags)
     monkeypatch.setattr(show, 'flags', types.SimpleNamespace(FLAGS=values))
     monkeypatch.setattr(show.command_line, 'quiet_libraries', lambda: None)
     monkeypatch.setattr(show.config_flags, 'from_flags', Config)
