@@ -1,12 +1,11 @@
 """Write the model of a run for other programs: python -m jaxfed.export WORKDIR --format=onnx."""
 
-import argparse
 import json
 import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,6 +14,7 @@ from safetensors.numpy import save
 from jaxfed.data.augment import normalise
 from jaxfed.data.errors import explain_errors
 from jaxfed.internal import console
+from jaxfed.internal.command_line import Parser
 from jaxfed.internal.files import atomic_path, write_atomic
 from jaxfed.internal.include import HELP, include
 from jaxfed.models import BUILT_IN, MODELS
@@ -151,11 +151,6 @@ def _channels_before(key: str, network: ReadNetwork) -> int:
     return widths[max(widths)] if widths else network.metadata.input_shape[2]
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f'{message}; --help lists the flags.')
-
-
 def main(arguments: Sequence[str]) -> int:
     """Write the file.
 
@@ -165,7 +160,7 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
       The exit status: 0, or 2 for invalid input or a file that cannot be read or written.
     """
-    parser = _Parser('python -m jaxfed.export', description=__doc__)
+    parser = Parser('python -m jaxfed.export', description=__doc__)
     parser.add_argument('workdir', metavar='WORKDIR', help='of a finished run')
     parser.add_argument('--format', choices=FORMATS, required=True, help='of the file')
     parser.add_argument('--output', metavar='FILE', help='the file [WORKDIR/exported.SUFFIX]')

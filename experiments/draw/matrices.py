@@ -97,14 +97,7 @@ def classes_by_round(
 
 
 def client_data(title: str, found: Sequence[Found]) -> Matrix:
-    """The share of each class in the data of one client, on the diagonal.
-
-    Args:
-      title: of the panel.
-      found: one series, whose runs record the confusion matrix of one client's model.
-
-    Returns:
-      [C, C].
+    """The share of each class in the data of one client, on the diagonal of [C, C].
 
     Reference:
       FedSSD, figure 4a.
@@ -113,14 +106,7 @@ def client_data(title: str, found: Sequence[Found]) -> Matrix:
 
 
 def global_confusion(title: str, found: Sequence[Found]) -> Matrix:
-    """The confusion matrix of the global model at the start of the last round.
-
-    Args:
-      title: of the panel.
-      found: one series.
-
-    Returns:
-      [C, C], rows sum to 1.
+    """The confusion matrix [C, C] of the global model at the start of the last round.
 
     Reference:
       FedSSD, figure 4b.
@@ -129,14 +115,7 @@ def global_confusion(title: str, found: Sequence[Found]) -> Matrix:
 
 
 def local_confusion(title: str, found: Sequence[Found]) -> Matrix:
-    """The confusion matrix of a client's model after the last round's local training.
-
-    Args:
-      title: of the panel.
-      found: one series.
-
-    Returns:
-      [C, C], rows sum to 1.
+    """The confusion matrix [C, C] of a client's model after the last round's training.
 
     Reference:
       FedSSD, figure 4c and 4d.

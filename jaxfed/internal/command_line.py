@@ -1,11 +1,12 @@
 """Grouped `--help`, and error messages for invalid flags."""
 
+import argparse
 import logging
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from absl import app, flags
 from absl import logging as absl_logging
@@ -33,6 +34,14 @@ _SYNONYMS = {
     'output_dir': 'workdir',
 }
 _TYPES = {'int': 'an integer', 'float': 'a number', 'bool': 'True or False'}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of a command without settings; it raises a ValueError where argparse exits."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the message."""
+        raise ValueError(f'{message}; --help lists the flags.')
 
 
 class FlagHelp(NamedTuple):

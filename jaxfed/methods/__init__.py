@@ -54,7 +54,6 @@ from jaxfed.methods.topk import topk
 from jaxfed.methods.trimmed_mean import trimmed_mean
 
 __all__ = [
-    'BUILT_IN',
     'METHODS',
     'Method',
     'Part',
@@ -77,7 +76,6 @@ METHODS: dict[str, Callable[..., Method]] = {
         median, trimmed_mean, krum, multikrum, quantize, topk, dp, fedbuff,
     )
 }  # fmt: skip
-BUILT_IN = frozenset(METHODS)
 
 
 class Part(NamedTuple):

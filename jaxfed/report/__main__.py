@@ -1,14 +1,14 @@
 """Compare runs: python -m jaxfed.report WORKDIR ... --output=FILE.html [--csv=FILE.csv]."""
 
-import argparse
 import glob
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from jaxfed.internal import console, files
+from jaxfed.internal.command_line import Parser
 from jaxfed.internal.csv_text import csv_text
 from jaxfed.internal.include import HELP, include
 from jaxfed.recording import run_files, trackers
@@ -18,14 +18,9 @@ from jaxfed.report.reading import RecordedRun, read_run
 from jaxfed.report.render import render
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f'{message}; --help lists the flags.')
-
-
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """Return the parser of the flags, which raises a ValueError if one is invalid."""
-    parser = _Parser(
+    parser = Parser(
         prog='python -m jaxfed.report',
         description='Compare runs on one HTML page without external resources. Runs that differ '
         'only in their seeds are one curve with a band of a standard deviation.',

@@ -18,7 +18,7 @@ from jaxfed.internal import console
 from jaxfed.internal.locks import exclusive_lock
 from jaxfed.internal.program_cache import kept_programs
 from jaxfed.internal.signals import Interrupted, stopping
-from jaxfed.methods import BUILT_IN
+from jaxfed.methods import METHODS
 from jaxfed.methods.method import Method
 from jaxfed.recording import display, run_files
 from jaxfed.recording.checkpoints import FOLDER, open_checkpoints, wait
@@ -26,6 +26,7 @@ from jaxfed.recording.curve import draw_accuracy
 from jaxfed.recording.entries import Entry, summarise, title_of
 from jaxfed.recording.heatmap import draw_heatmap
 from jaxfed.recording.log import Log
+from jaxfed.recording.own_code import is_own
 from jaxfed.runs.deal import data_digest, missing_classes
 from jaxfed.runs.experiment import Experiment, set_up, total_steps
 from jaxfed.runs.feed import TooLarge
@@ -279,7 +280,7 @@ def _diverged(experiment: Experiment, round_: int, loss: str) -> Diverged:
     """The error of an experiment in which `loss` is not finite."""
     more = f'{experiment.workdir} holds the rounds before. '
     if round_ == 1:
-        own = not experiment.parts or {part.name for part in experiment.parts} - BUILT_IN
+        own = not experiment.parts or any(is_own(METHODS[p.name]) for p in experiment.parts)
         hint = 'In a hook, the gradients of sqrt, norm and log at 0 are not finite. '
         more = hint if own else ''
     return Diverged(

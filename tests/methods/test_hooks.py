@@ -208,7 +208,8 @@ def test_a_run_explains_an_error_of_a_hook_in_one_line(method, message, tmp_path
 
 def test_a_loop_casts_the_numbers_of_python(tmp_path, cheap_runs):
     config = jaxfed.Config(model='mlp', rounds=1, devices='1', workdir=str(tmp_path / 'run'))
-    jaxfed.simulate(config, method=Method(begin=cast_carry))
+    (entry,) = jaxfed.simulate(config, method=Method(begin=cast_carry)).metrics
+    assert np.isfinite(entry['train_loss'])
 
 
 def test_a_network_without_a_classifier_is_refused():
