@@ -72,7 +72,8 @@ def grid_progress(
       number of its runs; and a function to call with the entry of each finished round.
     """
     started, group_runs, group_rounds, done, label = 0, 1, 0, 0, ''
-    best: float | None = None  # None before the first evaluation
+    best: float | None = None  # of the group in its last evaluation; None before the first
+    last, reported = 0, 0  # the last round, and how many of the group have reported it
     # The other columns need 40 characters; a longer name would hide them.
     name_column = Column(no_wrap=True, max_width=max(console.TERMINAL.width - 40, 10))
     with _open_bar(
@@ -88,31 +89,35 @@ def grid_progress(
         task = bar.add_task('', total=rounds)
 
         def begin(name: str, rounds_of_group: int, runs_of_group: int = 1) -> None:
-            nonlocal started, group_runs, group_rounds, done, best, label
+            nonlocal started, group_runs, group_rounds, done, best, last, label
             # The group before may have ended early, or another process may train it.
             bar.update(task, advance=group_rounds - done)
             first = started + 1
             started += runs_of_group
-            group_runs, group_rounds, done, best = runs_of_group, rounds_of_group, 0, None
+            group_runs, group_rounds, done = runs_of_group, rounds_of_group, 0
+            best, last = None, 0
             numbers = f'{first}' if runs_of_group == 1 else f'{first}-{started}'
             label = f'{numbers}/{runs} {name}'
             bar.update(task, description=f'{numbers}/{runs} compiling {name}', refresh=True)
             show(f'{label}: compiling')
 
         def report(entry: Entry) -> None:
-            nonlocal done, best
+            nonlocal done, best, last, reported
             # A resumed group continues after rounds that an earlier process reported.
             new = 1 if done else 1 + (entry['round'] - 1) * group_runs
             done += new
+            reported = reported + 1 if entry['round'] == last else 1
+            last = entry['round']
             if entry['test_accuracy'] is not None:
-                best = max(best or 0.0, entry['test_accuracy'])
+                others = (best or 0.0) if reported > 1 else 0.0
+                best = max(others, entry['test_accuracy'])
             bar.update(task, advance=new, description=label)
-            tenth = 10 * done // group_rounds > 10 * (done - new) // group_rounds
+            tenth = 10 * done // group_rounds > 10 * (done - group_runs) // group_rounds
             share = f'{100 * done // group_rounds} %'
             accuracy = '-' if best is None else f'{best:.2%}'
             show(
-                f'  round {entry["round"]}, {share}: best accuracy {accuracy}',
-                now=done == group_rounds or (group_runs > 1 and tenth),
+                f'  round {last}, {share}: {"best " if group_runs > 1 else ""}accuracy {accuracy}',
+                now=done == group_rounds or (reported == group_runs > 1 and tenth),
             )
 
         yield begin, report

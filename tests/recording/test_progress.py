@@ -56,7 +56,7 @@ def test_a_file_has_the_groups_of_a_sweep(output):
         '1-2/3 two seeds: compiling (0 s)',
         *(f'  round {i}, {5 * i} %: best accuracy {i}.00% (0 s)' for i in range(2, 21, 2)),
         '3/3 one: compiling (0 s)',
-        '  round 10, 100 %: best accuracy 50.00% (0 s)',
+        '  round 10, 100 %: accuracy 50.00% (0 s)',
     ]
 
 
@@ -69,7 +69,23 @@ def test_a_resumed_group_counts_its_earlier_rounds(output):
                 report(entry(i))
     shares = [re.search(r'round (\d+), (\d+) %', line) for line in shown()]
     assert [(int(s[1]), int(s[2])) for s in shares if s] == [
-        (7, 65), (7, 70), (8, 80), (9, 90), (10, 100)
+        (7, 70), (8, 80), (9, 90), (10, 100)
+    ]  # fmt: skip
+
+
+def test_a_group_shows_the_best_of_the_round(output):
+    shown = output(terminal=False)
+    with grid_progress(3, 5, quiet=False) as (begin, report):
+        begin('one', 1)
+        report(entry(1, 0.9))
+        begin('two seeds', 4, 2)
+        for round_, accuracies in ((1, (0.6, 0.4)), (2, (0.3, 0.5))):
+            for accuracy in accuracies:
+                report(entry(round_, accuracy))
+    lines = [line for line in shown() if 'accuracy' in line]
+    assert [line.rpartition(' (')[0] for line in lines] == [
+        '  round 1, 100 %: accuracy 90.00%',
+        '  round 1, 50 %: best accuracy 60.00%', '  round 2, 100 %: best accuracy 50.00%'
     ]  # fmt: skip
 
 
@@ -78,7 +94,7 @@ def test_a_sweep_without_an_evaluation_shows_no_accuracy(output):
     with grid_progress(1, 1, quiet=False) as (begin, report):
         begin('one', 1)
         report(entry(1, accuracy=None))
-    assert any(line.startswith('  round 1, 100 %: best accuracy - (') for line in shown())
+    assert any(line.startswith('  round 1, 100 %: accuracy - (') for line in shown())
 
 
 def test_a_terminal_says_that_a_sweep_compiles(output):
