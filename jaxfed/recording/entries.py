@@ -128,7 +128,7 @@ def summarise(
     accuracy = [entry['test_accuracy'] for entry in tested]
     times = [entry['seconds'] for entry in metrics]
     best = int(np.argmax(accuracy)) if tested else None
-    moving = moving_average(accuracy)
+    moving = [shortened(value) for value in moving_average(accuracy)]
     target = config.target_accuracy
     curve = [e['round'] for e in tested], accuracy
     scalars = [s for name in measures for s in MEASURES[name].scalars]

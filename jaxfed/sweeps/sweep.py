@@ -54,6 +54,7 @@ class Outcome(NamedTuple):
     rounds: list[int]  # trained rounds
     stopped: int  # seeds that halving stopped early
     failed: int  # seeds that diverged, do not fit into memory or are unfinished
+    personal: Sequence[float | None] = ()  # of local models on their clients' held-out examples
 
 
 def expand(config: Config, points: Sequence[Point], seeds: int, folder: Path) -> list[Member]:
@@ -260,6 +261,7 @@ def summarise(members: Sequence[Member]) -> list[Outcome]:
             [summary['rounds'] for summary in finished],
             stopped=stopped,
             failed=len(paths) - len(finished),
+            personal=[None if unequal else summary['personal_accuracy'] for summary in finished],
         )
         outcomes.append(outcome)
     return outcomes
@@ -268,10 +270,14 @@ def summarise(members: Sequence[Member]) -> list[Outcome]:
 def write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
     """Write a CSV file with a row for each point."""
     names = [name for name, _ in outcomes[0].point]
-    numbers = ('final_accuracy', 'final_sd', 'best_accuracy', 'best_sd')
+    numbers = [
+        f'{score}_{number}'
+        for score in ('final', 'best', 'personal')
+        for number in ('accuracy', 'sd')
+    ]
     rows: list[list[Any]] = [[*names, 'seeds', 'failed', 'given_up', 'trained_rounds', *numbers]]
-    for point, final, best, rounds, stopped, failed in outcomes:
-        statistics = [*mean_and_deviation(final), *mean_and_deviation(best)]
+    for point, final, best, rounds, stopped, failed, personal in outcomes:
+        statistics = itertools.chain(*map(mean_and_deviation, (final, best, personal)))
         accuracies = ['' if number is None else f'{number:.6f}' for number in statistics]
         values = [shortest(value) for _, value in point]
         counts = [len(final), failed, stopped, max(rounds, default=0)]
@@ -301,17 +307,19 @@ def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> 
         return '-' if mean is None else f'{100 * mean:.2f}{spread}'
 
     best_of_all = best_point(outcomes)
+    with_personal = any(value is not None for outcome in outcomes for value in outcome.personal)
     rows = []
-    for point, final, best, rounds, stopped, failed in outcomes:
+    for point, final, best, rounds, stopped, failed, personal in outcomes:
         notes = ['best'] * (point == best_of_all)
         some = f'{stopped} of {len(final)} ' * (stopped < len(final))
         notes += [f'{some}stopped early'] * bool(stopped) + [f'{failed} failed'] * bool(failed)
         values = [shortest(value) for _, value in point]
         count = str(max(rounds, default='-'))
-        rows.append([*values, percent(final), percent(best), count, ', '.join(notes)])
+        scores = [percent(final), percent(best), *([percent(personal)] * with_personal)]
+        rows.append([*values, *scores, count, ', '.join(notes)])
     swept = [name for name, _ in outcomes[0].point]
     trained = 'trained rounds' if 'rounds' in swept else 'rounds'
-    names = [*swept, 'final %', 'best round %', trained, 'note']
+    names = [*swept, 'final %', 'best round %', *(['personal %'] * with_personal), trained, 'note']
     if not any(row[-1] for row in rows):
         names, rows = names[:-1], [row[:-1] for row in rows]
     where = 'held-out training examples' if config.validation else 'test examples'

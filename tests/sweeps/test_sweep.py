@@ -752,6 +752,19 @@ def test_the_tables_of_a_sweep_over_rounds_have_different_columns(tmp_path, caps
     assert row['rounds'] == row['trained_rounds'] == '2'
 
 
+def test_the_tables_have_the_personal_accuracy_if_any_was_measured(tmp_path, capsys):
+    points = [(('beta', b),) for b in (0.3, 1.0)]
+    outcomes = [outcome(points[0], [0.5, 0.7], personal=[0.8, 0.9]), outcome(points[1], [0.1])]
+    sweep.show_outcomes(outcomes, tmp_path, small())
+    shown = capsys.readouterr().out
+    assert '   personal % ┃' in shown and '│ 85.00 ± 7.07 │' in shown
+    sweep.write_table(tmp_path / 'sweep.csv', outcomes)
+    rows = list(csv.DictReader((tmp_path / 'sweep.csv').open()))
+    assert [(row['personal_accuracy'], row['personal_sd']) for row in rows] == [
+        ('0.850000', '0.070711'), ('', '')
+    ]  # fmt: skip
+
+
 def test_two_parts_name_the_same_parameter():
     config = small(method='fedlmd+kd', hyperparameters={'fedlmd.tau': 2.0})
     assert 'tau' not in grid.sweepable(config) and 'kd.tau' in grid.sweepable(config)
