@@ -1,7 +1,7 @@
 """Compare methods over skews and seeds: python -m experiments.benchmark --suite=small.
 
 Every method has the same number of trials, judged on held-out training data. The chosen trial is
-trained on all training data and tested once, for every seed. The time and memory of what is left
+trained on all training data and tested, for every seed. The time and memory of what is left
 are printed first, from one round of every method on every data set. One data set and skew is
 finished after another. Finished runs are skipped, also those of an earlier benchmark.csv whose work
 directories are gone, and several processes may work on one suite. Flags after -- apply to every

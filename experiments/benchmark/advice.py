@@ -4,12 +4,16 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from experiments.benchmark.answers import Answer, in_words, make_answers, missing, other_effects
+from experiments.benchmark.answers import Answer, further, in_words, make_answers, missing
 from experiments.benchmark.page import shown
-from experiments.benchmark.ranks import different, rank, rank_sentence
+from experiments.benchmark.ranks import rank, rank_sentence
 from experiments.benchmark.results import LEVEL, Row
 from experiments.benchmark.suite import Suite
 
+# Columns of counts, of methods.
+_COUNTS = (
+    'better / undecided / worse', 'undecided, with an interval above 0', 'by the moving average',
+)  # fmt: skip
 MOST = 6  # methods that are named for a data set and skew
 WIDTH = 100  # of a summary, characters
 KINDS = ('benchmark', 'benchmark summary')
@@ -29,11 +33,12 @@ def advice(suite: Suite, rows: Sequence[Row]) -> str:
       rows: its finished methods, at least one.
     """
     answers = make_answers(suite, rows)
-    lines = [f'| {" | ".join(_cells(answer))} |' for answer in answers]
+    moving = make_answers(suite, rows, 'moving')
+    lines = [f'| {" | ".join(_cells(*both))} |' for both in zip(answers, moving, strict=True)]
     without = [answer.where for answer in answers if answer.nothing]
     lost = 'any line' if len(without) == len(lines) else f'these lines: {"; ".join(without)}'
     nothing = f'Nothing beats FedAvg beyond chance in {lost}.' if without else ''
-    head = ['data', 'FedAvg', 'better, by how much', 'better / undecided / worse']
+    head = ['data', 'FedAvg', 'better, by how much', *_COUNTS]
     table_text = '\n'.join([f'| {" | ".join(head)} |', '|---' * len(head) + '|', *lines])
     measured = f'{suite.title}: test accuracy after the last round in percent'
     about = (
@@ -46,8 +51,8 @@ def advice(suite: Suite, rows: Sequence[Row]) -> str:
     failed = [f'{row.place.method} ({in_words([row.place[:2]])})' for row in rows if row.failed]
     diverged = f'Not compared, because a run diverged: {", ".join(failed)}.' if failed else ''
     ranking = rank_sentence(rank(rows))
-    effects = other_effects(suite, rows)
-    texts = [about, table_text, nothing, effects, ranking, diverged, missing(suite, rows)]
+    more = ' '.join(further(suite, rows))
+    texts = [about, table_text, nothing, more, ranking, diverged, missing(suite, rows)]
     return '\n\n'.join(filter(None, texts)) + '\n'
 
 
@@ -58,14 +63,12 @@ def summary(suite: Suite, rows: Sequence[Row]) -> str:
     lost = [answer for answer in answers if answer.nothing]
     below = [f'{_first(_code(a.below))} on {in_words([a])}' for a in answers if a.below]
     failed = [answer for answer in answers if answer.diverged]
-    ranked = _code(different(rank(rows)))
     sentences = [
         f'{suite.title}, {len(suite.trials)} methods, {suite.seeds} seeds.',
-        f'Better than FedAvg beyond chance: {"; ".join(won)}.' if won else '',
+        f'Better than FedAvg beyond chance after the last round: {"; ".join(won)}.' if won else '',
         f'No method beats FedAvg beyond chance on {in_words(lost)}.' if lost else '',
         f'Worse: {"; ".join(below)}.' if below else '',
-        other_effects(suite, rows),
-        f'By mean rank FedAvg differs from {", ".join(ranked)}.' if ranked else '',
+        *further(suite, rows),
         f'Not compared, because a run of FedAvg diverged: {in_words(failed)}.' if failed else '',
         missing(suite, rows),
     ]
@@ -73,12 +76,12 @@ def summary(suite: Suite, rows: Sequence[Row]) -> str:
     return textwrap.fill(text, WIDTH, break_on_hyphens=False, break_long_words=False) + '\n'
 
 
-def _cells(answer: Answer) -> list[str]:
-    """A line of the table."""
+def _cells(answer: Answer, moving: Answer) -> list[str]:
+    """A line of the table: the answer, and that by the moving average."""
     gains = [f'`{name}` {shown(difference, "+")}' for name, difference in answer.above.items()]
-    better, worse = len(answer.above), len(answer.below)
-    counts = f'{better} / {answer.compared - better - worse} / {worse}'
-    return [answer.where, _baseline(answer.baseline), _first(gains) or 'none', counts]
+    counts = [f'{len(a.above)} / {a.undecided} / {len(a.below)}' for a in (answer, moving)]
+    counts.insert(1, str(answer.leaning))
+    return [answer.where, _baseline(answer.baseline), _first(gains) or 'none', *counts]
 
 
 def _baseline(row: Row | None) -> str:

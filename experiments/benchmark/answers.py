@@ -24,6 +24,7 @@ class Answer(NamedTuple):
     compared: int  # methods
     above: dict[str, Interval]  # method -> its difference from FedAvg, beyond chance
     below: dict[str, Interval]
+    leaning: int  # methods that are not above beyond chance, but with an interval above 0
 
     @property
     def where(self) -> str:
@@ -34,6 +35,11 @@ class Answer(NamedTuple):
     def diverged(self) -> bool:
         """Whether a run of FedAvg diverged, so that nothing is compared."""
         return self.baseline is not None and self.baseline.failed > 0
+
+    @property
+    def undecided(self) -> int:
+        """How many of the compared methods are neither above nor below."""
+        return self.compared - len(self.above) - len(self.below)
 
     @property
     def nothing(self) -> bool:
@@ -52,12 +58,43 @@ def make_answers(suite: Suite, rows: Sequence[Row], column: str = 'final') -> li
             if verdict.paired is not None:
                 differences[verdict.sign][row.place.method] = verdict.paired.difference
         compared = sum(judged[row.place].compared for row in table)
-        found.append(Answer(dataset, skew, baseline, compared, differences[1], differences[-1]))
+        leaning = sum(d.half is not None and d.mean > d.half for d in differences[0].values())
+        found.append(
+            Answer(
+                dataset, skew, baseline, compared, differences[1], differences[-1], leaning=leaning
+            )
+        )
     return found
 
 
-def other_effects(suite: Suite, rows: Sequence[Row]) -> str:
-    """Sentences on forgetting and the worst class, by the tests of `verdicts`; may be empty."""
+def further(suite: Suite, rows: Sequence[Row]) -> list[str]:
+    """Sentences on undecided methods, the moving average, forgetting and the worst class.
+
+    The tests are those of `verdicts`; what was not measured has no sentence.
+    """
+    final, moving = make_answers(suite, rows), make_answers(suite, rows, 'moving')
+    sentences = []
+    if leaning := sum(answer.leaning for answer in final):
+        undecided = sum(answer.undecided for answer in final)
+        sentences.append(
+            'Undecided differences whose interval, which is not adjusted, is above 0: '
+            f'{leaning} of {undecided}; undecided is not equal.'
+        )
+    same = [
+        pair for pair in zip(final, moving, strict=True) if pair[0].nothing and pair[1].compared
+    ]
+    if same:
+        too = in_words(answer for answer, by_moving in same if by_moving.above)
+        sentences.append(
+            f'By the moving average, methods beat FedAvg beyond chance on {too}, too.'
+            if too
+            else 'By the moving average the same tables have no better method.'
+        )
+    return [*sentences, *_other_effects(suite, rows)]
+
+
+def _other_effects(suite: Suite, rows: Sequence[Row]) -> list[str]:
+    """Sentences on forgetting and the worst class."""
     sentences, without = [], []
     for column, (text, sign) in _EFFECTS.items():
         answers = make_answers(suite, rows, column)
@@ -69,7 +106,7 @@ def other_effects(suite: Suite, rows: Sequence[Row]) -> str:
             without.append(text)
     if without:
         sentences.append(f'Beyond chance no method {" or ".join(without)}.')
-    return ' '.join(sentences)
+    return sentences
 
 
 def missing(suite: Suite, rows: Sequence[Row]) -> str:

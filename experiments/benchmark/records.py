@@ -28,8 +28,9 @@ COLUMNS = {
 }
 COSTS = {
     'MiB a client': 'sent and received by a client in a round',
-    'passes': 'forward passes in a local step beside that of the local model; penalties, '
-    "other passes over the data and the server's work are not counted",
+    'passes': 'forward passes in a local step beside that of the local model; penalties and the '
+    "server's work are not counted",
+    'data passes': 'over the data of a client in a round, beside training',
     'MiB of memory': 'of the program on a device, divided by its experiments',
     's a run': 'share of the time of the program',
 }
@@ -134,6 +135,7 @@ def cost(run: RecordedCell) -> dict[str, float]:
     return {
         'MiB a client': (costs['upload_bytes'] + costs['download_bytes']) / MIB,
         'passes': costs['forward_passes'],
+        'data passes': costs['data_passes'],
         'MiB of memory': summary['memory_bytes'] / MIB / summary['experiments'],
         's a run': summary['seconds_total'],
     }

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.benchmark.answers import Answer, make_answers, missing, other_effects
+from experiments.benchmark.answers import Answer, further, make_answers, missing
 from experiments.benchmark.ranks import (
     LEAST_BLOCKS,
     LEAST_METHODS,
@@ -63,7 +63,8 @@ def render(suite: Suite, rows: Sequence[Row], *, command: str, flags: Sequence[s
         policy=policy(script),
         answers=[
             *map(sentence, make_answers(suite, rows)),
-            *filter(None, [other_effects(suite, rows), rank_sentence(ranks)]),
+            *further(suite, rows),
+            *filter(None, [rank_sentence(ranks)]),
         ],
         missing=missing(suite, rows),
         command=command,

@@ -124,6 +124,8 @@ def test_the_committed_answers_follow_from_the_committed_numbers(name, tmp_path)
     assert main(command) == 0
     for file, copy in zip(files, copies, strict=True):
         assert copy.read_text() == file.read_text()
+    made, committed = (folder / page.PAGE for folder in (tmp_path / name, held))
+    assert without_pictures(made) == without_pictures(committed)
 
 
 def test_committed_texts_have_the_committed_numbers():
@@ -240,7 +242,7 @@ def made_run(final, *, on='test'):
         for r, a in ((2, 0.1), (4, 0.2))
     ]
     last = {**metrics[0], 'round': 8, 'test_accuracy': final, 'class_accuracy': [final, 0.3]}
-    costs = {'upload_bytes': 2**20, 'download_bytes': 2**20, 'forward_passes': 1}
+    costs = {'upload_bytes': 2**20, 'download_bytes': 2**20, 'forward_passes': 1, 'data_passes': 0}
     summary = {
         'failed': final is None, 'final_accuracy': final, 'best_accuracy': final, 'cost': costs,
         'memory_bytes': 2**21, 'experiments': 2, 'seconds_total': 3.0, 'evaluated_on': on,
@@ -260,6 +262,10 @@ def made_row(method, accuracies, skew='iid'):
     place = suite.Place('digits', skew, method)
     trial = results.Trial(records.record_of(cell, made_run(0.5)), 'python -m jaxfed')
     return results.Row(place, ('--mu=1',), {('--mu=1',): trial}, runs, 3, 4, 5, 'python -m jaxfed')
+
+
+def without_pictures(path):
+    return re.sub('<svg.*?</svg>', '', path.read_text(), flags=re.DOTALL)
 
 
 def said(suite_, rows):
@@ -317,7 +323,7 @@ def test_the_page_lists_trials_that_diverged():
     record = trial.record._replace(diverged=True, numbers={}, machine='another machine')
     row = row._replace(trials={('--mu=9',): results.Trial(record, 'python')})
     text = page.render(read, [row], command='')
-    assert 'Trials that diverged' in text and '<td>--mu=9</td>' in text
+    assert 'Trials that diverged' in text and '>--mu=9</a></td>' in text
     assert 'CPU, 2 cores; python 3.11 jaxfed 1 jax 0.10 flax 0.12. another machine; ' in text
 
 
@@ -380,15 +386,18 @@ def test_verdicts_are_against_fedavg_of_the_same_table():
     assert rows[3].failed == 1 and not rows[3].complete
     text = advice.advice(read, rows)
     assert (
-        '| digits, iid | 60.00 ± 24.84 | `fedlmd` +10.67 ± 1.43 | 1 / 1 / 0 |\n'
-        '| digits, other | – | none | 0 / 0 / 0 |\n'
+        '| digits, iid | 60.00 ± 24.84 | `fedlmd` +10.67 ± 1.43 | 1 / 1 / 0 | 0 | 1 / 1 / 0 |\n'
+        '| digits, other | – | none | 0 / 0 / 0 | 0 | 0 / 0 / 0 |\n'
     ) in text
     assert 'Nothing beats' not in text  # nothing was compared in the other line
     assert '12 of 126 runs are finished. Not finished: digits (dirichlet 0.1, label ' in text
     text = advice.advice(read, [rows[0], rows[2]])
     assert 'Nothing beats FedAvg beyond chance in any line.' in text
     text = ' '.join(advice.summary(read, rows).split())
-    assert '7 methods, 3 seeds. Better than FedAvg beyond chance: `fedlmd` on digits (iid).' in text
+    assert (
+        '7 methods, 3 seeds. Better than FedAvg beyond chance after the last round: `fedlmd` on '
+        'digits (iid).'
+    ) in text
     assert 'No method' not in text
     texts = said(read, rows)
     assert texts[0] == 'digits, iid: better than FedAvg beyond chance: fedlmd.'
@@ -401,17 +410,18 @@ def test_verdicts_are_against_fedavg_of_the_same_table():
 def test_forgetting_and_the_worst_class_are_compared_too():
     read, lower = suite.read_suite('small'), {}
     rows = [made_row('fedavg', [0.5, 0.6, 0.7]), made_row('kd', [0.5, 0.6, 0.7])]
-    assert answers.other_effects(read, rows) == (
+    assert answers.further(read, rows) == [
+        'By the moving average the same tables have no better method.',
         'Beyond chance no method forgets less than FedAvg or is better than FedAvg in the worst '
-        'class.'
-    )
+        'class.',
+    ]
     for seed, run in rows[1].runs.items():
         lower[seed] = run._replace(numbers=run.numbers | {'forgetting': 10.0 + 0.01 * seed})
     rows[1] = rows[1]._replace(runs=lower)
-    assert answers.other_effects(read, rows) == (
-        'Beyond chance forgets less than FedAvg: kd on digits (iid). '
-        'Beyond chance no method is better than FedAvg in the worst class.'
-    )
+    assert answers.further(read, rows)[1:] == [
+        'Beyond chance forgets less than FedAvg: kd on digits (iid).',
+        'Beyond chance no method is better than FedAvg in the worst class.',
+    ]
     assert 'no method is better than FedAvg in the worst' in advice.summary(read, rows).replace(
         '\n', ' '
     )
@@ -419,7 +429,31 @@ def test_forgetting_and_the_worst_class_are_compared_too():
         row._replace(runs={s: r._replace(numbers={'final': 9.0}) for s, r in row.runs.items()})
         for row in rows
     ]
-    assert not answers.other_effects(read, rows)  # nothing was measured
+    assert not answers.further(read, rows)  # nothing was measured
+
+
+def test_undecided_methods_and_the_moving_average_are_named():
+    read = suite.read_suite('small')
+    rows = [made_row('fedavg', [0.5, 0.6, 0.7]), made_row('kd', [0.58, 0.69, 0.77])]
+    (answer,) = answers.make_answers(read, rows)
+    # +8, +9 and +7 have a half of 2.5; adjusted for six methods p is 0.03.
+    assert (answer.above.keys(), answer.undecided, answer.leaning) == ({'kd'}, 0, 0)
+    rows[1] = made_row('kd', [0.54, 0.69, 0.77])  # +4, +9 and +7, p is 0.04 before
+    (answer,) = answers.make_answers(read, rows)
+    assert (answer.above, answer.undecided, answer.leaning) == ({}, 1, 1)
+    assert answers.further(read, rows)[0] == (
+        'Undecided differences whose interval, which is not adjusted, is above 0: 1 of 1; '
+        'undecided is not equal.'
+    )
+    smooth = {
+        seed: run._replace(numbers=run.numbers | {'moving': 40.0 + 4 * seed + 0.1 * seed**2})
+        for seed, run in rows[1].runs.items()  # FedAvg has 28.4, 32.4 and 36.4
+    }
+    rows[1] = rows[1]._replace(runs=smooth)
+    assert answers.further(read, rows)[1] == (
+        'By the moving average, methods beat FedAvg beyond chance on digits (iid), too.'
+    )
+    assert '| 0 / 1 / 0 | 1 | 1 / 0 / 0 |' in advice.advice(read, rows)
 
 
 def test_rows_at_the_largest_learning_rate_are_counted():
@@ -511,7 +545,7 @@ def test_a_baseline_that_diverged_is_not_compared():
     assert 'Not compared, because a run of FedAvg diverged: digits (iid).' in words
     read = read._replace(published={'digits/iid': {'kd': '1'}})
     text = page.render(read, rows, command='')
-    assert '<td class="number">2 (1 diverged)</td>' in text
+    assert '>2 (1 diverged)</a></td>' in text
 
 
 def test_one_seed_has_no_interval():
