@@ -148,8 +148,8 @@ class Dataset(NamedTuple):
           The dataset.
 
         Raises:
-          ValueError: if examples have unequal shapes, or labels without num_classes are no integers
-            from 0.
+          ValueError: if examples have unequal shapes, or labels without num_classes do not number
+            the classes from 0.
         """
         try:
             inputs = np.asarray(x_train), np.asarray(x_test)
@@ -159,24 +159,57 @@ class Dataset(NamedTuple):
                 'with 0.'
             ) from error
         labels, test_labels = np.asarray(y_train), np.asarray(y_test)
-        classes = _count_classes(labels, test_labels) if num_classes is None else num_classes
+        if num_classes is None:
+            _check_integers(labels, test_labels)
+            source, remedy = 'Dataset.from_arrays', ', or pass num_classes'
+            num_classes = count_classes(labels, test_labels, source, remedy=remedy)
         owners = None if users is None else np.asarray(users)
-        return cls(name, inputs[0], labels, inputs[1], test_labels, classes, owners, vocabulary)
+        return cls(name, inputs[0], labels, inputs[1], test_labels, num_classes, owners, vocabulary)
 
 
-def _count_classes(labels: np.ndarray, test_labels: np.ndarray) -> int:
-    """The largest training label plus one."""
-    both = {'y_train': labels, 'y_test': test_labels}
-    for name, array in both.items():
+def _check_integers(labels: np.ndarray, test_labels: np.ndarray) -> None:
+    for name, array in (('y_train', labels), ('y_test', test_labels)):
         if not array.size or not np.issubdtype(array.dtype, np.integer):
             raise ValueError(
                 f'{name} must have integers from 0, one for each example, got {array.dtype} of '
                 f'shape {list(array.shape)}.'
             )
-    least = min(array.min() for array in both.values())
-    if least > 0:
+
+
+def count_classes(
+    labels: np.ndarray, test_labels: np.ndarray, source: str, *, remedy: str = ''
+) -> int:
+    """The number of classes, after checking that the labels number them from 0.
+
+    Args:
+      labels: [n] integers of the training examples.
+      test_labels: [m] integers.
+      source: flag or argument that passed them, for messages.
+      remedy: what else than other labels helps, the end of messages.
+
+    Returns:
+      The largest training label plus one.
+
+    Raises:
+      ValueError: if the test data has a class without training examples, no label is 0, or most
+        labels up to the largest are missing.
+    """
+    num_classes = int(labels.max()) + 1
+    used = np.union1d(labels, test_labels)
+    if used[-1] >= num_classes:
         raise ValueError(
-            f'y_train and y_test have labels from {least}: number the classes from 0, as in '
-            f'y - {least}, or pass num_classes.'
+            f'{source} has label {used[-1]} in y_test but labels only up to {num_classes - 1} in '
+            f'y_train: remove test examples of classes that are not trained{remedy}.'
         )
-    return int(labels.max()) + 1
+    if used[0] > 0:
+        raise ValueError(
+            f'{source} has labels from {used[0]} to {used[-1]}: number the classes from 0, as in '
+            f'y - {used[0]}{remedy}.'
+        )
+    if 2 * used.size < num_classes:
+        raise ValueError(
+            f'{source} has the largest label {num_classes - 1}, but only {used.size} different '
+            f'labels: number the classes 0..{used.size - 1}, or correct the label if it is '
+            f'wrong{remedy}.'
+        )
+    return num_classes

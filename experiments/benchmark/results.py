@@ -130,7 +130,8 @@ def command_of(cells: Sequence[Cell]) -> str:
         value = getattr(config, name)
         if name not in skipped and value != DEFAULTS[name]:
             words.append(f'--{name}={value}')
-    words += [f'--{name}={value}' for name, value in config.hyperparameters.items()]
+    for name, value in {**config.hyperparameters, **config.partition_settings}.items():
+        words.append(f'--{name}={value}')
     return shlex.join([*words, f'--seeds={len(cells)}'])
 
 

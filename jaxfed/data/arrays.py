@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jaxfed.types import Dataset
+from jaxfed.types import Dataset, count_classes
 
 ARRAYS = ('x_train', 'y_train', 'x_test', 'y_test')
 LARGEST_LABEL = 1_000_000
@@ -47,7 +47,7 @@ def make_dataset(
             f'{test.shape[1:]} {test.dtype} in x_test: make shapes and dtypes equal.'
         )
     if num_classes is None:
-        num_classes = _count_classes(made['y_train'], made['y_test'], source)
+        num_classes = count_classes(made['y_train'], made['y_test'], source)
     largest = max(made['y_train'].max(), made['y_test'].max())
     if largest >= num_classes:
         raise ValueError(
@@ -143,28 +143,6 @@ def _checked_labels(array: np.ndarray, source: str, key: str) -> np.ndarray:
         labels = f'labels from {array.min()} to {array.max()}'
         raise ValueError(f'{source} has {labels} in {key}: number the classes from 0.')
     return array.astype(np.int32, copy=False)
-
-
-def _count_classes(y_train: np.ndarray, y_test: np.ndarray, source: str) -> int:
-    """Returns the number of classes, after checking that the labels number them from 0."""
-    num_classes = int(y_train.max()) + 1
-    used = np.union1d(y_train, y_test)
-    if used[-1] >= num_classes:
-        raise ValueError(
-            f'{source} has label {used[-1]} in y_test but labels only up to {num_classes - 1} in '
-            'y_train: remove test examples of classes that are not trained.'
-        )
-    if used[0] > 0:
-        raise ValueError(
-            f'{source} has labels from {used[0]} to {used[-1]}: number the classes from 0, as in '
-            f'y - {used[0]}.'
-        )
-    if 2 * used.size < num_classes:
-        raise ValueError(
-            f'{source} has the largest label {num_classes - 1}, but only {used.size} different '
-            f'labels: number the classes 0..{used.size - 1}, or correct the label if it is wrong.'
-        )
-    return num_classes
 
 
 def _numbered_users(users: np.ndarray, num_examples: int, source: str) -> np.ndarray:

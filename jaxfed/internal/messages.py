@@ -7,8 +7,8 @@ import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-# The packages whose lines a user cannot change.
-_LIBRARIES = {'jaxfed', 'jax', 'flax', 'optax', 'numpy', *sys.stdlib_module_names}
+# The packages whose lines a user does not change.
+LIBRARIES = {'jaxfed', 'jax', 'flax', 'optax', 'numpy', *sys.stdlib_module_names}
 
 
 def suggestion(name: str, names: Iterable[str], prefix: str = '') -> str:
@@ -37,7 +37,7 @@ def user_line(error: BaseException) -> str:
     steps = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if frame.f_globals.get('__name__', '').partition('.')[0] not in _LIBRARIES
+        if frame.f_globals.get('__name__', '').partition('.')[0] not in LIBRARIES
     ]
     # The last line in the file of the user's function, which may call libraries not listed above.
     own = [line for name, line in steps if name == steps[0][0]]

@@ -86,12 +86,12 @@ def pair(model: Model) -> Model:
     Parameters are {'model': ..., 'own': ...}; the network evaluates the first.
 
     Raises:
-      ValueError: if the network has batch statistics or dropout.
+      ValueError: if the network has batch statistics, dropout or a mask of the real examples.
     """
-    if model.stats or model.random:
+    if model.stats or model.random or model.masked:  # the second model is trained by `apply`
         raise ValueError(
-            'ditto and apfl need a network without batch statistics and dropout; choose one, as '
-            '--model=cnn.'
+            'ditto and apfl need a network without batch statistics, dropout and mask; choose one, '
+            'as --model=cnn.'
         )
 
     def init(key: jax.Array) -> PyTree:

@@ -22,7 +22,10 @@ from jaxfed.methods.method import (
 from jaxfed.types import Array, Model, PyTree
 
 _NEUTRAL = Method()
-_FACTS = ('equal_weights', 'counts_steps', 'uploads', 'reads_server', 'alters_messages', 'delays')
+_FACTS = (
+    'equal_weights', 'counts_steps', 'uploads', 'reads_server', 'alters_messages',
+    'ignores_weights', 'delays',
+)  # fmt: skip
 _BY_PART = ('static', 'state', 'shared', 'begun', 'uploads')
 
 
@@ -105,9 +108,9 @@ def _check_order(
         if parts[i].equal_weights:
             a, b = names[i], names[weighing[0]]
             raise ValueError(f'{a} weighs all clients equally, so the weights of {b} {without}')
-    if combining and weighing:
-        a, b = names[combining[0]], names[weighing[0]]
-        raise ValueError(f'{a} uses no weights, so those of {b} {without}')
+    for i, j in itertools.product(combining, weighing):
+        if i != j and parts[i].ignores_weights:
+            raise ValueError(f'{names[i]} uses no weights, so those of {names[j]} {without}')
     for (i, a, part), (j, b, other) in pairs:
         hides = part.privacy or part.delays
         does = 'adds noise to' if part.privacy else 'delays'

@@ -15,7 +15,8 @@ def fedgkd(*, beta: float = 0.1, tau: float = 1.0, models: int = 5) -> Method:
     CE + beta tau^2 KL(softmax(zt / tau) || softmax(z / tau)), zt the logits under the mean of the
     last M global models, including the current one
 
-    The initial model is not among them, so that there is no distillation before the first update.
+    The initial model is not among them, so that there is no distillation before the first update;
+    after another method, before the first update of this one.
 
     Args:
       beta: weight of the distillation, >= 0.

@@ -51,4 +51,4 @@ def krum(*, byzantine: float = 0.2, selected: int = 1) -> Method:
         number = jnp.where(selected == 0, arrived - malicious, selected)
         return mean_of_best(view, krum_scores(view, malicious), number)
 
-    return Method(combine=combine, alters_messages=True)
+    return Method(combine=combine, alters_messages=True, ignores_weights=True)

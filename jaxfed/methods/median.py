@@ -26,4 +26,4 @@ def median() -> Method:
         arrived = jnp.sum(view.arrived)
         return mean_of_ranks(view, (arrived - 1) // 2, arrived // 2)
 
-    return Method(combine=combine, alters_messages=True)
+    return Method(combine=combine, alters_messages=True, ignores_weights=True)

@@ -55,7 +55,7 @@ class RoundInfo(NamedTuple):
     clients_per_round: int  # S
     local_epochs: int  # E
     cohort_size: Array  # [] int32, clients of the round whose update is not lost, at most S
-    expected_size: Any  # its mean over rounds, S (1 - dropout)
+    expected_size: Any  # S (1 - dropout), its mean over rounds without --over_selection
 
 
 class MessageSize(NamedTuple):
@@ -251,6 +251,7 @@ class Method(NamedTuple):
     uploads: bool = False  # whether the server needs more of a client than its update
     reads_server: bool = False  # whether `share` evaluates the global model as a network
     alters_messages: bool = False  # whether it compresses, hides, attacks or combines updates
+    ignores_weights: bool = False  # whether `combine` does not read the weights
     delays: bool = False  # whether updates reach the server in later rounds
     # of a method whose noise must be the last change of the update
     privacy: Privacy | None = None

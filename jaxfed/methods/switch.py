@@ -1,5 +1,6 @@
 """One method for the first rounds and another afterwards."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -14,8 +15,10 @@ from jaxfed.methods.method import (
     CombineView,
     LocalView,
     MergeView,
+    MessageSize,
     Method,
     RoundInfo,
+    ServerView,
     check_method,
     weighted_sum,
 )
@@ -28,6 +31,8 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
     L = L_1 in the rounds 1..R, L_2 after them
 
     Each method has its state, which changes only in its rounds. The network is adapted for both.
+    The costs that a run records are the most that a round can have: what both keep and upload, and
+    the larger form of an update.
 
     Args:
       first: the method of the rounds 1..rounds.
@@ -66,15 +71,35 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
         index = (round_info.number > rounds).astype(jnp.int32)
         return lax.switch(index, [lambda: function(0), lambda: function(1)])
 
-    def finish(client: ClientView) -> tuple[PyTree, PyTree]:
-        def finish_part(i: int) -> tuple[PyTree, PyTree]:
-            view = part_view(client, i)
-            shape = jax.eval_shape(lambda: parts[i].finish(view)[1])
-            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
-            active = (client.round.number > rounds).astype(jnp.int32) == i
-            return lax.cond(active, lambda: parts[i].finish(view), lambda: (view.state, zeros))
+    def only_active(
+        round_info: RoundInfo, i: int, function: Callable[[], PyTree], idle: PyTree
+    ) -> PyTree:
+        """The value of a function in the rounds of method i, else `idle`."""
+        return lax.cond((round_info.number > rounds) == i, function, lambda: idle)
 
-        states, uploads = zip(finish_part(0), finish_part(1), strict=True)
+    def share(server: ServerView) -> PyTree:
+        def of_part(i: int) -> PyTree:
+            function = functools.partial(parts[i].share, part_view(server, i))
+            return only_active(server.round, i, function, _zeros(function))
+
+        return of_part(0), of_part(1)
+
+    def begin(client: ClientView) -> PyTree:
+        client = client._replace(begun=((), ()))
+
+        def of_part(i: int) -> PyTree:
+            function = functools.partial(parts[i].begin, part_view(client, i))
+            return only_active(client.round, i, function, _zeros(function))
+
+        return of_part(0), of_part(1)
+
+    def finish(client: ClientView) -> tuple[PyTree, PyTree]:
+        def of_part(i: int) -> tuple[PyTree, PyTree]:
+            view = part_view(client, i)
+            function = functools.partial(parts[i].finish, view)
+            return only_active(client.round, i, function, (view.state, _zeros(function)[1]))
+
+        states, uploads = zip(of_part(0), of_part(1), strict=True)
         return states, uploads
 
     def trainable(view: LocalView) -> PyTree:
@@ -111,7 +136,13 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
     def penalty(view: LocalView) -> Array:
         return select(view.round, lambda i: parts[i].penalty(part_view(view, i)))
 
+    def message_size(update: PyTree, size: MessageSize) -> MessageSize:
+        sizes = [part.message_size(update, size) for part in parts]
+        return max(sizes, key=lambda of_part: of_part.bytes)
+
     return combine_states(*parts)._replace(
+        share=share,
+        begin=begin,
         weigh=weigh,
         supervised=supervised,
         penalty=penalty,
@@ -120,4 +151,11 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
         finish=finish,
         combine=combine if any(part.combine for part in parts) else None,
         merge=merge,
+        message_size=message_size,
     )
+
+
+def _zeros(function: Callable[[], PyTree]) -> PyTree:
+    """Zeros in the form of the function's value."""
+    shapes = jax.eval_shape(function)
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)

@@ -49,6 +49,11 @@ def topk(*, share: float = 0.1) -> Method:
         return optax.tree.sub(optax.tree.add(client.update, client.state), send(client)), ()
 
     def message_size(update: PyTree, size: MessageSize) -> MessageSize:
+        if size.bits < 32:
+            raise ValueError(
+                'topk sends sums of an update and of what it has kept, so quantize must come after '
+                'it, as in topk+quantize.'
+            )
         return size._replace(
             kept=sum(math.ceil(share * leaf.size - 1e-4) for leaf in jax.tree.leaves(update))
         )

@@ -41,4 +41,4 @@ def trimmed_mean(*, trim: float = 0.2) -> Method:
         cut = jnp.floor(trim * arrived + 1e-4).astype(jnp.int32)
         return mean_of_ranks(view, cut, arrived - 1 - cut)
 
-    return Method(combine=combine, alters_messages=True)
+    return Method(combine=combine, alters_messages=True, ignores_weights=True)

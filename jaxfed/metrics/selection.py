@@ -197,5 +197,20 @@ def measure_round(
                     f'MEASURES[{name!r}] must return a number as its scalar {field!r}, got '
                     f'{printable(reprlib.repr(value))}.'
                 )
+            if not _holds_numbers(value):
+                raise ValueError(
+                    f'MEASURES[{name!r}] must return numbers, arrays of them or dictionaries of '
+                    f'these as {field!r}, got {printable(reprlib.repr(value))}.'
+                )
         values |= found
     return values
+
+
+def _holds_numbers(value: Any) -> bool:
+    """Whether a value is None, a number, an array of numbers, or a dictionary of such values."""
+    if isinstance(value, dict):
+        return all(map(_holds_numbers, value.values()))
+    try:
+        return value is None or np.asarray(value).dtype.kind in 'biuf'
+    except ValueError:  # rows of different lengths
+        return False

@@ -108,6 +108,9 @@ def _check_clients(config: Config) -> None:
         most = config.clients_per_round // max(config.lanes, 1)
         each = f'a client of --clients_per_round={config.clients_per_round} for each lane'
         _require(config, 'devices', int(config.devices) <= most, f'at most {most}, {each}')
+    effective = not config.stragglers or config.local_epochs > 1
+    rule = '0 with --local_epochs=1, which a late client completes, too'
+    _require(config, 'stragglers', effective, rule)
     sampled = candidates(config.clients_per_round, config.over_selection)
     if sampled > config.num_clients:
         raise ValueError(

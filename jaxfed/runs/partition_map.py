@@ -36,10 +36,10 @@ def deal_examples(settings: config.Config) -> deal.Dealt:
     Raises:
       ValueError: if method, data or partition is invalid.
     """
-    # No client is sampled, so the default of --clients_per_round limits nothing.
+    # No client is sampled or evaluated, so what a run needs for that limits nothing.
     sampled = min(settings.clients_per_round, settings.num_clients)
-    settings = dataclasses.replace(settings, clients_per_round=sampled)
-    checks.check(settings)
+    every = settings.local_eval_every or 1
+    checks.check(dataclasses.replace(settings, clients_per_round=sampled, local_eval_every=every))
     return deal.deal(settings, auxiliary_per_class=method_of(settings).auxiliary)
 
 
@@ -94,10 +94,11 @@ def main(arguments: Sequence[str]) -> int:
             with explain_errors(f'--output={output} cannot be written', advice, catch=OSError):
                 draw_heatmap(dealt.label_counts, Path(output), title=title_of(settings))
         if indices:
-            whole = deal_examples(dataclasses.replace(settings, personal_test=0.0))
+            if settings.personal_test:
+                dealt = deal_examples(dataclasses.replace(settings, personal_test=0.0))
             failure = f'--output_indices={indices} cannot be written'
             with explain_errors(failure, advice, catch=OSError):
-                write_indices(Path(indices), whole)
+                write_indices(Path(indices), dealt)
     except (ValueError, OSError) as error:
         console.show_error(str(error))
         return 2

@@ -108,6 +108,27 @@ def test_switch_is_the_first_method_and_then_the_second():
     assert float(run(both, cohorts).method[1]['rounds']) == 2
 
 
+def test_only_the_method_of_a_round_computes():
+    calls = []
+
+    def share(server):
+        jax.debug.callback(lambda: calls.append('share'))
+        return jnp.ones(())
+
+    def begin(client):
+        jax.debug.callback(lambda: calls.append('begin'))
+        return client.shared
+
+    second = methods.Method(share=share, begin=begin, penalty=lambda view: 0 * view.begun)
+    both = switch(methods.METHODS['fedavg'](), second, rounds=1)
+    data = test_round.training_data()
+    for cohorts, expected in (([[0, 1]], set()), ([[0, 1], [2, 3]], {'share', 'begin'})):
+        _, settings, server, states, programs = test_round.set_up(both)
+        test_round.rounds(programs, settings, server, states, cohorts, 2, data)
+        jax.effects_barrier()
+        assert set(calls) == expected
+
+
 def test_switch_on_the_command_line():
     parts = methods.resolve('fedlmd_tf+fedprox,fedlmd+fedprox', {'mu': 0.2, 'fedlmd.beta': 2.0})
     assert [(part.name, part.phase) for part in parts] == [
@@ -241,6 +262,14 @@ def test_costs_of_combinations_and_small_messages():
     both = chain(methods.METHODS['fedlmd'](), methods.METHODS['kd'](), methods.METHODS['moon']())
     assert cost(both).forward_passes == 2
     assert cost('fedcad', source='client').data_passes == 1
+    # One method after another has the larger message, and the passes of both.
+    fedavg, curv, top = (methods.METHODS[name]() for name in ('fedavg', 'fedcurv', 'topk'))
+    assert cost(switch(top, fedavg, rounds=1)).upload == 1
+    assert cost(switch(fedavg, top, rounds=1)).upload == 1
+    assert cost(switch(top, top, rounds=1)).upload == cost(top).upload < 1
+    assert cost(switch(fedavg, curv, rounds=1)).data_passes == 1
+    with pytest.raises(ValueError, match=r'so quantize must come after it, as in topk\+quantize'):
+        cost(chain(methods.METHODS['quantize'](), top))
 
 
 def test_costs_of_parameters_that_stay():

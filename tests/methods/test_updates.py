@@ -193,6 +193,23 @@ def test_updates_pass_through_the_parts():
     assert_array_equal(other.finish(view)[0][1]['w'], [0, 1])
 
 
+@pytest.mark.parametrize('form', ['stats', 'random', 'masked'])
+@pytest.mark.parametrize('name', ['ditto', 'apfl'])
+def test_a_pair_of_models_has_no_mode_of_training(name, form):
+    network = Model(lambda key: {}, lambda params, x, *mode: None)._replace(**{form: True})
+    with pytest.raises(ValueError, match='without batch statistics, dropout and mask'):
+        METHODS[name]().adapt(network)
+
+
+def test_a_combination_may_use_the_weights_of_another_part():
+    def combine(view):
+        return jax.tree.map(lambda rows: (view.weights[:, None] * rows).sum(0), view.updates)
+
+    own = Method(weigh=lambda cohort: cohort.weights, combine=combine)
+    chain(METHODS['fednova'](), own)
+    chain(own, METHODS['quantize']())
+
+
 @pytest.mark.parametrize(
     'names, message',
     [

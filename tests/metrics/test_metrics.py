@@ -576,13 +576,22 @@ def test_registered_measures_are_checked(mine, message, monkeypatch):
         ({'one': [1, 2]}, r"must return a number as its scalar 'one', got the shape \[2\]"),
         ({'one': 'high'}, "must return a number as its scalar 'one', got 'high'"),
         (0.5, r"MEASURES\['mine'\]\.of_round must return a dictionary of fields, .* got float\."),
+        ({'all': ['high', 'low']}, "must return numbers, .* as 'all', got \\['high', 'low'\\]"),
+        ({'all': {'a': [[1], [2, 3]]}}, "must return numbers, .* as 'all', got {'a': "),
     ],
 )
 def test_a_measure_returns_the_fields_that_it_lists(returned, message, monkeypatch):
-    mine = Measure('Mine.', scalars=('one',), of_round=lambda data: returned)
+    mine = Measure('Mine.', scalars=('one',), arrays=('all',), of_round=lambda data: returned)
     monkeypatch.setitem(MEASURES, 'mine', mine)
     with pytest.raises(ValueError, match=message):
         selection.measure_round(('mine',), None, None, None)
+
+
+def test_a_measure_may_return_numbers_by_name(monkeypatch):
+    returned = {'all': {'a': np.float32([0.5]), 'b': {'c': True, 'd': None, 'e': jnp.ones(2)}}}
+    mine = Measure('Mine.', arrays=('all',), of_round=lambda data: returned)
+    monkeypatch.setitem(MEASURES, 'mine', mine)
+    assert selection.measure_round(('mine',), None, None, None) == returned
 
 
 def test_an_error_in_a_measure_names_its_line(monkeypatch):
@@ -661,6 +670,7 @@ def test_parsing_of_names():
         ({'confusion_clients': ''}, '--confusion_clients must be client ids'),
         ({'confusion_clients': '1,1'}, '--confusion_clients=1,1 names a client twice'),
         ({'confusion_clients': '20'}, '--confusion_clients must be from 0 to 19, got 20'),
+        ({'stragglers': 0.5, 'local_epochs': 1}, '--stragglers must be 0 with --local_epochs=1'),
     ],
 )
 def test_invalid_settings_are_refused(settings_, message):

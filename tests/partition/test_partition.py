@@ -690,6 +690,8 @@ def test_counts_are_shown_as_they_are_trained(tmp_path):
     assert np.array_equal(counts, experiment.set_up(settings).dealt.label_counts)
     assert counts.sum() < deal_examples(Config()).label_counts.sum()
     assert len(deal_examples(Config(num_clients=4, alpha=1.0)).partition) == 4
+    held_out = deal_examples(Config(personal_test=0.2))  # no model is evaluated
+    assert held_out.label_counts.sum() < deal_examples(Config()).label_counts.sum()
     with pytest.raises(ValueError, match="unknown method 'fedlmb'"):
         deal_examples(Config(method='fedlmb'))
     with pytest.raises(ValueError, match=r'--mu=1\.0: --method=fedavg takes no such'):

@@ -10,15 +10,19 @@ import sys
 import threading
 
 import numpy as np
+import optax
 import pytest
 
 from jaxfed import Config
+from jaxfed.engine.cohorts import SAMPLINGS
+from jaxfed.engine.optimizers import OPTIMIZERS, of_gradient
 from jaxfed.internal import files
 from jaxfed.internal.locks import exclusive_lock
 from jaxfed.internal.signals import ending, stopping
 from jaxfed.methods import Part, resolve
 from jaxfed.models import MODELS
 from jaxfed.recording import log, run_files
+from jaxfed.recording.own_code import own_code
 from tests.recorded_runs import make_run
 
 
@@ -339,6 +343,25 @@ def test_a_run_that_continues_with_other_code_warns(tmp_path, monkeypatch, caplo
     path.write_text(path.read_text().replace('"optax": "', '"optax": "0'))
     started(workdir)
     assert '/other was begun with other code (optax 0' in caplog.text
+
+
+def test_the_code_of_every_choice_of_a_user_is_recorded(tmp_path, monkeypatch):
+    def defined(folder, name):
+        names, file = {}, tmp_path / folder / 'mine.py'
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f'def {name}(*arguments): pass\n')
+        exec(compile(file.read_text(), file, 'exec'), {'__name__': 'mine'}, names)
+        return names[name]
+
+    monkeypatch.setitem(SAMPLINGS, 'mine', defined('a', 'choose'))
+    found = own_code(Config(sampling='mine'), [])
+    assert found.keys() == {'mine.py'} and not own_code(Config(), [])
+    monkeypatch.setitem(OPTIMIZERS, 'mine', of_gradient(defined('b', 'step')))
+    both = own_code(Config(sampling='mine', optimizer='mine'), [])
+    assert both.keys() == {'mine.py'} and both != found
+    assert own_code(Config(optimizer='mine'), []) not in (found, both)
+    monkeypatch.setitem(OPTIMIZERS, 'lion', of_gradient(optax.lion))
+    assert not own_code(Config(optimizer='lion'), [])
 
 
 def test_a_run_continues_with_the_same_data_only(tmp_path):

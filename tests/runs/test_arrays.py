@@ -133,8 +133,10 @@ def test_classes_without_examples_are_a_warning(tmp_path, capsys):
         (
             [1, 2, 1],
             [2, 1],
-            'labels from 1: number the classes from 0, as in y - 1, or pass num',
+            'labels from 1 to 2: number the classes from 0, as in y - 1, or pass num_classes',
         ),
+        ([0, 1, 900], [0, 1], 'largest label 900, but only 3 different .* or pass num_classes'),
+        ([0, 1, 0], [0, 2], 'label 2 in y_test but .* not trained, or pass num_classes'),
         (['a', 'b', 'a'], [0, 1], r'^y_train must have integers from 0, .* got <U1 of shape \[3\]'),
         ([0, 1, 0], [], r'^y_test must have integers from 0, .* got float64 of shape \[0\]'),
         ([], [0, 1], r'^y_train must have integers from 0, .* got float64 of shape \[0\]'),

@@ -150,6 +150,7 @@ def prepare(protocol: Protocol, dataset: jaxfed.Dataset, folder: Path) -> None:
     if path.exists() and path.read_text() != described:
         raise app.UsageError(f'--folder={folder} holds runs of another protocol; name a new one.')
     folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(described)
     for seed in range(protocol.seeds):
         place = folder / f'seed{seed}'
         if (place / 'system').exists():
@@ -162,7 +163,6 @@ def prepare(protocol: Protocol, dataset: jaxfed.Dataset, folder: Path) -> None:
         for model in ('unpadded_cnn', 'normalised_cnn'):
             write_start(model, dataset, seed, place / f'{model}.safetensors')
         (place / 'system').mkdir()
-    path.write_text(described)
 
 
 def run_jaxfed(

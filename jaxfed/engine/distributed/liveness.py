@@ -98,7 +98,11 @@ def relay(address: str, process: int) -> str:
                     near.close()
                     continue
                 far = socket.create_connection((host.strip('[]'), int(port)), timeout=10)
-                gate.introduce(far, process)
+                try:
+                    gate.introduce(far, process)
+                except OSError:
+                    far.close()
+                    raise
             except gate.Taken:
                 stop(f'--process_id={process}: another process has this number.', 2)
             except OSError:
