@@ -68,7 +68,8 @@ class Suite(NamedTuple):
     flags: tuple[str, ...]  # of all runs
     datasets: Mapping[str, tuple[str, ...]]  # name -> flags
     skews: Mapping[str, tuple[str, ...]]
-    trials: Mapping[str, tuple[tuple[str, ...], ...]]  # method -> flags of each trial
+    # method -> flags of each trial; or a name -> flags with --method, as for another mu
+    trials: Mapping[str, tuple[tuple[str, ...], ...]]
     note: str = ''  # what a reader of the answer should know
     # Of a suite that replays another benchmark:
     source: str = ''  # its reference, and how the protocol differs
