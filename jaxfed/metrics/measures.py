@@ -98,13 +98,18 @@ class Measure(NamedTuple):
         return self.scalars + self.arrays
 
 
+def _tested(data: RoundData) -> np.ndarray:
+    """[C] bool, the classes with a test example; the accuracy of the others says nothing."""
+    return np.bincount(data.y, minlength=data.num_classes) > 0
+
+
 def _forgetting(data: RoundData, now: Evaluation) -> Fields:
     best = [data.history.best] if data.history.rounds else []
     history = np.stack([*best, now.class_accuracy])
-    tested = np.bincount(data.y, minlength=data.num_classes) > 0
     return {
-        'forgetting': forgetting(history, tested), 'class_forgetting': class_forgetting(history),
-    }  # fmt: skip
+        'forgetting': forgetting(history, _tested(data)),
+        'class_forgetting': class_forgetting(history),
+    }
 
 
 def _consistency(data: RoundData, now: Evaluation) -> Fields:
@@ -129,10 +134,11 @@ def _local_confusion(data: RoundData, local: LocalModels) -> Fields:
 
 
 def _in_out(data: RoundData, local: LocalModels) -> Fields:
-    fields = {}
+    fields, tested = {}, _tested(data)
     evaluations = {'': local.each, '_before': local.before, '_after': local.after}
     for suffix, evaluation in evaluations.items():
-        inside, outside = in_out_accuracy(evaluation.class_accuracy, data.label_counts)
+        accuracy = np.asarray(evaluation.class_accuracy)[..., tested]
+        inside, outside = in_out_accuracy(accuracy, data.label_counts[:, tested])
         fields[f'in_local_accuracy{suffix}'] = inside.mean()
         fields[f'out_local_accuracy{suffix}'] = outside.mean()
     return fields
@@ -151,7 +157,9 @@ def _drift(data: RoundData, local: LocalModels) -> Fields:
 
 
 def _divergence(data: RoundData, local: LocalModels) -> Fields:
-    shares, accuracy = label_shares(data.label_counts), local.before.class_accuracy
+    tested = _tested(data)
+    shares = label_shares(data.label_counts[:, tested])
+    accuracy = np.asarray(local.before.class_accuracy)[tested]
     return {
         'weight_divergence': weight_distances(local.models, local.start).mean(),
         'distribution_divergence': distribution_divergence(shares, accuracy).mean(),

@@ -94,7 +94,9 @@ def time_round(experiment: Experiment, prepared: Prepared) -> Timed:
     # Every evaluation is due in the last round.
     planned = planned._replace(number=experiment.config.rounds)
     state = first_state([experiment], prepared)
-    _, entries = train_and_evaluate(prepared, [experiment], planned, state, [0])
+    # Measures of local models are compiled when they are first called.
+    for _ in range(1 + bool(experiment.config.local_eval_every)):
+        state, entries = train_and_evaluate(prepared, [experiment], planned, state, [0])
     evaluation, local = (
         entries[0][f'{name}_seconds'] for name in ('evaluation', 'local_evaluation')
     )

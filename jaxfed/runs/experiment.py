@@ -153,6 +153,24 @@ def make_experiment(
     return experiment
 
 
+def ineffective(experiment: Experiment) -> list[str]:
+    """Sentences about clients and methods that never train with these settings."""
+    config, sentences = experiment.config, []
+    sizes = experiment.dealt.size[experiment.dealt.size > 0]
+    batches = config.local_epochs * steps_per_epoch(sizes, config.batch_size)
+    if still := int((batches < config.accumulate_steps).sum()):
+        sentences.append(
+            f'--accumulate_steps={config.accumulate_steps} is more than the batches of {still} of '
+            f'{len(sizes)} clients in a round, which send no change.'
+        )
+    if config.switch_round is not None and config.switch_round >= config.rounds:
+        sentences.append(
+            f'--switch_round={config.switch_round} is not below --rounds={config.rounds}, so the '
+            'second method does not train.'
+        )
+    return sentences
+
+
 def _check_rounds(experiment: Experiment) -> None:
     """Raises a ValueError if no client trains in any round."""
     config, rounds = experiment.config, range(1, experiment.config.rounds + 1)

@@ -28,7 +28,7 @@ from jaxfed.recording.heatmap import draw_heatmap
 from jaxfed.recording.log import Log
 from jaxfed.recording.own_code import is_own
 from jaxfed.runs.deal import data_digest, missing_classes
-from jaxfed.runs.experiment import Experiment, set_up, total_steps
+from jaxfed.runs.experiment import Experiment, ineffective, set_up, total_steps
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.model_file import save_model
 from jaxfed.runs.prepare import Prepared, memory_in_words, prepare
@@ -270,7 +270,8 @@ def _prepare(experiments: Sequence[Experiment], make: Prepare, *, quiet: bool) -
         dataset = experiment.dealt.dataset
         test_counts = np.bincount(dataset.y_test, minlength=dataset.num_classes)
         run_files.write_partition(workdir / run_files.PARTITION, counts, own, test_counts)
-    for sentence in [] if quiet else missing_classes(experiments[0].dealt.dataset):
+    first = experiments[0]
+    for sentence in () if quiet else (*missing_classes(first.dealt.dataset), *ineffective(first)):
         console.show_warning(sentence)
     console.say(f'memory: {memory_in_words(prepared)}', quiet=quiet)
     return prepared

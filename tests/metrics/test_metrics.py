@@ -20,7 +20,8 @@ from jaxfed.engine import evaluation, local_evaluation
 from jaxfed.engine.devices import make_mesh
 from jaxfed.engine.stacking import row
 from jaxfed.metrics import selection
-from jaxfed.metrics.measures import MEASURES, Measure
+from jaxfed.metrics.history import empty_history
+from jaxfed.metrics.measures import MEASURES, Measure, RoundData
 from jaxfed.metrics.selection import parse_clients, parse_measures
 from jaxfed.runs import checks, feed, prepare, simulate
 from jaxfed.runs.experiment import set_up
@@ -585,6 +586,19 @@ def test_a_measure_returns_the_fields_that_it_lists(returned, message, monkeypat
     monkeypatch.setitem(MEASURES, 'mine', mine)
     with pytest.raises(ValueError, match=message):
         selection.measure_round(('mine',), None, None, None)
+
+
+def test_classes_without_test_examples_are_left_out():
+    counts, y = np.array([[2, 6, 2], [0, 0, 9]]), np.array([0, 1, 1])
+    class_accuracy = np.array([[0.5, 1.0, 0.0], [0.25, 0.75, 0.0]])
+    data = RoundData(np.array([0, 1]), counts, y, empty_history(3, 3), ())
+    each = SimpleNamespace(class_accuracy=class_accuracy)
+    own = SimpleNamespace(class_accuracy=class_accuracy[0])
+    local = SimpleNamespace(each=each, before=own, after=own)
+    fields = MEASURES['in_out'].of_locals(data, local)
+    # Of the tested classes client 0 has a quarter and three quarters, client 1 none: uniform.
+    np.testing.assert_allclose(fields['in_local_accuracy'], (0.25 * 0.5 + 0.75 + 0.5) / 2)
+    np.testing.assert_allclose(fields['out_local_accuracy'], (0.75 * 0.5 + 0.25 + 0.5) / 2)
 
 
 def test_a_measure_may_return_numbers_by_name(monkeypatch):
