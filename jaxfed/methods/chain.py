@@ -3,7 +3,7 @@
 import functools
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -96,8 +96,8 @@ def _check_order(
             f'{len(combining)} of the combined methods replace the weighted sum of updates; keep '
             'one of them.'
         )
-    pairs = list(itertools.permutations(zip(itertools.count(), names, parts, strict=False), 2))
-    for (_, a, part), (_, b, other) in pairs:
+    pairs = list(itertools.permutations(enumerate(zip(names, parts, strict=True)), 2))
+    for (_, (a, part)), (_, (b, other)) in pairs:
         if part.delays and (other.delays or other.privacy or other.combine):
             raise ValueError(f'{a} delays updates, but {b} needs those of one round; remove one.')
     without = 'would have no effect; remove one of the two.'
@@ -108,55 +108,45 @@ def _check_order(
     if combining and weighing:
         a, b = names[combining[0]], names[weighing[0]]
         raise ValueError(f'{a} uses no weights, so those of {b} {without}')
-    for (i, a, part), (j, b, other) in pairs:
-        hides = part.privacy or part.delays
-        does = 'adds noise to' if part.privacy else 'delays'
-        sends = other.send is not _NEUTRAL.send or j in weighing
-        merges = other.merge is not _NEUTRAL.merge
-        rules = (
-            (
-                part.alters_messages and other.uploads,
-                f'{a} changes updates only, but {b} uploads more; remove one of the two.',
-            ),
-            (
-                part.receive and other.reads_server,
-                f'{a} keeps parameters at the clients, but {b} evaluates the global model, which '
-                'lacks them; remove one.',
-            ),
-            (
-                part.own and other.uploads,
-                f'{a} keeps parameters at the clients, but {b} uploads values that may cover them; '
-                'remove one.',
-            ),
-            (
-                part.trainable and other.counts_steps,
-                f'{a} may train an array in some of the local steps, but {b} counts them all; '
-                'remove one.',
-            ),
-            (
-                part.personal and other.own,
-                f'{a} trains a model of each client, so {b} cannot keep a part of it; remove one.',
-            ),
-            (
-                part.personal and j > i and other.adapt is not _NEUTRAL.adapt,
-                f'{a} trains two models, so {b} must change the network before it.',
-            ),
-            (
-                hides and sends and merges,
-                f'{a} {does} what the clients send and its sum, and {b} changes both; remove one.',
-            ),
-            (
-                hides and j > i and sends,
-                f'{a} {does} what the clients send, so {b} must come before it.',
-            ),
-            (
-                hides and j < i and merges,
-                f'{a} {does} the sum of updates, so {b} must come after it.',
-            ),
+    for (i, (a, part)), (j, (b, other)) in pairs:
+        if conflict := next(_conflicts(a, part, b, other, later=j > i), None):
+            raise ValueError(conflict)
+
+
+def _conflicts(a: str, part: Method, b: str, other: Method, *, later: bool) -> Iterator[str]:
+    """Yields why two parts, named a and b, do not combine; `later`: whether b follows a."""
+    if part.alters_messages and other.uploads:
+        yield f'{a} changes updates only, but {b} uploads more; remove one of the two.'
+    if part.receive and other.reads_server:
+        yield (
+            f'{a} keeps parameters at the clients, but {b} evaluates the global model, which '
+            'lacks them; remove one.'
         )
-        for wrong, message in rules:
-            if wrong:
-                raise ValueError(message)
+    if part.own and other.uploads:
+        yield (
+            f'{a} keeps parameters at the clients, but {b} uploads values that may cover them; '
+            'remove one.'
+        )
+    if part.trainable and other.counts_steps:
+        yield (
+            f'{a} may train an array in some of the local steps, but {b} counts them all; '
+            'remove one.'
+        )
+    if part.personal and other.own:
+        yield f'{a} trains a model of each client, so {b} cannot keep a part of it; remove one.'
+    if part.personal and later and other.adapt is not _NEUTRAL.adapt:
+        yield f'{a} trains two models, so {b} must change the network before it.'
+    if not (part.privacy or part.delays):
+        return
+    does = 'adds noise to' if part.privacy else 'delays'
+    sends = other.send is not _NEUTRAL.send or other.weigh is not _NEUTRAL.weigh
+    merges = other.merge is not _NEUTRAL.merge
+    if sends and merges:
+        yield f'{a} {does} what the clients send and its sum, and {b} changes both; remove one.'
+    if sends and later:
+        yield f'{a} {does} what the clients send, so {b} must come before it.'
+    if merges and not later:
+        yield f'{a} {does} the sum of updates, so {b} must come after it.'
 
 
 def chain(*parts: Method, names: Sequence[str] = ()) -> Method:
