@@ -109,13 +109,14 @@ class Config:
             return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Make NumPy's numbers and paths plain values, as flags are."""
+        """Make NumPy's numbers and paths plain values, as flags are, and expand ~ in paths."""
         for name in FIELDS:
-            value = getattr(self, name)
+            value = _plain(getattr(self, name))
             if isinstance(value, Mapping):
-                object.__setattr__(self, name, {key: _plain(v) for key, v in value.items()})
-            else:
-                object.__setattr__(self, name, _plain(value))
+                value = {key: _plain(v) for key, v in value.items()}
+            elif name in PATHS and isinstance(value, str):
+                value = os.path.expanduser(value)
+            object.__setattr__(self, name, value)
 
     method: str = _method('fedavg', "federated method, parts joined by '+'; 'list' shows all")
     # By 'NAME' or 'METHOD.NAME'; each is a flag.
@@ -425,6 +426,7 @@ SETTINGS: dict[str, Setting] = {
     if 'setting' in field.metadata
 }
 MAPPINGS = tuple(name for name in FIELDS if name not in SETTINGS)
+PATHS = ('workdir', *(name for name, setting in SETTINGS.items() if setting.local_path))
 # The seed of all randomness, then the seeds of its parts, which default to it.
 SEEDS = tuple(name for name, setting in SETTINGS.items() if setting.affects == 'randomness')
 

@@ -76,7 +76,8 @@ def main(arguments: Sequence[str]) -> int:
       input or too little memory, 130 if interrupted after a round, 143 if terminated after one.
     """
     values = flags.FLAGS
-    with ending(functools.partial(leave, Path(values.workdir) if values.workdir else None)):
+    workdir = Path(values.workdir).expanduser() if values.workdir else None
+    with ending(functools.partial(leave, workdir)):
         if len(arguments) > 1:
             console.show_error(
                 f'unexpected arguments {" ".join(arguments[1:])}; flags begin with --.'

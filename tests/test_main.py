@@ -15,6 +15,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from jaxfed import Config, Method, main
+from jaxfed.config import PATHS
 from jaxfed.internal import signals
 from jaxfed.metrics.measures import MEASURES
 from jaxfed.recording import run_files
@@ -299,7 +300,6 @@ def test_auxiliary_data_belongs_to_no_client(tmp_path):
         (['--batch_size=0'], '--batch_size must be at least 1, got 0'),
         (['--rounds=0'], '--rounds must be at least 1, got 0'),
         (['--learning_rate=-1'], '--learning_rate must be positive, got -1.0'),
-        (['--workdir=~/x'], '--workdir must be a path without ~, as $HOME/DIR, got ~/x.'),
         (['--momentum=1'], '--momentum must be at least 0 and below 1, got 1.0'),
         (['--lanes=9'], '--lanes must be at most --clients_per_round=5, got 9'),
         (['--target_accuracy=80'], '--target_accuracy must be above 0 and at most 1, got 80.0'),
@@ -374,6 +374,14 @@ def test_every_float_must_be_finite(name, value):
 
 def test_an_integer_is_accepted_for_a_float():
     checks.check(Config(alpha=1, learning_rate=1, target_accuracy=1))
+
+
+def test_paths_begin_at_the_home_folder(monkeypatch):
+    monkeypatch.setenv('HOME', '/home/me')
+    given = {name: f'~/{name}' for name in PATHS}
+    config = Config(**given)
+    assert {name: getattr(config, name) for name in PATHS} == {n: f'/home/me/{n}' for n in PATHS}
+    assert Config(workdir='a/~').workdir == 'a/~'
 
 
 def test_config_is_written_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from experiments.benchmark.records import COLUMNS, Key, Record, key_of
 from experiments.grid import runner
 from experiments.grid.runner import Cell, GridRow
-from jaxfed.config import SEEDS, Config
+from jaxfed.config import DEFAULTS, SEEDS
 from jaxfed.internal.messages import suggestion
 from jaxfed.runs import config_flags
 
@@ -181,7 +181,7 @@ def select(suite: Suite, **chosen: Sequence[str] | None) -> Suite:
 def shorten(suite: Suite, *, seeds: int | None, rounds: int | None) -> Suite:
     """A suite with another number of seeds; `left_out` names seeds and rounds that it lacks."""
     own_rounds = max(
-        int(config_flags.read_flags([*suite.flags, *flags]).get('rounds', Config.rounds))
+        int(config_flags.read_flags([*suite.flags, *flags]).get('rounds', DEFAULTS['rounds']))
         for flags in suite.datasets.values()
     )
     left_out = dict(suite.left_out)

@@ -79,7 +79,7 @@ def make_shift(kind: FeatureShift, strength: float | None, num_clients: int) -> 
     largest = STRENGTHS[kind] if strength is None else strength
 
     def shift(images: Array, client: Array) -> Array:
-        place = 2 * client / max(num_clients - 1, 1) - 1 if num_clients > 1 else jnp.zeros(())
+        place = 2 * client / (num_clients - 1) - 1 if num_clients > 1 else jnp.zeros(())
         if kind == 'rotation':
             return rotate(images.astype(jnp.float32), jnp.deg2rad(place * largest))
         if kind == 'brightness':

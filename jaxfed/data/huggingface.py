@@ -59,15 +59,16 @@ def load_huggingface(
             f"{source} needs the package datasets: pip install 'jaxfed[hf]'."
         ) from error
     datasets.disable_progress_bars()
-    folder = None if data_dir is None else Path(data_dir).expanduser() / bare
+    cache_dir = None if data_dir is None else str(data_dir)
+    folder = cache_dir and Path(cache_dir) / bare
     advice = 'name a folder of --data_dir that save_to_disk has written, or a dataset in its cache'
     with explain_errors(f'{source} cannot be read', advice):
-        if folder is not None and (folder / 'dataset_dict.json').is_file():
+        if folder and (folder / 'dataset_dict.json').is_file():
             splits = datasets.load_from_disk(str(folder))
-        elif folder is not None and folder.is_dir():
-            splits = datasets.load_dataset(str(folder), cache_dir=str(Path(data_dir or '')))
+        elif folder and folder.is_dir():
+            splits = datasets.load_dataset(str(folder), cache_dir=cache_dir)
         else:
-            splits = datasets.load_dataset(bare, cache_dir=data_dir and str(data_dir))
+            splits = datasets.load_dataset(bare, cache_dir=cache_dir)
     return from_huggingface(splits, source, columns, name=bare.replace('/', '_'))
 
 

@@ -39,7 +39,7 @@ def load_image_folder(path: str | os.PathLike[str]) -> Dataset:
         broken; if `test` has a class that `train` lacks; or if an image cannot be read, has more
         than 8 bits per channel or 2^24 pixels, or differs in size.
     """
-    root = Path(path).expanduser()
+    root = Path(path)
     train = root / 'train'
     test = next((root / name for name in ('test', 'val') if (root / name).is_dir()), None)
     if not train.is_dir() or test is None:

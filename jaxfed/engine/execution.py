@@ -89,12 +89,13 @@ def run_waves(
             # 40 seconds, and clients are unequal.
             jax.block_until_ready(trained.sums)
         distributed.barrier('wave')
-        sums = jax.tree.map(jnp.add, sums, trained.sums) if models else trained.sums
+        sums = trained.sums if sums is None else jax.tree.map(jnp.add, sums, trained.sums)
         states_of.store_rows(client_states, rows, used, trained.states, mesh)
         kept = trained.models if keep else ()
         models.append((schedule, jax.tree.map(lambda leaf, used=used: fetch(leaf)[used], kept)))
-    if not models:
+    if sums is None:
         return server._replace(round=server.round + 1), None, models
+    # Of the last wave's inputs, `merge` reads only what is equal in all waves.
     server, metrics = distributed.run_collective(programs.merge, inputs, sums)
     return server, metrics, models
 

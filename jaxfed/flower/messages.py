@@ -33,7 +33,7 @@ class RoundOfClient(NamedTuple):
     client: int
     epochs: int  # local epochs that it completes
     cohort_size: int  # clients that train in the round; it learns of no other client
-    learning_rate: float  # rounds without an update count for it, but not for `number`
+    learning_rate: float  # by --schedule
 
 
 Kind = TypeVar('Kind', Facts, RoundOfClient)

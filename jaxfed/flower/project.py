@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxfed.config import DEFAULTS, SETTINGS, Config
+from jaxfed.config import DEFAULTS, PATHS, SETTINGS, Config
 from jaxfed.flower.server import check_supported
 from jaxfed.runs import checks, config_flags
 from jaxfed.runs.experiment import build_method
@@ -87,8 +87,8 @@ def settings_of(config: Config) -> dict[str, Any]:
         value = getattr(config, name)
         if value == DEFAULTS[name]:
             continue
-        if SETTINGS[name].local_path or name == 'workdir':
+        if name in PATHS:
             # Flower starts the apps in a folder of its own.
-            value = str(Path(value).expanduser().resolve())
+            value = str(Path(value).resolve())
         values[name] = value
     return values | {**config.hyperparameters} | {**config.partition_settings}

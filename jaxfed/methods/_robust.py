@@ -16,6 +16,7 @@ def mean_of_ranks(view: CombineView, first: Array, last: Array) -> PyTree:
 
     def of_array(rows: Array) -> Array:
         shape = (len(rows), *[1] * (rows.ndim - 1))
+        # NaN sorts behind the inf of lost rows, which then has its rank: neither mean is finite.
         ordered = jnp.sort(jnp.where(view.arrived.reshape(shape), rows, jnp.inf), axis=0)
         total = jnp.sum(jnp.where(kept.reshape(shape), ordered, 0), axis=0)
         return total / jnp.maximum(jnp.sum(kept), 1)

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -89,77 +89,57 @@ def combine_states(*parts: Method) -> Method:
     )
 
 
-def _check_order(
-    parts: Sequence[Method], names: Sequence[str], combining: list[int], weighing: list[int]
-) -> None:
+def _check_order(parts: Sequence[Method], names: Sequence[str]) -> None:
     """Raises a ValueError if a part would undo another one, or not see what it needs."""
+    pairs = itertools.permutations(enumerate(zip(names, parts, strict=True)), 2)
+    for (i, (a, part)), (j, (b, other)) in pairs:
+        if conflict := next(_conflicts(a, part, b, other, later=j > i), None):
+            raise ValueError(conflict)
 
-    if len(combining) > 1:
-        raise ValueError(
-            f'{len(combining)} of the combined methods replace the weighted sum of updates; keep '
-            'one of them.'
+
+def _conflicts(a: str, part: Method, b: str, other: Method, *, later: bool) -> Iterator[str]:
+    """Yields why two parts, named a and b, do not combine; `later`: whether b follows a."""
+    if part.delays and (other.delays or other.privacy or other.combine):
+        yield f'{a} delays updates, but {b} needs those of one round; remove one.'
+    if part.equal_weights and not later and other.weigh is not _NEUTRAL.weigh:
+        yield (
+            f'{a} weighs all clients equally, so the weights of {b} would have no effect; remove '
+            'one of the two.'
         )
-    pairs = list(itertools.permutations(zip(itertools.count(), names, parts, strict=False), 2))
-    for (_, a, part), (_, b, other) in pairs:
-        if part.delays and (other.delays or other.privacy or other.combine):
-            raise ValueError(f'{a} delays updates, but {b} needs those of one round; remove one.')
-    without = 'would have no effect; remove one of the two.'
-    for i in weighing[1:]:
-        if parts[i].equal_weights:
-            a, b = names[i], names[weighing[0]]
-            raise ValueError(f'{a} weighs all clients equally, so the weights of {b} {without}')
-    for i, j in itertools.product(combining, weighing):
-        if i != j and parts[i].ignores_weights:
-            raise ValueError(f'{names[i]} uses no weights, so those of {names[j]} {without}')
-    for (i, a, part), (j, b, other) in pairs:
-        hides = part.privacy or part.delays
-        does = 'adds noise to' if part.privacy else 'delays'
-        sends = other.send is not _NEUTRAL.send or j in weighing
-        merges = other.merge is not _NEUTRAL.merge
-        rules = (
-            (
-                part.alters_messages and other.uploads,
-                f'{a} changes updates only, but {b} uploads more; remove one of the two.',
-            ),
-            (
-                part.receive and other.reads_server,
-                f'{a} keeps parameters at the clients, but {b} evaluates the global model, which '
-                'lacks them; remove one.',
-            ),
-            (
-                part.own and other.uploads,
-                f'{a} keeps parameters at the clients, but {b} uploads values that may cover them; '
-                'remove one.',
-            ),
-            (
-                part.trainable and other.counts_steps,
-                f'{a} may train an array in some of the local steps, but {b} counts them all; '
-                'remove one.',
-            ),
-            (
-                part.personal and other.own,
-                f'{a} trains a model of each client, so {b} cannot keep a part of it; remove one.',
-            ),
-            (
-                part.personal and j > i and other.adapt is not _NEUTRAL.adapt,
-                f'{a} trains two models, so {b} must change the network before it.',
-            ),
-            (
-                hides and sends and merges,
-                f'{a} {does} what the clients send and its sum, and {b} changes both; remove one.',
-            ),
-            (
-                hides and j > i and sends,
-                f'{a} {does} what the clients send, so {b} must come before it.',
-            ),
-            (
-                hides and j < i and merges,
-                f'{a} {does} the sum of updates, so {b} must come after it.',
-            ),
+    if part.ignores_weights and other.weigh is not _NEUTRAL.weigh:
+        yield f'{a} uses no weights, so those of {b} would have no effect; remove one of the two.'
+    if part.alters_messages and other.uploads:
+        yield f'{a} changes updates only, but {b} uploads more; remove one of the two.'
+    if part.receive and other.reads_server:
+        yield (
+            f'{a} keeps parameters at the clients, but {b} evaluates the global model, which '
+            'lacks them; remove one.'
         )
-        for wrong, message in rules:
-            if wrong:
-                raise ValueError(message)
+    if part.own and other.uploads:
+        yield (
+            f'{a} keeps parameters at the clients, but {b} uploads values that may cover them; '
+            'remove one.'
+        )
+    if part.trainable and other.counts_steps:
+        yield (
+            f'{a} may train an array in some of the local steps, but {b} counts them all; '
+            'remove one.'
+        )
+    if part.personal and other.own:
+        yield f'{a} trains a model of each client, so {b} cannot keep a part of it; remove one.'
+    if part.personal and later and other.adapt is not _NEUTRAL.adapt:
+        yield f'{a} trains two models, so {b} must change the network before it.'
+    if not (part.privacy or part.delays):
+        return
+    does = 'adds noise to' if part.privacy else 'delays'
+    sends = other.send is not _NEUTRAL.send or other.weigh is not _NEUTRAL.weigh
+    merges = other.merge is not _NEUTRAL.merge
+    if sends and merges:
+        yield f'{a} {does} what the clients send and its sum, and {b} changes both; remove one.'
+    if sends and later:
+        yield f'{a} {does} what the clients send, so {b} must come before it.'
+    if merges and not later:
+        yield f'{a} {does} the sum of updates, so {b} must come after it.'
 
 
 def chain(*parts: Method, names: Sequence[str] = ()) -> Method:
@@ -191,10 +171,13 @@ def chain(*parts: Method, names: Sequence[str] = ()) -> Method:
             'add up; keep one of them.'
         )
     combining = [i for i, part in enumerate(parts) if part.combine is not None]
-    weighing = [i for i, part in enumerate(parts) if part.weigh is not _NEUTRAL.weigh]
-    _check_order(
-        parts, names or [f'method {i + 1}' for i in range(len(parts))], combining, weighing
-    )
+    if len(combining) > 1:
+        raise ValueError(
+            f'{len(combining)} of the combined methods replace the weighted sum of updates; keep '
+            'one of them.'
+        )
+    _check_order(parts, names or [f'method {i + 1}' for i in range(len(parts))])
+    weighing = any(part.weigh is not _NEUTRAL.weigh for part in parts)
     parts = tuple(map(check_hooks, parts))
 
     def weigh(cohort: CohortView) -> Array:

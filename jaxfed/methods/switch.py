@@ -50,20 +50,19 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
       Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023, figure 8.
     """
     for part in (first, second):
-        if isinstance(part, Method) and (part.receive or part.personal):
+        check_method(part, 'both methods of switch() must be')
+        if part.receive or part.personal:
             raise ValueError(
                 'methods that keep parameters at the clients cannot follow or precede another '
                 'method; train with one of them alone.'
             )
-        if isinstance(part, Method) and (part.privacy or part.delays):
+        if part.privacy or part.delays:
             raise ValueError(
                 'dp and fedbuff cannot follow or precede another method: epsilon needs noise in '
                 'every round, and delayed updates would be lost; train with one of them alone.'
             )
     if rounds < 1:
         raise ValueError(f'switch_round must be at least 1, got {rounds}.')
-    for part in (first, second):
-        check_method(part, 'both methods of switch() must be')
     parts = check_hooks(first), check_hooks(second)
 
     def select(round_info: RoundInfo, function: Callable[[int], PyTree]) -> PyTree:

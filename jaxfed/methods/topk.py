@@ -1,7 +1,5 @@
 """Top-k sparsification with error feedback."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -32,10 +30,14 @@ def topk(*, share: float = 0.1) -> Method:
     """
     check((share > 0) & (share <= 1), 'share', share, 'above 0 and at most 1')
 
+    def number_of(size: int) -> Array:
+        # 0.1 * 30 is above 3 as a float, but 3 entries are sent.
+        return jnp.maximum(jnp.ceil(share * size - 1e-4).astype(jnp.int32), 1)
+
     def largest(u: Array) -> Array:
         # Bits of numbers of one sign have the same order; NaN is the largest, so that it is sent.
         size = jax.lax.bitcast_convert_type(jnp.abs(u.ravel()).astype(jnp.float32), jnp.int32)
-        number = jnp.maximum(jnp.ceil(share * u.size - 1e-4).astype(jnp.int32), 1)
+        number = number_of(u.size)
         least = _nth_largest(size, number)
         # Of equal entries the first ones.
         order = jnp.where(size == least, jnp.arange(u.size, 0, -1), 0)
@@ -55,7 +57,7 @@ def topk(*, share: float = 0.1) -> Method:
                 'it, as in topk+quantize.'
             )
         return size._replace(
-            kept=sum(math.ceil(share * leaf.size - 1e-4) for leaf in jax.tree.leaves(update))
+            kept=sum(int(number_of(leaf.size)) for leaf in jax.tree.leaves(update))
         )
 
     return Method(

@@ -7,7 +7,8 @@ import numpy as np
 from scipy import stats
 
 CONFIDENCE = 0.95
-# Records round accuracies to 1e-4 %, so equal differences of four may be so far apart.
+# Recorded accuracies are rounded to 1e-4 %. A difference of two rounded differences involves four
+# of them, so equal ones may differ by up to 2e-4.
 _ROUNDING = 2.5e-4
 
 

@@ -30,7 +30,7 @@ def hold_out(
     """
     if not 0 <= share < 1:
         raise ValueError(
-            f'--personal_test must be at least 0 (none) and below 1, got {share}: every client '
+            f'share must be at least 0 (none) and below 1, got {share}: every client '
             'trains on at least 1 example.'
         )
     if not share:  # a million generators take half a minute

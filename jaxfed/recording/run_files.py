@@ -34,6 +34,7 @@ PARTITION_MAP = 'partition.png'
 RUNS = 'runs'  # the default parent of work directories
 CURVE = 'accuracy.png'
 CLAIMS = '.claim.lock'  # in a folder of several runs
+OF_PARTITION = 'partition.'  # precedes a setting of the partition in `flat_settings`
 
 
 def check_workdir(path: Path, config: Config, parts: list[Part]) -> bool:
@@ -176,6 +177,12 @@ def _every_setting(config: Config, parts: list[Part]) -> dict[str, Any]:
     return {**dataclasses.asdict(config), 'method_parts': [part._asdict() for part in parts]}
 
 
+def with_defaults(recorded: dict[str, Any]) -> dict[str, Any]:
+    """Add to config.json the defaults of settings that an older version did not record."""
+    defaults: dict[str, Any] = json.loads(json_text(_every_setting(Config(), [])))
+    return defaults | recorded
+
+
 def differing(
     workdir: Path,
     config: Config,
@@ -194,11 +201,9 @@ def differing(
     Raises:
       ValueError: if its config.json cannot be read.
     """
-    recorded = flat_settings(read_json(workdir / CONFIG), workdir / CONFIG)
+    old = flat_settings(with_defaults(read_json(workdir / CONFIG)), workdir / CONFIG)
     # Not `describe_config`, which starts JAX: a grid reads its runs before it chooses the devices.
     now = flat_settings(json.loads(json_text(_every_setting(config, parts))))
-    # A run from before a setting was added has the setting's default.
-    old = flat_settings(json.loads(json_text(_every_setting(Config(), [])))) | recorded
     skipped = {'versions', 'device', *settings_that_affect('machine')}
     if measures == 'any' or (measures == 'included' and _includes(old['measure'], now['measure'])):
         skipped.add('measure')
@@ -218,8 +223,8 @@ def in_words(differing: Mapping[str, tuple[Any, Any]], words: str) -> list[str]:
     """
     pairs = {name: words.format(*values) for name, values in differing.items()}
     if 'method' in pairs:  # then its parts and their hyper-parameters differ, too
-        pairs = {name: text for name, text in pairs.items() if name in FIELDS}
-    return [printable(f'--{name}={values}') for name, values in pairs.items()]
+        pairs = {n: text for n, text in pairs.items() if n in FIELDS or n.startswith(OF_PARTITION)}
+    return [printable(f'--{n.removeprefix(OF_PARTITION)}={text}') for n, text in pairs.items()]
 
 
 def _includes(recorded: Any, wanted: str) -> bool:
@@ -231,19 +236,21 @@ def _includes(recorded: Any, wanted: str) -> bool:
 
 
 def flat_settings(described: dict[str, Any], path: str | Path = CONFIG) -> dict[str, Any]:
-    """Return settings and hyper-parameters in one dictionary, under the names of their flags."""
+    """Return all settings in one dictionary, with names such as 'fedlmd.beta'."""
     flat = dict(described)
     # The parts have all hyper-parameters, also the defaults.
     flat.pop('hyperparameters', None)
     try:
         parts = flat.pop('method_parts', [])
         # A method from Python has no parts.
-        flat['parts'] = [(part['name'], part['phase']) for part in parts]
+        flat['parts'] = [(part['name'], part.get('phase', 0)) for part in parts]
         for part in parts:
             values = part['hyperparameters']
             flat |= {f'{part["name"]}.{name}': value for name, value in values.items()}
+        partition = flat.pop('partition_settings', {})
+        flat |= {f'{OF_PARTITION}{name}': value for name, value in partition.items()}
     except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f'{path} does not describe a method: {error!r}.') from error
+        raise ValueError(f'{path} does not describe a run: {error!r}.') from error
     return flat
 
 

@@ -208,7 +208,6 @@ def tensorboard(workdir: Path, config: dict[str, Any]) -> Iterator[Tracker]:
 def hyperparameters(config: dict[str, Any]) -> dict[str, str | int | float | bool]:
     """Flatten config.json to plain values, with names such as 'fedlmd.beta'; omit None."""
     flat = run_files.flat_settings(config)
-    flat |= {f'partition.{name}': v for name, v in config['partition_settings'].items()}
     return {name: value for name, value in flat.items() if isinstance(value, str | int | float)}
 
 

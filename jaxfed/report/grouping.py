@@ -11,7 +11,8 @@ import numpy as np
 from jaxfed.config import SEEDS, SETTINGS, settings_that_affect
 from jaxfed.internal.console import counted
 from jaxfed.partition import PARTITIONS, partition_settings
-from jaxfed.report.reading import RecordedRun, with_defaults
+from jaxfed.recording.run_files import OF_PARTITION, flat_settings, with_defaults
+from jaxfed.report.reading import RecordedRun
 
 MISSING = '–'  # None in a table
 _MAX_LABEL_SETTINGS = 3
@@ -67,21 +68,13 @@ def settings(run: RecordedRun) -> dict[str, str]:
     Hyper-parameters have names such as 'fedlmd.beta', also those with default values.
     """
     config = with_defaults(run.config)
-    parts = config.pop('method_parts')
-    hyperparameters = config.pop('hyperparameters')
-    partition = config.pop('partition_settings')
     # Runs in which a part of the randomness is fixed are no samples of runs in which all varies.
     config['fixed seeds'] = (
         ', '.join(name for name in SEEDS[1:] if config[name] is not None) or None
     )
-    for name in (*SEEDS, 'versions', 'device', *settings_that_affect('machine', 'records')):
-        config.pop(name, None)
-    for part in parts:
-        config |= {f'{part["name"]}.{name}': v for name, v in part['hyperparameters'].items()}
-    if not parts:  # a method outside the registry
-        config |= hyperparameters
-    config |= {f'partition.{name}': value for name, value in partition.items()}
-    return {name: shown(value) for name, value in config.items()}
+    config = flat_settings(config)
+    skipped = {*SEEDS, 'parts', 'versions', 'device', *settings_that_affect('machine', 'records')}
+    return {name: shown(value) for name, value in config.items() if name not in skipped}
 
 
 def settings_of_partition(run: RecordedRun) -> dict[str, str]:
@@ -89,13 +82,13 @@ def settings_of_partition(run: RecordedRun) -> dict[str, str]:
     name = run.config['partition']
     used = partition_settings(name) if name in PARTITIONS else ()
     every = settings(run).items()
-    return {key: value for key, value in every if key in used or key.startswith('partition.')}
+    return {key: value for key, value in every if key in used or key.startswith(OF_PARTITION)}
 
 
 def data_of(group: RunGroup) -> tuple[Any, ...]:
     """The settings of data and partition, equal for groups whose accuracies compare."""
     values = settings(group.runs[0]).items()
-    return tuple(pair for pair in values if pair[0] in _DATA or pair[0].startswith('partition.'))
+    return tuple(pair for pair in values if pair[0] in _DATA or pair[0].startswith(OF_PARTITION))
 
 
 def header(groups: Sequence[RunGroup]) -> dict[str, tuple[str, str]]:
@@ -108,7 +101,7 @@ def header(groups: Sequence[RunGroup]) -> dict[str, tuple[str, str]]:
         if name == 'partition':
             of_partition = [settings_of_partition(run) for run in runs]
             for key in dict.fromkeys(itertools.chain(*of_partition)):
-                title = key.removeprefix('partition.').replace('_', ' ')
+                title = key.removeprefix(OF_PARTITION).replace('_', ' ')
                 facts[key] = title, _join(v[key] for v in of_partition if key in v)
     facts['seed'] = 'seeds', _join(run.seed for run in sorted(runs, key=lambda run: run.seeds))
     return facts

@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxfed.config import SEEDS, Config
+from jaxfed.config import SEEDS
+from jaxfed.metrics import forgetting as forgetting_of
 from jaxfed.metrics import moving_average, rounds_to_target
 from jaxfed.metrics.selection import fields_by_class
 from jaxfed.recording import run_files
@@ -184,32 +184,19 @@ def read_run(path: Path) -> RecordedRun:
 
 
 def forgetting(run: RecordedRun) -> dict[int, float]:
-    """Return round -> forgetting, recorded or computed from the class accuracies.
-
-    F^T = mean_c (max_{t < T} A_c^t - A_c^T), of the classes with test examples, and 0 in the first
-    round
-
-    Reference:
-      Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
-      NeurIPS 2022, section 2.1.
-    """
+    """Return round -> forgetting, recorded or computed from the class accuracies."""
     if recorded := run.values('forgetting'):
         return recorded
     accuracy = run.class_accuracy()
     if not accuracy:
         return {}
-    history = np.array(list(accuracy.values()), float)
-    if run.test_counts is not None and len(run.test_counts) == history.shape[1]:
-        history = history[:, run.test_counts > 0]
-    best = np.maximum.accumulate(history)
-    means = (best[:-1] - history[1:]).mean(axis=1)
-    return dict(zip(accuracy, [0.0, *means.tolist()], strict=True))
-
-
-def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """Add defaults for settings that an older version did not record."""
-    defaults = json.loads(json.dumps(dataclasses.asdict(Config())))
-    return {**defaults, 'method_parts': [], **config}
+    history, counts = np.array(list(accuracy.values()), float), run.test_counts
+    if counts is not None and len(counts) == history.shape[1]:
+        history = history[:, counts > 0]
+    return {
+        round_: float(forgetting_of(history[:evaluated]))
+        for evaluated, round_ in enumerate(accuracy, 1)
+    }
 
 
 def is_number(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxfed.config import Config
+from jaxfed.config import DEFAULTS, Config
 from jaxfed.methods import Method, chain
 from jaxfed.methods.attacks import ATTACKS
 
@@ -18,7 +18,7 @@ def check_attack(config: Config) -> None:
         value, read = getattr(config, name), config.malicious > 0
         if name == 'attack_scale':
             read = read and config.attack in ATTACKS
-        if value != getattr(Config, name) and not read:
+        if value != DEFAULTS[name] and not read:
             raise ValueError(
                 f'--{name}={value} is for malicious clients that send other updates; set '
                 '--malicious=0.2 and such an --attack, or remove the flag.'

@@ -56,9 +56,6 @@ def check(config: Config) -> None:
         value = getattr(config, name)
         if setting.range and value is not None and name not in unread:
             _require(config, name, setting.range.holds(value), setting.range.text)
-    for name in ('workdir', 'npz', 'partition_file', 'init_from'):
-        path = getattr(config, name)
-        _require(config, name, not str(path).startswith('~'), 'a path without ~, as $HOME/DIR')
     if config.workdir == '':
         raise ValueError('--workdir must name a folder, got an empty text; omit it for a new one.')
     _check_partition_settings(config)

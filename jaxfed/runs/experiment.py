@@ -265,7 +265,7 @@ def build_model(
 def _check_optimizer(config: Config, method: Method) -> None:
     """Refuses optimizers that fail, steps that the method does not count, momentum without use."""
     check_registered(config)
-    if config.momentum != Config.momentum and not reads_momentum(str(config.optimizer)):
+    if config.momentum != DEFAULTS['momentum'] and not reads_momentum(str(config.optimizer)):
         raise ValueError(
             f'--momentum={config.momentum} has no effect with --optimizer={config.optimizer}; '
             'remove it.'

@@ -144,13 +144,13 @@ def run(
       OSError: if data cannot be read, or the table cannot be written.
     """
     finish_programs(folder)
-    unfinished, groups = _plan(members, folder, rungs=rungs, most=most)
+    done, unfinished, groups = _plan(members, folder, rungs=rungs, most=most)
     if unfinished:
-        check_same_data(member.config for member in members if member not in unfinished)
+        check_same_data(member.config for member in done)
     experiments = set_up_all(member.config for member in unfinished)
     folder.mkdir(parents=True, exist_ok=True)
     console.say(
-        f'{len(members) - len(unfinished)} of {len(members)} experiments done, '
+        f'{len(done)} of {len(members)} experiments done, '
         f'{len(unfinished)} to train in {console.counted(len(groups), "group")}.',
         quiet=quiet,
     )
@@ -172,19 +172,21 @@ def run(
 
 def _plan(
     members: Sequence[Member], folder: Path, *, rungs: Sequence[int], most: int
-) -> tuple[list[Member], list[list[int]]]:
-    """Return the unfinished experiments, and groups of their indices, one for each program."""
+) -> tuple[list[Member], list[Member], list[list[int]]]:
+    """Return finished experiments, unfinished ones, and groups of their indices, one a program."""
     if most < 0:
         raise ValueError(f'--together must be at least 1, or 0 to choose, got {most}.')
     check_halving(folder, rungs)
     seeds = len({member.seed for member in members})
     check_together(members[0].config, rungs, seeds=seeds, most=most)
-    unfinished = [member for member in members if not is_done(member.config)]
+    done, unfinished = list[Member](), list[Member]()
+    for member in members:
+        (done if is_done(member.config) else unfinished).append(member)
+    configs = [member.config for member in unfinished]
     if rungs:
-        done = [member.config for member in members if member not in unfinished]
-        check_compared([member.config for member in unfinished], done, folder)
+        check_compared(configs, [member.config for member in done], folder)
     groups = group(
-        [member.config for member in unfinished],
+        configs,
         folder,
         most=most or len(unfinished) * bool(rungs),
         settings=[member.point for member in unfinished] if rungs else (),
@@ -195,14 +197,14 @@ def _plan(
             f'--halving={joined(rungs)} compares settings in one program, but no two '
             'of these can share one, so none stops early.'
         )
-    return unfinished, groups
+    return done, unfinished, groups
 
 
 def show_dry_run(
     members: Sequence[Member], folder: Path, *, rungs: Sequence[int] = (), most: int = 0
 ) -> None:
     """Print the experiments that a sweep would train, and their memory; arguments as of `run`."""
-    unfinished, groups = _plan(members, folder, rungs=rungs, most=most)
+    done, unfinished, groups = _plan(members, folder, rungs=rungs, most=most)
     experiments = share_images(make_experiment(member.config) for member in unfinished)
     for numbers in groups:
         chosen = [unfinished[i] for i in numbers]
@@ -222,7 +224,7 @@ def show_dry_run(
             f'{console.counted(rounds, "round")} in all, {memory}'
         )
     console.say(
-        f'{len(members) - len(unfinished)} of {len(members)} experiments done, '
+        f'{len(done)} of {len(members)} experiments done, '
         f'{len(unfinished)} would train in {console.counted(len(groups), "group")}. '
         'Nothing was trained.'
     )

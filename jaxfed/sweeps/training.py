@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -146,37 +146,46 @@ def _group_by(numbers: Iterable[int], key: Callable[[int], Hashable]) -> list[li
 
 
 def _interrupted_groups(configs: Sequence[Config], folder: Path) -> list[list[int]]:
-    place = {Path(str(config.workdir)).absolute(): i for i, config in enumerate(configs)}
+    index = {Path(str(config.workdir)).absolute(): i for i, config in enumerate(configs)}
     groups: list[list[int]] = []
     for path in sorted((folder / SHARED).glob(f'*/{MEMBERS}')):
         members = _read_members(path, folder)
-        lost = [member for member in members if not has_shared_checkpoints(member)]
-        absent = [member for member in members if member not in place]
-        if (lost or absent) and any(map(_is_trained_elsewhere, members)):  # not interrupted
-            continue
-        if lost:
-            whole = {*members} - {*lost}
-            if whole and place.keys() & {*members} and _has_rounds(path.parent):
-                reason = f'{lost[0]} is without {run_files.METRICS}'
-                if (lost[0] / FOLDER).exists():
-                    reason = f'{lost[0]} was begun again alone'
-                raise ValueError(
-                    f'{len(members)} experiments were interrupted together, and {reason}: put its '
-                    f'files back to continue, or remove {path.parent} to restart the others.'
-                )
-            continue
-        missing = [m.name for m in absent if not (m / run_files.SUMMARY).exists()]
-        if not absent:
-            groups.append([place.pop(member) for member in members])
-        # Without `missing` the absent ones were trained alone; the other members restart.
-        elif missing and len(missing) < len(members) and _has_rounds(path.parent):
-            names = ', '.join(missing[:4] + ['...'] * (len(missing) > 4))
-            raise ValueError(
-                f'{members[0].parent}: {len(members)} experiments were interrupted together, but '
-                f'{len(missing)} of them are missing now ({names}): include all of them to '
-                f'continue, or remove {path.parent} to restart them.'
-            )
+        if index.keys() >= {*members} and all(map(has_shared_checkpoints, members)):
+            # An experiment is in one group only.
+            groups.append([index.pop(member) for member in members])
+        elif any(map(_is_trained_elsewhere, members)):
+            continue  # it was not interrupted
+        elif reason := _refusal(members, index.keys(), path.parent):
+            raise ValueError(reason)
     return groups
+
+
+def _refusal(members: Sequence[Path], known: Set[Path], place: Path) -> str | None:
+    """Why an interrupted program cannot continue without some members; None if others restart."""
+    if not _has_rounds(place):
+        return None
+    lost = [member for member in members if not has_shared_checkpoints(member)]
+    if lost:
+        if len(lost) == len(members) or known.isdisjoint(members):
+            return None
+        reason = f'{lost[0]} is without {run_files.METRICS}'
+        if (lost[0] / FOLDER).exists():
+            reason = f'{lost[0]} was begun again alone'
+        return (
+            f'{len(members)} experiments were interrupted together, and {reason}: put its '
+            f'files back to continue, or remove {place} to restart the others.'
+        )
+    # Absent members with a summary were trained alone.
+    absent = [member for member in members if member not in known]
+    missing = [member.name for member in absent if not (member / run_files.SUMMARY).exists()]
+    if len(missing) in (0, len(members)):
+        return None
+    names = ', '.join(missing[:4] + ['...'] * (len(missing) > 4))
+    return (
+        f'{members[0].parent}: {len(members)} experiments were interrupted together, but '
+        f'{len(missing)} of them are missing now ({names}): include all of them to '
+        f'continue, or remove {place} to restart them.'
+    )
 
 
 def lock_of(workdir: Path) -> Path:

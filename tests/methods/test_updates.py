@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from jaxfed.methods import METHODS, chain, switch
 from jaxfed.methods.hooks import check_hooks
-from jaxfed.methods.method import ClientView, CombineView, MergeView, Method
+from jaxfed.methods.method import ClientView, CombineView, MergeView, MessageSize, Method
 from jaxfed.types import Model
 
 UPDATES = np.random.default_rng(0).normal(size=(9, 4, 3)).astype(np.float32)
@@ -117,6 +117,9 @@ def test_topk_keeps_the_rest_for_the_next_round():
         client({'w': jnp.ones((2, 5))}, {'w': jnp.zeros((2, 5))})
     )
     assert_array_equal(equal['w'], [[1, 1, 1, 0, 0], [0] * 5])
+    least = METHODS['topk'](share=1e-6)
+    assert_array_equal(least.send(view)['w'], [0, 0, 0, 4.5])
+    assert least.message_size(view.update, MessageSize(4)).kept == 1
     everything = METHODS['topk'](share=1.0)
     assert_array_equal(everything.send(view)['w'], [1, -3, 2, 4.5])
 

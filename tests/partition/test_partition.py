@@ -494,7 +494,7 @@ def test_label_noise_refuses(arguments, message):
 
 @pytest.mark.parametrize('share', [-0.1, 1.0, float('nan')])
 def test_hold_out_refuses(share):
-    with pytest.raises(ValueError, match=f'--personal_test must be .* got {share}'):
+    with pytest.raises(ValueError, match=f'share must be .* got {share}'):
         hold_out([np.arange(9)], np.zeros(9, int), share=share, seed=0)
 
 

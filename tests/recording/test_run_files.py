@@ -173,6 +173,14 @@ def test_a_run_is_resumed_with_the_same_settings_only(tmp_path):
     assert not (tmp_path / 'none').exists()
 
 
+def test_settings_of_a_partition_that_differ_are_named_by_their_flags(tmp_path):
+    started(tmp_path, partition_settings={'size': 1})
+    with pytest.raises(ValueError, match=r'\(--size=1 there, 2 here\)'):
+        started(tmp_path, partition_settings={'size': 2})
+    with pytest.raises(ValueError, match=r'\(--method=fedavg there, fedprox here, --size=1 there'):
+        started(tmp_path, partition_settings={'size': 2}, method='fedprox')
+
+
 def test_comparing_settings_starts_no_device(tmp_path):
     make_run(tmp_path / 'run')
     code = (
