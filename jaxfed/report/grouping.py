@@ -88,7 +88,10 @@ def settings_of_partition(run: RecordedRun) -> dict[str, str]:
 def data_of(group: RunGroup) -> tuple[Any, ...]:
     """The settings of data and partition, equal for groups whose accuracies compare."""
     values = settings(group.runs[0]).items()
-    return tuple(pair for pair in values if pair[0] in _DATA or pair[0].startswith(OF_PARTITION))
+    of_data = [pair for pair in values if pair[0] in _DATA or pair[0].startswith(OF_PARTITION)]
+    seeds = {run.config.get('partition_seed') for run in group.runs}
+    # Runs of one partition compare with others of the same one.
+    return (*of_data, ('partition_seed', seeds.pop() if len(seeds) == 1 else None))
 
 
 def header(groups: Sequence[RunGroup]) -> dict[str, tuple[str, str]]:
@@ -159,10 +162,18 @@ def _labels(runs: Sequence[RecordedRun]) -> list[str]:
             short = {name: name.removeprefix(f'{method}.') for name in names}
             method += ', ' + ', '.join(f'{short[name]} {run_settings[name]}' for name in names)
         labels.append(method)
-    return [
-        label if labels.count(label) == 1 else f'{label} ({run.path})'
-        for label, run in zip(labels, runs, strict=True)
-    ]
+    for describe in (_fixed_seeds, lambda run: f' ({run.path})'):
+        labels = [
+            label if labels.count(label) == 1 else f'{label}{describe(run)}'
+            for label, run in zip(labels, runs, strict=True)
+        ]
+    return labels
+
+
+def _fixed_seeds(run: RecordedRun) -> str:
+    """', partition_seed 1' for a run with this fixed seed."""
+    values = {name: run.config.get(name) for name in SEEDS[1:]}
+    return ''.join(f', {name} {value}' for name, value in values.items() if value is not None)
 
 
 def settings_by_group(groups: Sequence[RunGroup]) -> dict[str, list[str]]:

@@ -1,5 +1,7 @@
 """The comparison of a page with FedAvg, by seed."""
 
+import itertools
+
 import pytest
 
 from jaxfed.report import grouping, tables
@@ -102,6 +104,22 @@ def test_without_fedavg_the_first_run_on_the_same_data_is_the_baseline(tmp_path)
     comparison = compare(groups)
     assert comparison.baseline == 'the first kd on the same data'
     assert sum(row[1].text != '–' for row in comparison.table.rows) == 2
+
+
+def test_runs_of_another_fixed_partition_are_not_compared(no_pictures, tmp_path):
+    for partition_seed, rate in itertools.product((1, 2), (0.1, 0.2)):
+        for seed in (0, 1):
+            folder = tmp_path / f'p{partition_seed}_rate{rate}_{seed}'
+            settings = {'partition_seed': partition_seed, 'learning_rate': rate, 'seed': seed}
+            make_run(folder, [entry(1, rate + 0.1 * seed)], **settings)
+    groups = grouping.group([read_run(path) for path in sorted(tmp_path.iterdir())])
+    assert [group.label for group in groups] == [
+        f'fedavg, learning_rate {rate}, partition_seed {i}' for rate in (0.1, 0.2) for i in (1, 2)
+    ]
+    comparison = compare(groups)
+    assert comparison.baseline == 'the first fedavg on the same data'
+    texts = [row[1].text for row in comparison.table.rows]
+    assert texts == ['–', '–', '+10.00 ± 0.00', '+10.00 ± 0.00']
 
 
 def test_baseline_and_score_are_chosen(tmp_path):
