@@ -14,6 +14,8 @@ SCORES = {  # name -> which accuracy, over the rounds
     'moving': 'exponential moving average after the last round, weight 0.6 on the past',
     'best_moving': 'the highest exponential moving average, weight 0.6 on the past',
 }
+# For methods with a model for each client.
+PERSONAL = {'personal': "of local models on their clients' held-out examples, in the last round"}
 
 
 class Score(NamedTuple):
@@ -61,7 +63,7 @@ class RowCost(NamedTuple):
 
 
 def accuracy(run: RecordedCell, score: str) -> float:
-    """The accuracy of a run, in percent; `score` is one of `SCORES`."""
+    """The accuracy of a run, in percent; `score` is one of `SCORES` or `PERSONAL`."""
     if 'moving' in score:  # records of earlier versions lack both
         averages = moving_average([entry['test_accuracy'] for entry in run.metrics])
         return 100 * (averages[-1] if score == 'moving' else max(averages))

@@ -17,7 +17,7 @@ from typing import Any
 from absl import flags
 
 from experiments.grid import command, training
-from experiments.grid.scores import SCORES
+from experiments.grid.scores import PERSONAL, SCORES
 from experiments.search import report
 from experiments.search.cells import OptunaSettings, Search, halving_of, make_search
 from experiments.search.ranking import check_given_up, rank
@@ -42,7 +42,9 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_multi_string(
         'grid', [], 'NAME:VALUE,VALUE of a hyper-parameter or of training', flag_values=values
     )
-    flags.DEFINE_enum('score', 'best', list(SCORES), 'accuracy by round', flag_values=values)
+    flags.DEFINE_enum(
+        'score', 'best', [*SCORES, *PERSONAL], 'accuracy by round', flag_values=values
+    )
     flags.DEFINE_float(
         'validation', 0.1, 'share of the training data to evaluate on', flag_values=values
     )
@@ -66,7 +68,7 @@ def define(values: flags.FlagValues) -> None:
         None,
         ['median', 'none'],
         'whether optuna stops trials below the median of earlier ones [median, or none with '
-        '--halving]',
+        '--halving or --score=personal]',
         flag_values=values,
     )
 
@@ -93,11 +95,16 @@ def read_optuna(values: Mapping[str, Any]) -> OptunaSettings | None:
     for name, number, least in (('trials', trials, 1), ('sampler_seed', seed, 0)):
         if number < least:
             raise ValueError(f'--{name} must be at least {least}, got {number}.')
+    if values['score'] == 'personal' and values['pruner'] == 'median':
+        raise ValueError(
+            '--score=personal and --pruner=median: the pruner compares global models; leave one '
+            'of them out.'
+        )
     if values['halving'] and values['pruner']:
         raise ValueError(
             f'--halving={values["halving"]} and --pruner={values["pruner"]}: leave one of them out.'
         )
-    default = 'none' if values['halving'] else 'median'
+    default = 'none' if values['halving'] or values['score'] == 'personal' else 'median'
     return OptunaSettings(trials, seed, values['pruner'] or default)
 
 

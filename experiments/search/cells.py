@@ -77,7 +77,7 @@ def make_search(
       column: 'PAPER/NAME' of a flag file, or
       flagfile: its path, or neither.
       seeds: how many, from 0.
-      score: one of `SCORES`.
+      score: one of `SCORES` or `PERSONAL`.
       validation: the share of the training data that is held out for evaluation.
       halving: rounds after which the worse half stops, as '10,20'; None for none.
       optuna: its settings; None to train every combination.
@@ -109,6 +109,11 @@ def make_search(
     config = config_flags.parse(
         [*flag_file, f'--method={method}', *flags_, f'--validation={validation}']
     )
+    if score == 'personal' and not (config.personal_test and config.local_eval_every):
+        raise ValueError(
+            '--score=personal needs --personal_test and --local_eval_every, as in -- '
+            f'--personal_test=0.2 --local_eval_every={config.rounds}.'
+        )
     search = Search(
         method=method,
         axes=read,

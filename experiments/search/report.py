@@ -8,7 +8,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from experiments.grid.scores import SCORES
+from experiments.grid.scores import PERSONAL, SCORES
 from experiments.search.axes import Range
 from experiments.search.cells import STUDY, Search
 from experiments.search.ranking import Ranked
@@ -60,7 +60,7 @@ def given_up(ranking: Sequence[Ranked]) -> str:
 
 def about(search: Search) -> str:
     """Describe how the accuracies were measured."""
-    when = SCORES[search.score].capitalize()
+    when = (SCORES | PERSONAL)[search.score].capitalize()
     seeds = console.counted(search.seeds, 'seed')
     text = (
         f'Accuracy on held-out training examples; the search never uses test data. {when}, '

@@ -266,6 +266,11 @@ class Method(NamedTuple):
         return robust and not jax.tree.leaves(stats)
 
     @property
+    def has_local_models(self) -> bool:
+        """Whether each client has a model of its own, by which the method is judged."""
+        return self.personal is not None or self.own is not None
+
+    @property
     def always_merges(self) -> bool:
         """Whether `merge` runs in a round in which no update is sent, too."""
         return self.delays or self.privacy is not None

@@ -11,7 +11,7 @@ from jaxfed.internal import files
 from jaxfed.internal.console import counted
 from jaxfed.internal.messages import printable
 from jaxfed.recording import run_files
-from jaxfed.runs.experiment import parts_of
+from jaxfed.runs.experiment import method_of, parts_of
 from jaxfed.runs.rounds import Stop
 from jaxfed.runs.shared_program import program_key
 from jaxfed.sweeps.training import has_checkpoints
@@ -33,6 +33,11 @@ def parse_halving(text: str | None, config: Config) -> list[int]:
         raise ValueError(
             f'--halving={text} compares settings on held-out training data, but --validation=0; '
             'set it, as in --validation=0.1.'
+        )
+    if method_of(config).has_local_models:
+        raise ValueError(
+            f'--halving={text} compares global models, but --method={config.method} has a model '
+            'for each client; remove the flag.'
         )
     rounds = sorted({int(word) for word in words})
     if rounds[0] < config.eval_every:

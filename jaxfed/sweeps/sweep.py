@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jaxfed.config import SETTINGS, Config
 from jaxfed.internal import console, files
@@ -55,6 +55,12 @@ class Outcome(NamedTuple):
     stopped: int  # seeds that halving stopped early
     failed: int  # seeds that diverged, do not fit into memory or are unfinished
     personal: Sequence[float | None] = ()  # of local models on their clients' held-out examples
+    judged: Literal['final', 'personal'] = 'final'  # the accuracy that ranks the points
+
+    @property
+    def score(self) -> float | None:
+        """The mean of the accuracy that ranks the points."""
+        return mean_and_deviation(getattr(self, self.judged))[0]
 
 
 def expand(config: Config, points: Sequence[Point], seeds: int, folder: Path) -> list[Member]:
@@ -248,14 +254,19 @@ def describe(members: Sequence[Member]) -> str:
 
 
 def summarise(members: Sequence[Member]) -> list[Outcome]:
-    """Return the outcome of each point, in the order of the grid, from the recorded summaries."""
+    """Return the outcome of each point, in the order of the grid, from the recorded summaries.
+
+    Methods with a model for each client are judged by these models, if they were evaluated.
+    """
     outcomes = []
+    judged_locally = method_of(members[0].config).has_local_models
     for point, seeds in itertools.groupby(members, key=lambda member: member.point):
         paths = [Path(str(member.config.workdir)) / run_files.SUMMARY for member in seeds]
         summaries = [run_files.read_summary(path) for path in paths if path.exists()]
         finished = [summary for summary in summaries if not summary['failed']]
         stopped = sum(bool(summary.get('stopped_early')) for summary in finished)
         unequal = 0 < stopped < len(finished)
+        measured = any(summary['personal_accuracy'] is not None for summary in finished)
         outcome = Outcome(
             point,
             [None if unequal else summary['final_accuracy'] for summary in finished],
@@ -264,6 +275,7 @@ def summarise(members: Sequence[Member]) -> list[Outcome]:
             stopped=stopped,
             failed=len(paths) - len(finished),
             personal=[None if unequal else summary['personal_accuracy'] for summary in finished],
+            judged='personal' if judged_locally and measured else 'final',
         )
         outcomes.append(outcome)
     return outcomes
@@ -278,7 +290,7 @@ def write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
         for number in ('accuracy', 'sd')
     ]
     rows: list[list[Any]] = [[*names, 'seeds', 'failed', 'given_up', 'trained_rounds', *numbers]]
-    for point, final, best, rounds, stopped, failed, personal in outcomes:
+    for point, final, best, rounds, stopped, failed, personal, _ in outcomes:
         statistics = itertools.chain(*map(mean_and_deviation, (final, best, personal)))
         accuracies = ['' if number is None else f'{number:.6f}' for number in statistics]
         values = [shortest(value) for _, value in point]
@@ -288,16 +300,15 @@ def write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
 
 
 def best_point(outcomes: Sequence[Outcome]) -> Point | None:
-    """Return the point with the highest mean final accuracy; None if there is no choice.
+    """Return the point with the highest score; None if there is no choice, or several have it.
 
     The mean of a point with a failed seed covers fewer seeds, and that of a point that halving
     stopped fewer rounds: neither can be the best.
     """
-    whole = [outcome for outcome in outcomes if not outcome.failed]
-    means = {outcome.point: mean_and_deviation(outcome.final)[0] for outcome in whole}
-    known = {point: mean for point, mean in means.items() if mean is not None}
-    finished = [o.point for o in whole if o.point in known and not o.stopped]
-    return max(finished, key=known.__getitem__) if finished and len(known) > 1 else None
+    known = [outcome for outcome in outcomes if not outcome.failed and outcome.score is not None]
+    scores = {o.point: score for o in known if (score := o.score) is not None and not o.stopped}
+    first = [point for point, score in scores.items() if score == max(scores.values())]
+    return first[0] if len(known) > 1 and len(first) == 1 else None
 
 
 def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> None:
@@ -311,7 +322,7 @@ def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> 
     best_of_all = best_point(outcomes)
     with_personal = any(value is not None for outcome in outcomes for value in outcome.personal)
     rows = []
-    for point, final, best, rounds, stopped, failed, personal in outcomes:
+    for point, final, best, rounds, stopped, failed, personal, _ in outcomes:
         notes = ['best'] * (point == best_of_all)
         some = f'{stopped} of {len(final)} ' * (stopped < len(final))
         notes += [f'{some}stopped early'] * bool(stopped) + [f'{failed} failed'] * bool(failed)
@@ -328,7 +339,7 @@ def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> 
     seeds = max(len(outcome.final) for outcome in outcomes)
     caption = f'mean ± standard deviation of {seeds} seeds' if seeds > 1 else ''
     if best_of_all:
-        caption += '; ' * bool(caption) + 'best: the highest final accuracy'
+        caption += '; ' * bool(caption) + f'best: the highest {outcomes[0].judged} accuracy'
         caption += ' of those not stopped' * any(outcome.stopped for outcome in outcomes)
     display.show_sweep(
         f'{config.method} on {config.dataset}: accuracy on {where}', names, rows, caption

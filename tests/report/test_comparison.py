@@ -111,7 +111,7 @@ def test_runs_of_another_fixed_partition_are_not_compared(no_pictures, tmp_path)
         for seed in (0, 1):
             folder = tmp_path / f'p{partition_seed}_rate{rate}_{seed}'
             settings = {'partition_seed': partition_seed, 'learning_rate': rate, 'seed': seed}
-            make_run(folder, [entry(1, rate + 0.1 * seed)], **settings)
+            make_run(folder, [entry(1, rate + 0.1 * seed)], rounds=1, **settings)
     groups = grouping.group([read_run(path) for path in sorted(tmp_path.iterdir())])
     assert [group.label for group in groups] == [
         f'fedavg, learning_rate {rate}, partition_seed {i}' for rate in (0.1, 0.2) for i in (1, 2)

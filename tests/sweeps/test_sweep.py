@@ -285,6 +285,12 @@ def test_the_best_point_has_the_highest_mean_of_all_its_seeds():
     for counts in ({'stopped': 1}, {'failed': 1}):
         assert sweep.best_point([*outcomes, outcome(partial, [0.8], **counts)]) == high
     assert sweep.best_point(outcomes[:1]) is None
+    assert sweep.best_point([outcome(low, [0.6]), outcome(high, [0.6])]) is None
+    locally = [
+        outcome(point, [0.6], personal=[value], judged='personal')
+        for point, value in ((low, 0.9), (high, 0.8))
+    ]
+    assert sweep.best_point(locally) == low
     # Halving has stopped all points but one.
     assert sweep.best_point([outcomes[0], outcome(high, [0.9], stopped=1)]) == low
     assert sweep.best_point([outcomes[0], outcome(high, [0.9], failed=1)]) is None
@@ -711,6 +717,8 @@ def test_halving_needs_held_out_data():
             parse_halving(text, small(validation=0.1))
     assert parse_halving('2,1,2', small(validation=0.1)) == [1, 2]
     assert parse_halving(None, small()) == []
+    with pytest.raises(ValueError, match='compares global models, but --method=fedper has a model'):
+        parse_halving('1', small(validation=0.1, method='fedper'))
     with pytest.raises(ValueError, match='no round up to 1 is evaluated with --eval_every=2'):
         parse_halving('1', small(validation=0.1, eval_every=2))
 

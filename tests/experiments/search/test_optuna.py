@@ -338,6 +338,13 @@ def test_a_dry_run_writes_nothing(command, tmp_path, capsys):
         ),
         (
             [
+                '--range=beta:0..1', '--sampler=optuna', '--trials=3', '--pruner=median',
+                '--score=personal',
+            ],
+            '--score=personal and --pruner=median: the pruner compares global models',
+        ),
+        (
+            [
                 '--range=beta:0..1', '--sampler=optuna', '--trials=3', '--seeds=3', '--together=2',
             ],
             '--pruner=median compares whole trials: --together must be at least 3',

@@ -207,6 +207,8 @@ def test_halving_stops_the_worse_half(command, tmp_path, capsys):
             'no round up to 2 is evaluated with --eval_every=5',
         ),
         (['--method=kd', '--grid=beta:1', 'stray'], 'unexpected arguments stray'),
+        (['--method=ditto', '--grid=lam:1', '--score=personal'], '--score=personal needs --perso'),
+        (['--method=ditto', '--grid=lam:1', '--halving=2'], 'but --method=ditto has a model for'),
     ],
     ids=lambda value: ' '.join(value) if isinstance(value, list) else '',
 )
