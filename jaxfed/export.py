@@ -79,9 +79,11 @@ def to_torch(network: ReadNetwork, path: Path) -> None:
             f'--format=torch knows the built-in networks as they are; --model={name} of '
             f'--method={network.metadata.method} is another one, use --format=onnx.'
         )
-    arrays = {
-        _torch_name(key, name): _torch_layout(key, a, network) for key, a in network.arrays.items()
-    }
+    arrays = {}
+    for key, array in network.arrays.items():
+        if key.endswith('.kernel'):
+            array = torch_kernel(array, _channels_before(key, network))
+        arrays[_torch_name(key, name)] = array
     if network.stats:
         zero = np.zeros((), np.int64)
         arrays |= {
@@ -124,18 +126,15 @@ def _torch_name(key: str, network: str) -> str:
     return name
 
 
-def _torch_layout(key: str, array: np.ndarray, network: ReadNetwork) -> np.ndarray:
-    """Kernels [H, W, I, O] as [O, I, H, W] and [I, O] as [O, I]."""
-    if not key.endswith('.kernel'):
-        return array
-    if array.ndim == 4:
-        return np.ascontiguousarray(array.transpose(3, 2, 0, 1))
-    channels = _channels_before(key, network)
+def torch_kernel(kernel: np.ndarray, channels: int) -> np.ndarray:
+    """A kernel [H, W, I, O] as [O, I, H, W], or [I, O] as [O, I]; I may be pixels of `channels`."""
+    if kernel.ndim == 4:
+        return np.ascontiguousarray(kernel.transpose(3, 2, 0, 1))
     if channels:
         # The inputs are an image, whose channels are first in PyTorch.
-        rows = array.reshape(-1, channels, array.shape[1])
-        array = rows.transpose(1, 0, 2).reshape(array.shape)
-    return np.ascontiguousarray(array.T)
+        rows = kernel.reshape(-1, channels, kernel.shape[1])
+        kernel = rows.transpose(1, 0, 2).reshape(kernel.shape)
+    return np.ascontiguousarray(kernel.T)
 
 
 def _channels_before(key: str, network: ReadNetwork) -> int:

@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from jaxfed import Config, Dataset
 from jaxfed.data import channel_statistics, load_dataset
+from jaxfed.export import torch_kernel
 from jaxfed.models import make_model
 from jaxfed.partition import dirichlet
 from jaxfed.runs.deal import deal
@@ -119,14 +120,8 @@ def torch_layout(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     result = {}
     for name, array in arrays.items():
         layer, leaf = name.rsplit('.', 1)
-        if leaf == 'kernel' and array.ndim == 4:
-            result[f'{layer}.weight'] = array.transpose(3, 2, 0, 1)
-        elif leaf == 'kernel':
-            weight = array
-            if layer == 'hidden':  # flattened pixels have their channels last, in PyTorch first
-                pixels = weight.reshape(-1, channels, weight.shape[1])
-                weight = pixels.swapaxes(0, 1).reshape(weight.shape)
-            result[f'{layer}.weight'] = weight.T
+        if leaf == 'kernel':
+            result[f'{layer}.weight'] = torch_kernel(array, channels if layer == 'hidden' else 0)
         elif leaf == 'bias' and not layer.startswith('norm'):
             result[name] = array
     return result
