@@ -74,9 +74,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     suite = shorten(suite, seeds=values['seeds'], rounds=values['rounds'])
     updated = [Path(path) for path in values['update']]
-    changed = shlex.split(suite_command(values | {'suite': None, 'include': None}, parsed.extra))[
-        3:
-    ]
+    changed = changed_flags(values | {'suite': None, 'include': None}, parsed.extra)
     if updated and changed:
         raise ValueError(
             f'--update writes the answer of the whole suite; omit {shlex.join(changed)}.'
@@ -112,14 +110,19 @@ def check_packages(suite: Suite) -> None:
 
 
 def suite_command(values: Mapping[str, Any], extra: Sequence[str]) -> str:
-    """The command that makes a benchmark; the folders of data and results are left out."""
-    words = ['python', '-m', 'experiments.benchmark']
+    """The command that makes a benchmark."""
+    return shlex.join(['python', '-m', 'experiments.benchmark', *changed_flags(values, extra)])
+
+
+def changed_flags(values: Mapping[str, Any], extra: Sequence[str]) -> list[str]:
+    """The flags that are set; the folders of data and results are left out."""
+    words = []
     for name in ('suite', 'include', 'datasets', 'skews', 'methods', 'rounds', 'seeds'):
         value = values[name]
         if value is not None:
             words.append(f'--{name}={",".join(value) if isinstance(value, list) else value}')
     kept = [flag for flag in extra if not flag.startswith('--data_dir=')]
-    return shlex.join([*words, *(['--', *kept] if kept else [])])
+    return [*words, *(['--', *kept] if kept else [])]
 
 
 def write(work: Work, updated: Iterable[Path], made_by: str) -> None:
