@@ -25,6 +25,7 @@ from absl import flags
 
 import jaxfed
 from experiments.benchmarks.measuring import reporting
+from jaxfed.engine.distributed.gate import free_port
 
 METHODS = ('fedavg', 'fedlmd', 'fedcad', 'scaffold', 'fedlmd+fedavgm')
 ENGINES = ('simulation', 'deployment')
@@ -71,13 +72,6 @@ def project_of(folder: Path, method: str, **settings: Any) -> Path:
     command = [sys.executable, '-m', 'jaxfed.flower', 'init', str(folder), f'--method={method}']
     subprocess.run([*command, *flags_], check=True, capture_output=True)
     return folder
-
-
-def free_port() -> int:
-    """A port that nobody uses."""
-    with socket.socket() as one:
-        one.bind(('127.0.0.1', 0))
-        return int(one.getsockname()[1])
 
 
 def stop(process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> None:

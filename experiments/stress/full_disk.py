@@ -236,7 +236,7 @@ def survive(sizes: Sequence[int], job: power_loss.Job) -> dict[str, Count]:
     Returns:
       Kind -> numbers of outcomes.
     """
-    with power_loss.cheap_runs(pictures=True), tempfile.TemporaryDirectory() as temporary:
+    with power_loss.fast_runs(pictures=True), tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         place.chmod(0o755)  # another user reads in it
         found = {

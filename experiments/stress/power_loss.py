@@ -105,7 +105,7 @@ ADVICE = re.compile(r'remove|use a copy|another copy|another directory|start aga
 
 
 @contextlib.contextmanager
-def cheap_runs(*, pictures: bool = False) -> Iterator[None]:
+def fast_runs(*, pictures: bool = False) -> Iterator[None]:
     """Runs of the same work directories share programs, and draw true pictures only if wanted."""
     prepared: dict[tuple[Path, ...], Prepared] = {}
     prepare = simulate.prepare
@@ -317,7 +317,7 @@ def survive(
     job, begin = KINDS[kind]
     counts = {'singles': 0, 'pairs': 0, 'continued': 0, 'named': 0}
     failures = []
-    with cheap_runs(), tempfile.TemporaryDirectory() as temporary:
+    with fast_runs(), tempfile.TemporaryDirectory() as temporary:
         folder, original = Path(temporary, 'folder'), Path(temporary, 'original')
         reference = job.finish(folder)
         shutil.rmtree(folder)

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def fast(cheap_runs):
-    with power_loss.cheap_runs():
+    with power_loss.fast_runs():
         yield
 
 

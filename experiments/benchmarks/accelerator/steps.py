@@ -154,14 +154,14 @@ def time_torch(work: Work, precision: Precision, device: str) -> list[Row]:
 
 def describe_step(work: Work, step_s: float, precision: Precision) -> Row:
     """The time of a client-step and its rate of arithmetic."""
-    rate = operations(work.sizes.model, work.sizes.batch_size) / step_s
+    rate = direct_flops(work.sizes.model, work.sizes.batch_size) / step_s
     share = rate / work.product_rate(precision)
     return {'ms': 1e3 * step_s, 'tflops': rate / 1e12, 'share': share}
 
 
 @functools.cache
-def operations(model: str, batch_size: int) -> int:
-    """FLOP of a client-step with direct convolutions."""
+def direct_flops(model: str, batch_size: int) -> int:
+    """FLOP of a client-step with direct convolutions, products with padding included."""
     gradient, *arguments = plain_gradient(model, batch_size)
     return products(jax.make_jaxpr(gradient)(*arguments).jaxpr)
 

@@ -212,8 +212,8 @@ def plain_gradient(model: str, batch_size: int) -> tuple[Callable[..., PyTree], 
     return jax.grad(loss), params, x
 
 
-def operations(size: Size) -> float:
-    """FLOP of a client-step, forward and backward, as XLA counts them for plain convolutions."""
+def flops(size: Size) -> float:
+    """FLOP of a client-step with plain convolutions; XLA counts no products with padding."""
     gradient, params, x = plain_gradient(size.model, size.batch_size)
     analysis = jax.jit(gradient).lower(params, x).cost_analysis()
     assert analysis is not None
@@ -228,4 +228,4 @@ def compare(size: Size, runs: Mapping[str, Callable[[], Any]], *, repeats: int) 
         name: [1e3 * value / size.client_steps for value in values]
         for name, values in seconds.items()
     }
-    return Comparison(milliseconds, operations(size) / 1e9, peak)
+    return Comparison(milliseconds, flops(size) / 1e9, peak)
