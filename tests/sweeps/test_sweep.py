@@ -88,7 +88,10 @@ EQUAL = {
             'auxiliary_per_class': 4,
         },
     ),
-    'fedcurv+fedavgm': ('lam=0.1,10 fedavgm.beta=0.1,0.9', {'stragglers': 0.5, 'alpha': 2.0}),
+    'fedcurv+fedavgm': (
+        'lam=0.1,10 fedavgm.beta=0.1,0.9',
+        {'stragglers': 0.5, 'local_epochs': 2, 'alpha': 2.0},
+    ),
 }
 
 
