@@ -339,7 +339,8 @@ def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> 
     seeds = max(len(outcome.final) for outcome in outcomes)
     caption = f'mean ± standard deviation of {seeds} seeds' if seeds > 1 else ''
     if best_of_all:
-        caption += '; ' * bool(caption) + f'best: the highest {outcomes[0].judged} accuracy'
+        judged = next(o.judged for o in outcomes if o.point == best_of_all)
+        caption += '; ' * bool(caption) + f'best: the highest {judged} accuracy'
         caption += ' of those not stopped' * any(outcome.stopped for outcome in outcomes)
     display.show_sweep(
         f'{config.method} on {config.dataset}: accuracy on {where}', names, rows, caption
