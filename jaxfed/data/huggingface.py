@@ -111,7 +111,8 @@ def from_huggingface(
     marks = [getattr(split, '_fingerprint', '') for split in parts.values()]
     marks += [_files(split, inputs) for split in parts.values()]
     text = repr((_CACHE_FORMAT, marks, inputs, label, columns.user))
-    return cache.decoded(f'hf-{hashlib.sha256(text.encode()).hexdigest()[:16]}', decode)
+    key = f'hf-{hashlib.sha256(text.encode()).hexdigest()[:16]}'
+    return cache.decoded(key, decode)._replace(name=name)
 
 
 def _parts(splits: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -199,8 +200,14 @@ def _is_array(feature: Any) -> bool:
 def _stacked(split: Any, column: str, source: str) -> np.ndarray:
     """The arrays of a column as one array."""
     advice = 'its values must be numbers of one shape; --image_column names another'
+    feature = split.features[column]
+    while hasattr(feature, 'feature'):  # lists, also of lists
+        feature = feature.feature
+    # The format makes all integers int64, but those that are not uint8 are token ids.
+    kind = {'dtype': np.uint8} if getattr(feature, 'dtype', None) == 'uint8' else {}
     with explain_errors(f'{source}: the column {printable(column)} cannot be used', advice):
-        return np.stack([np.asarray(value) for value in split.with_format('numpy')[column][:]])
+        values = split.with_format('numpy', **kind)[column][:]
+        return np.stack([np.asarray(value) for value in values])
 
 
 def _is_grey(split: Any, column: str, where: str) -> bool:

@@ -92,6 +92,32 @@ def test_vectors_and_labels_of_text():
 
 
 @pytest.mark.parametrize(
+    'feature, shape, expected',
+    [
+        (hf.List(hf.Value('uint8')), (5,), (1, 1, 5)),
+        (hf.List(hf.List(hf.Value('uint8'))), (6, 5), (6, 5, 1)),
+        (hf.Array2D((6, 5), 'uint8'), (6, 5), (6, 5, 1)),
+        (hf.Array3D((6, 5, 3), 'uint8'), (6, 5, 3), (6, 5, 3)),
+    ],
+    ids=['row', 'rows', 'grey', 'colour'],
+)
+def test_columns_of_bytes_are_no_token_ids(feature, shape, expected):
+    values = np.random.default_rng(0).integers(0, 256, (40, *shape)).astype(np.uint8)
+    features = hf.Features({'x': feature, 'label': hf.Value('int64')})
+    split = hf.Dataset.from_dict({'x': values.tolist(), 'label': [0, 1] * 20}, features=features)
+    dataset = from_huggingface({'train': split, 'test': split}, 'dataset')
+    assert dataset.x_train.dtype == np.uint8 and not dataset.vocabulary
+    assert_array_equal(dataset.x_train, values.reshape(40, *expected))
+
+
+def test_a_cached_dataset_has_the_name_of_the_call(tmp_path, monkeypatch):
+    monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path))
+    made = splits()
+    names = [from_huggingface(made, 'dataset', name=name).name for name in ('first', 'second')]
+    assert names == ['first', 'second']
+
+
+@pytest.mark.parametrize(
     'made, columns, message',
     [
         ({'train': rows()}, {}, 'has the splits train; it needs train, and test or validation'),
