@@ -90,8 +90,10 @@ def cost_in_words(cost: dict[str, Any]) -> str:
         extra = cost[f'{name}_bytes'] - base
         if extra >= 1:
             words.append(f'{name} +{size(extra)}')
-        elif extra <= -1:
+        elif extra <= -0.05 * base:
             words.append(f'{name} {1 + extra / base:.2g}x')
+        elif extra <= -1:
+            words.append(f'{name} -{-extra} B')
     for name in ('client', 'server'):
         if state := cost[f'{name}_state_bytes']:
             words.append(f'{name} keeps {size(state)}')

@@ -262,6 +262,8 @@ def test_costs_of_combinations_and_small_messages():
     both = chain(methods.METHODS['fedlmd'](), methods.METHODS['kd'](), methods.METHODS['moon']())
     assert cost(both).forward_passes == 2
     assert cost('fedcad', source='client').data_passes == 1
+    # The classifier of fedrs has no bias: ten numbers less.
+    assert display.cost_in_words(cost('fedrs')._asdict()) == 'upload -40 B, download -40 B'
     # One method after another has the larger message, and the passes of both.
     fedavg, curv, top = (methods.METHODS[name]() for name in ('fedavg', 'fedcurv', 'topk'))
     assert cost(switch(top, fedavg, rounds=1)).upload == 1
