@@ -77,8 +77,8 @@ def further(suite: Suite, rows: Sequence[Row]) -> list[str]:
     if leaning := sum(answer.leaning for answer in final):
         undecided = sum(answer.undecided for answer in final)
         sentences.append(
-            'Undecided differences whose interval, which is not adjusted, is above 0: '
-            f'{leaning} of {undecided}; undecided is not equal.'
+            f'{leaning} of {undecided} undecided differences have an interval above 0 that is not '
+            'adjusted. Undecided does not mean equal.'
         )
     same = [
         pair for pair in zip(final, moving, strict=True) if pair[0].nothing and pair[1].compared

@@ -442,8 +442,8 @@ def test_undecided_methods_and_the_moving_average_are_named():
     (answer,) = answers.make_answers(read, rows)
     assert (answer.above, answer.undecided, answer.leaning) == ({}, 1, 1)
     assert answers.further(read, rows)[0] == (
-        'Undecided differences whose interval, which is not adjusted, is above 0: 1 of 1; '
-        'undecided is not equal.'
+        '1 of 1 undecided differences have an interval above 0 that is not adjusted. Undecided '
+        'does not mean equal.'
     )
     smooth = {
         seed: run._replace(numbers=run.numbers | {'moving': 40.0 + 4 * seed + 0.1 * seed**2})
