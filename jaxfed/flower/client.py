@@ -211,7 +211,8 @@ def own_examples(
     if data is None:
         path = str(context.node_config['data'])
         source = f'the node config data={path}'
-        x, y = read_arrays(path, source, ('x_train', 'y_train')).values()
+        found = read_arrays(path, source, ('x_train', 'y_train'))  # and users, if it has them
+        x, y = found['x_train'], found['y_train']
     else:
         source = f'data of client {client}'
         x, y = (np.asarray(array) for array in data(context, client))

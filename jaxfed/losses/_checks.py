@@ -1,6 +1,5 @@
 """Checks of the losses' arguments; under jit they run only while tracing."""
 
-import sys
 from numbers import Real
 from typing import Any
 
@@ -46,7 +45,10 @@ def check_number(name: str, value: float | Array, low: float, high: float, range
         raise ValueError(f'{name} must be {range_}, got {value}.')
 
 
+# Of a temperature; beyond, its square or their inverses are no normal float32 numbers.
+TEMPERATURES = 1e-18, 1e18, 'above 0, from 1e-18 to 1e18'
+
+
 def check_temperature(temperature: float | Array) -> None:
-    """Checks that a temperature is finite and above 0."""
-    tiny, huge = sys.float_info.min, sys.float_info.max
-    check_number('temperature', temperature, tiny, huge, 'finite and above 0')
+    """Checks that a temperature is in the range of `TEMPERATURES`."""
+    check_number('temperature', temperature, *TEMPERATURES)

@@ -4,6 +4,8 @@ from typing import Any
 
 import jax
 
+from jaxfed.losses._checks import TEMPERATURES
+
 
 def check(holds: bool | jax.Array, name: str, value: Any, range_: str) -> None:
     """Raises a ValueError with the hyper-parameter's name, value and range unless `holds`.
@@ -16,5 +18,6 @@ def check(holds: bool | jax.Array, name: str, value: Any, range_: str) -> None:
 
 
 def check_temperature(tau: Any) -> None:
-    """Checks that a temperature, its square and their inverses are normal float32 numbers."""
-    check((tau >= 1e-18) & (tau <= 1e18), 'tau', tau, 'above 0, from 1e-18 to 1e18')
+    """Checks that a temperature is in the range of `TEMPERATURES`."""
+    low, high, range_ = TEMPERATURES
+    check((tau >= low) & (tau <= high), 'tau', tau, range_)

@@ -222,7 +222,7 @@ def test_clients_with_their_own_data(simulate, tmp_path, monkeypatch):
     nodes = []
     for client in range(5):
         x, y = examples(client)
-        np.savez(tmp_path / f'{client}.npz', x_train=x, y_train=y)
+        np.savez(tmp_path / f'{client}.npz', x_train=x, y_train=y, users=np.zeros(len(y), int))
         nodes.append({'partition-id': client, 'data': str(tmp_path / f'{client}.npz')})
     config = jaxfed.Config(**SETTINGS, workdir=str(tmp_path / 'files'))
     run(config, nodes)

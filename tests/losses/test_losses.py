@@ -625,3 +625,9 @@ def test_a_traced_number_is_not_checked():
     chex.assert_tree_all_finite(
         jax.jit(lambda t: losses.kl_distillation(X, X, temperature=t))(jnp.float32(2))
     )
+
+
+@pytest.mark.parametrize('temperature', [0.0, 1e-30, 1e30, 1e300, float('nan')])
+def test_temperatures_beyond_float32_are_refused(temperature):
+    with pytest.raises(ValueError, match='temperature must be above 0, from 1e-18 to 1e18'):
+        losses.kl_distillation(jnp.ones((1, 2)), jnp.zeros((1, 2)), temperature=temperature)
