@@ -17,6 +17,7 @@ from jaxfed.methods.method import (
     MergeView,
     MessageSize,
     Method,
+    ServerView,
     check_method,
 )
 from jaxfed.types import Array, Model, PyTree
@@ -36,18 +37,13 @@ def part_view(view: Any, i: int) -> Any:
 
 
 def combine_states(*parts: Method) -> Method:
-    """Combines the hooks that run for each part separately; states become tuples of states."""
-    indexed = tuple(enumerate(parts))
+    """Combines the hooks that run outside of a round; states become tuples of states."""
 
     def init(params: PyTree, stats: PyTree) -> tuple[PyTree, PyTree]:
         server_states, client_states = zip(
             *(part.init(params, stats) for part in parts), strict=True
         )
         return server_states, client_states
-
-    def begin(client: ClientView) -> PyTree:
-        client = client._replace(begun=((),) * len(parts))
-        return tuple(part.begin(part_view(client, i)) for i, part in indexed)
 
     def adapt(model: Model) -> Model:
         for part in parts:
@@ -68,29 +64,37 @@ def combine_states(*parts: Method) -> Method:
 
     facts: dict[str, Any] = {name: any(getattr(p, name) for p in parts) for name in _FACTS}
 
-    def message_size(update: PyTree, size: MessageSize) -> MessageSize:
-        for part in parts:
-            size = part.message_size(update, size)
-        return size
-
     return Method(
         init=init,
         prepare=lambda info: tuple(part.prepare(info) for part in parts),
-        share=lambda server: tuple(part.share(part_view(server, i)) for i, part in indexed),
-        begin=begin,
         adapt=adapt,
         personal=personal if any(part.personal for part in parts) else None,
         own=own if any(part.own for part in parts) else None,
-        sent=lambda upload: tuple(part.sent(upload[i]) for i, part in indexed),
-        message_size=message_size,
+        sent=lambda upload: tuple(part.sent(upload[i]) for i, part in enumerate(parts)),
         auxiliary=max(part.auxiliary for part in parts),
         privacy=next((part.privacy for part in parts if part.privacy), None),
         **facts,
     )
 
 
-def _check_order(parts: Sequence[Method], names: Sequence[str]) -> None:
-    """Raises a ValueError if a part would undo another one, or not see what it needs."""
+def _check(parts: Sequence[Method], names: Sequence[str]) -> None:
+    """Raises the errors of `chain`."""
+    if not parts:
+        raise ValueError('chain() needs at least one method.')
+    for part in parts:
+        check_method(part, 'each argument of chain() must be')
+    replacing = sum(part.supervised is not _NEUTRAL.supervised for part in parts)
+    if replacing > 1:
+        raise ValueError(
+            f'{replacing} of the combined methods replace the cross-entropy, so they do not add '
+            'up; keep one of them.'
+        )
+    combining = sum(part.combine is not None for part in parts)
+    if combining > 1:
+        raise ValueError(
+            f'{combining} of the combined methods replace the weighted sum of updates; keep one '
+            'of them.'
+        )
     pairs = itertools.permutations(enumerate(zip(names, parts, strict=True)), 2)
     for (i, (a, part)), (j, (b, other)) in pairs:
         if conflict := next(_conflicts(a, part, b, other, later=j > i), None):
@@ -160,23 +164,8 @@ def chain(*parts: Method, names: Sequence[str] = ()) -> Method:
       ValueError: if there is no part, a part is not a valid method, two parts replace the
         supervised loss or combine updates, or a part would undo another one.
     """
-    if not parts:
-        raise ValueError('chain() needs at least one method.')
-    for part in parts:
-        check_method(part, 'each argument of chain() must be')
+    _check(parts, names or [f'method {i + 1}' for i in range(len(parts))])
     replacing = [i for i, part in enumerate(parts) if part.supervised is not _NEUTRAL.supervised]
-    if len(replacing) > 1:
-        raise ValueError(
-            f'{len(replacing)} of the combined methods replace the cross-entropy, so they do not '
-            'add up; keep one of them.'
-        )
-    combining = [i for i, part in enumerate(parts) if part.combine is not None]
-    if len(combining) > 1:
-        raise ValueError(
-            f'{len(combining)} of the combined methods replace the weighted sum of updates; keep '
-            'one of them.'
-        )
-    _check_order(parts, names or [f'method {i + 1}' for i in range(len(parts))])
     weighing = any(part.weigh is not _NEUTRAL.weigh for part in parts)
     parts = tuple(map(check_hooks, parts))
 
@@ -184,6 +173,10 @@ def chain(*parts: Method, names: Sequence[str] = ()) -> Method:
         for part in parts:
             cohort = cohort._replace(weights=part.weigh(cohort))
         return cohort.weights
+
+    def begin(client: ClientView) -> PyTree:
+        client = client._replace(begun=((),) * len(parts))
+        return tuple(part.begin(part_view(client, i)) for i, part in enumerate(parts))
 
     def receive(client: ClientView) -> tuple[PyTree, PyTree]:
         client = client._replace(begun=((),) * len(parts))
@@ -230,7 +223,18 @@ def chain(*parts: Method, names: Sequence[str] = ()) -> Method:
             states.append(state)
         return view.update, tuple(states)
 
+    def message_size(update: PyTree, size: MessageSize) -> MessageSize:
+        for part in parts:
+            size = part.message_size(update, size)
+        return size
+
+    def share(server: ServerView) -> PyTree:
+        return tuple(part.share(part_view(server, i)) for i, part in enumerate(parts))
+
     return combine_states(*parts)._replace(
+        share=share,
+        begin=begin,
+        message_size=message_size,
         weigh=weigh if weighing else _NEUTRAL.weigh,
         receive=receive if any(part.receive for part in parts) else None,
         supervised=supervised if replacing else _NEUTRAL.supervised,
@@ -238,6 +242,6 @@ def chain(*parts: Method, names: Sequence[str] = ()) -> Method:
         trainable=trainable if any(part.trainable for part in parts) else None,
         send=send,
         finish=finish,
-        combine=parts[combining[0]].combine if combining else None,
+        combine=next((part.combine for part in parts if part.combine), None),
         merge=merge,
     )

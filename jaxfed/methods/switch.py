@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,6 @@ from jaxfed.methods.method import (
     MessageSize,
     Method,
     RoundInfo,
-    ServerView,
     check_method,
     weighted_sum,
 )
@@ -49,57 +49,32 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
     Reference:
       Lu et al., Federated Learning with Label-Masking Distillation, ACM MM 2023, figure 8.
     """
-    for part in (first, second):
-        check_method(part, 'both methods of switch() must be')
-        if part.receive or part.personal:
-            raise ValueError(
-                'methods that keep parameters at the clients cannot follow or precede another '
-                'method; train with one of them alone.'
-            )
-        if part.privacy or part.delays:
-            raise ValueError(
-                'dp and fedbuff cannot follow or precede another method: epsilon needs noise in '
-                'every round, and delayed updates would be lost; train with one of them alone.'
-            )
-    if rounds < 1:
-        raise ValueError(f'switch_round must be at least 1, got {rounds}.')
+    _check(first, second, rounds)
     parts = check_hooks(first), check_hooks(second)
 
     def select(round_info: RoundInfo, function: Callable[[int], PyTree]) -> PyTree:
         """Calls function(0) in the first rounds and function(1) afterwards."""
-        index = (round_info.number > rounds).astype(jnp.int32)
-        return lax.switch(index, [lambda: function(0), lambda: function(1)])
+        return lax.cond(round_info.number > rounds, lambda: function(1), lambda: function(0))
 
-    def only_active(
-        round_info: RoundInfo, i: int, function: Callable[[], PyTree], idle: PyTree
-    ) -> PyTree:
-        """The value of a function in the rounds of method i, else `idle`."""
-        return lax.cond((round_info.number > rounds) == i, function, lambda: idle)
+    def of_both(hook: str, view: Any) -> tuple[PyTree, PyTree]:
+        """What a hook of each method returns; zeros of the one that does not train this round."""
 
-    def share(server: ServerView) -> PyTree:
         def of_part(i: int) -> PyTree:
-            function = functools.partial(parts[i].share, part_view(server, i))
-            return only_active(server.round, i, function, _zeros(function))
+            function = functools.partial(getattr(parts[i], hook), part_view(view, i))
+            idle = functools.partial(_zeros, function)
+            return lax.cond((view.round.number > rounds) == i, function, idle)
 
         return of_part(0), of_part(1)
 
     def begin(client: ClientView) -> PyTree:
-        client = client._replace(begun=((), ()))
-
-        def of_part(i: int) -> PyTree:
-            function = functools.partial(parts[i].begin, part_view(client, i))
-            return only_active(client.round, i, function, _zeros(function))
-
-        return of_part(0), of_part(1)
+        return of_both('begin', client._replace(begun=((), ())))
 
     def finish(client: ClientView) -> tuple[PyTree, PyTree]:
-        def of_part(i: int) -> tuple[PyTree, PyTree]:
-            view = part_view(client, i)
-            function = functools.partial(parts[i].finish, view)
-            return only_active(client.round, i, function, (view.state, _zeros(function)[1]))
+        def kept(i: int) -> PyTree:
+            return (*client.state[:i], states[i], *client.state[i + 1 :])
 
-        states, uploads = zip(of_part(0), of_part(1), strict=True)
-        return states, uploads
+        states, uploads = zip(*of_both('finish', client), strict=True)
+        return select(client.round, kept), uploads
 
     def trainable(view: LocalView) -> PyTree:
         def of_part(i: int) -> PyTree:
@@ -140,7 +115,7 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
         return max(sizes, key=lambda of_part: of_part.bytes)
 
     return combine_states(*parts)._replace(
-        share=share,
+        share=functools.partial(of_both, 'share'),
         begin=begin,
         weigh=weigh,
         supervised=supervised,
@@ -152,6 +127,24 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
         merge=merge,
         message_size=message_size,
     )
+
+
+def _check(first: Method, second: Method, rounds: int) -> None:
+    """Raises the errors of `switch`."""
+    for part in (first, second):
+        check_method(part, 'both methods of switch() must be')
+        if part.receive or part.personal:
+            raise ValueError(
+                'methods that keep parameters at the clients cannot follow or precede another '
+                'method; train with one of them alone.'
+            )
+        if part.privacy or part.delays:
+            raise ValueError(
+                'dp and fedbuff cannot follow or precede another method: epsilon needs noise in '
+                'every round, and delayed updates would be lost; train with one of them alone.'
+            )
+    if rounds < 1:
+        raise ValueError(f'switch_round must be at least 1, got {rounds}.')
 
 
 def _zeros(function: Callable[[], PyTree]) -> PyTree:

@@ -8,7 +8,14 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from jaxfed.methods import METHODS, chain, switch
 from jaxfed.methods.hooks import check_hooks
-from jaxfed.methods.method import ClientView, CombineView, MergeView, MessageSize, Method
+from jaxfed.methods.method import (
+    ClientView,
+    CohortView,
+    CombineView,
+    MergeView,
+    MessageSize,
+    Method,
+)
 from jaxfed.types import Model
 
 UPDATES = np.random.default_rng(0).normal(size=(9, 4, 3)).astype(np.float32)
@@ -208,9 +215,14 @@ def test_a_combination_may_use_the_weights_of_another_part():
     def combine(view):
         return jax.tree.map(lambda rows: (view.weights[:, None] * rows).sum(0), view.updates)
 
-    own = Method(weigh=lambda cohort: cohort.weights, combine=combine)
-    chain(METHODS['fednova'](), own)
-    chain(own, METHODS['quantize']())
+    own = Method(weigh=lambda cohort: 2 * cohort.weights, combine=combine)
+    after, before = chain(METHODS['feddyn'](), own), chain(own, METHODS['quantize']())
+    cohort = CohortView(jnp.array([0.25, 0.75]), *[jnp.ones(2)] * 3, None)
+    assert_array_equal(after.weigh(cohort), [1, 1])  # twice the equal weights of feddyn
+    assert_array_equal(before.weigh(cohort), [0.5, 1.5])
+    rows, weights = {'w': jnp.array([[1.0], [3.0]])}, jnp.array([0.5, 1.5])
+    for both in (after, before):
+        assert_array_equal(both.combine(CombineView(rows, weights, None, None))['w'], [5])
 
 
 @pytest.mark.parametrize(
