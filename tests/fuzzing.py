@@ -525,7 +525,7 @@ def make_sweep_folder(folder: Path):
     names = [Path(str(member.config.workdir)).name for member in members]
     for member, name in zip(members, names):
         make_run(whole / name, **dataclasses.asdict(member.config) | {'workdir': str(whole / name)})
-        accuracies = {'final_accuracy': 0.5, 'best_accuracy': 0.6}
+        accuracies = {'final_accuracy': 0.5, 'best_accuracy': 0.6, 'personal_accuracy': None}
         summary = {**accuracies, 'rounds': 3, 'failed': False}
         files.write_json(whole / name / run_files.SUMMARY, summary)
     for name in names[2:]:
@@ -552,8 +552,9 @@ def make_sweep_folder(folder: Path):
             path.write_text(json.dumps(with_value(json.loads(path.read_text()), *change)))
         with accepted_or_refused(str(place)):
             claims.finish_programs(place)
-            unfinished, groups = sweep._plan(members, place, rungs=(1,), most=0)
-            assert number == len(paths) - 1 or (len(unfinished), groups) == (2, [[0, 1]])
+            done, unfinished, groups = sweep._plan(members, place, rungs=(1,), most=0)
+            numbers = len(done), len(unfinished)
+            assert number == len(paths) - 1 or (*numbers, groups) == (2, 2, [[0, 1]])
         with accepted_or_refused(str(place)):
             sweep.write_table(place / sweep.TABLE, sweep.summarise(members))
 

@@ -261,14 +261,17 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 def check_summary(summary: Any, path: Path) -> dict[str, Any]:
     """Return a summary that was read from a file; raise a ValueError if it is not that of a run."""
-    names = 'final_accuracy', 'best_accuracy', 'rounds', 'failed'
+    accuracies = 'final_accuracy', 'best_accuracy', 'personal_accuracy'
+    names = (*accuracies, 'rounds', 'failed')
     if isinstance(summary, dict) and all(name in summary for name in names):
-        final, best, rounds, failed = (summary[name] for name in names)
-        numbers = [number for number in (final, best) if number is not None]
+        *numbers, rounds, failed = (summary[name] for name in names)
         if (
             type(rounds) is int
             and type(failed) is bool
-            and all(type(number) in (int, float) and 0 <= number <= 1 for number in numbers)
+            and all(
+                number is None or (type(number) in (int, float) and 0 <= number <= 1)
+                for number in numbers
+            )
         ):
             return summary
     raise ValueError(

@@ -92,7 +92,10 @@ def hand_made(cell, rounds=None):
     settings = json.loads(json.dumps(run_files.describe_config(cell.config, parts)))
     metrics = [entry(cell, t) for t in range(1, (rounds or cell.config.rounds) + 1)]
     shares = [line['test_accuracy'] for line in metrics]
-    summary = {'best_accuracy': max(shares), 'final_accuracy': shares[-1], 'failed': False}
+    summary = {
+        'best_accuracy': max(shares), 'final_accuracy': shares[-1], 'personal_accuracy': None,
+        'failed': False,
+    }  # fmt: skip
     summary['rounds'] = len(metrics)
     return RecordedCell(settings, summary, metrics)
 

@@ -116,6 +116,7 @@ def a_run(*accuracies, failed=False, target=None):
     cost = {'upload': 1.0, 'download': 1.5, 'forward_passes': 1, 'auxiliary': 32}
     summary = {
         'failed': failed, 'final_accuracy': known[-1] / 100, 'best_accuracy': max(known) / 100,
+        'personal_accuracy': None,
         'seconds_total': 7200.0, 'client_steps_per_second': 50.0, 'cost': cost,
         'auxiliary_examples': 320, 'rounds': len(metrics),
     }  # fmt: skip

@@ -98,11 +98,13 @@ def test_other_lines_than_those_of_the_run_are_refused(tmp_path):
     [
         {'rounds': '<script>'}, {'rounds': None}, {'failed': 0}, {'final_accuracy': 'a'},
         {'best_accuracy': 1e999}, {'final_accuracy': [0.5]}, {'best_accuracy': 'absent'},
+        {'personal_accuracy': 'absent'}, {'personal_accuracy': 2},
     ],
 )  # fmt: skip
 def test_a_summary_of_other_content_is_named(tmp_path, changes):
     path = tmp_path / run_files.SUMMARY
-    whole = {'rounds': 3, 'failed': False, 'final_accuracy': 0.5, 'best_accuracy': None}
+    accuracies = {'final_accuracy': 0.5, 'best_accuracy': None, 'personal_accuracy': 0.5}
+    whole = {'rounds': 3, 'failed': False, **accuracies}
     path.write_text(json.dumps(whole))
     assert run_files.read_summary(path) == whole
     made = whole | changes
