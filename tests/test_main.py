@@ -307,6 +307,7 @@ def test_auxiliary_data_belongs_to_no_client(tmp_path):
         (['--augment=cutout'], '--augment=cutout: cutout blanks a square of 16 x 16'),
         (['--dataset=npz'], '--npz=FILE'),
         (['--npz=x.npz'], '--npz=x.npz needs --dataset=npz'),
+        (['--dataset=hf:'], '--dataset=hf: names no dataset; write --dataset=hf:NAME.'),
         (['--dataset=npz', '--npz=absent.npz'], 'absent.npz'),
         (['--dataset=npz', '--npz=text.npz'], 'text.npz'),
         (['--dataset=npz', '--npz=short.npz'], 'y_train'),

@@ -76,6 +76,8 @@ def check_source(
     name: str, *, npz: Path | None, path: Path | None, columns: Columns = NO_COLUMNS
 ) -> None:
     """Raises a ValueError if a dataset's name and its file, folder or columns do not match."""
+    if name.startswith(PREFIX) and not name.removeprefix(PREFIX).strip():
+        raise ValueError(f'--dataset={name} names no dataset; write --dataset={PREFIX}NAME.')
     for field, column in columns._asdict().items():
         if column is not None and not name.startswith((PREFIX, ARRAYS_PREFIX)):
             raise ValueError(

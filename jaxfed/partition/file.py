@@ -100,6 +100,8 @@ def read_indices(path: str | Path) -> tuple[list[np.ndarray], int | None]:
         raise ValueError(f'{source} is not a file; name a JSON or NPZ file of indices.')
     try:
         lists, number = (_of_npz if path.suffix == '.npz' else _of_json)(path)
+        if not len(lists):
+            raise ValueError('it lists no client')
         return [_indices(client) for client in lists], None if number is None else int(number)
     except Exception as error:  # the readers of a damaged file raise errors of many types
         reason = first_line(error)
@@ -132,7 +134,7 @@ def _of_npz(path: Path) -> tuple[Any, Any]:
         indices, sizes = _indices(arrays['indices']), _indices(arrays['sizes'])
         if (sizes < 0).any() or sizes.sum() != len(indices):
             raise ValueError(f'sizes add up to {sizes.sum()}, but there are {len(indices)} indices')
-        return np.split(indices, np.cumsum(sizes)[:-1]), arrays.get('num_examples')
+        return np.split(indices, np.cumsum(sizes))[:-1], arrays.get('num_examples')
 
 
 def _indices(client: Any) -> np.ndarray:

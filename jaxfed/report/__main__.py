@@ -12,6 +12,7 @@ from jaxfed.internal.command_line import Parser
 from jaxfed.internal.csv_text import csv_text
 from jaxfed.internal.include import HELP, include
 from jaxfed.recording import run_files, trackers
+from jaxfed.report import tables
 from jaxfed.report.comparison import SCORES
 from jaxfed.report.grouping import RunGroup, group
 from jaxfed.report.reading import RecordedRun, read_run
@@ -39,7 +40,7 @@ def make_parser() -> Parser:
         '--target_accuracy',
         type=float,
         metavar='A',
-        help='test accuracy in 0..1 for the rounds to target [that of the runs]',
+        help='test accuracy in 0..1 for the rounds to target [that of the runs, if equal]',
     )
     parser.add_argument(
         '--baseline',
@@ -96,7 +97,8 @@ def read_runs(folders: Sequence[Path]) -> list[RecordedRun]:
 
 
 def table_of_runs(groups: Sequence[RunGroup], target: float | None) -> str:
-    """Format results as CSV, a row for each run; `target` None means the target of each run."""
+    """Format results as CSV, a row for each run; arguments as of `render`."""
+    targets = tables.targets(groups, target)
     columns = (
         'label workdir method dataset seed state rounds last_accuracy best_accuracy best_round'
     )
@@ -108,7 +110,8 @@ def table_of_runs(groups: Sequence[RunGroup], target: float | None) -> str:
             row = [label, run.path, run.config['method'], run.config['dataset'], run.seed]
             row += [run.state, run.rounds, run.final_accuracy(), run.best_accuracy()]
             row += [run.best_round(), run.moving_accuracy()]
-            row += [run.best_moving_accuracy(), run.personal_accuracy(), run.rounds_to(target)]
+            row += [run.best_moving_accuracy(), run.personal_accuracy()]
+            row.append(run.rounds_to(targets[0]) if len(targets) == 1 else None)
             row += [run.final_forgetting(), run.seconds(), run.total('client_steps_per_second')]
             rows.append(row)
     return csv_text(rows)

@@ -149,12 +149,10 @@ class RecordedRun(NamedTuple):
         """Return the last forgetting."""
         return next(reversed(self.forgetting.values()), None)
 
-    def rounds_to(self, target: float | None) -> int | None:
-        """Return the first round with an accuracy, by default the run's --target_accuracy."""
-        target = self.config.get('target_accuracy') if target is None else target
+    def rounds_to(self, target: float) -> int | None:
+        """Return the first round with an accuracy."""
         accuracy = self.values('test_accuracy')
-        curve = list(accuracy), list(accuracy.values())
-        return None if target is None else rounds_to_target(curve, target)
+        return rounds_to_target((list(accuracy), list(accuracy.values())), target)
 
 
 def read_run(path: Path) -> RecordedRun:

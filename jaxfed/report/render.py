@@ -40,7 +40,7 @@ def render(
     datasets = ', '.join(dict.fromkeys(run.config['dataset'] for run in runs))
     curves = figures.curves(groups)
     header = grouping.header(groups)
-    targets = tables.targets(groups) if target is None else [target]
+    targets = tables.targets(groups, target)
     results = tables.results(groups, targets[0] if len(targets) == 1 else None)
     class_figure, class_table, by_round = figures.classes(groups)
     return pages.get_template('page.html').render(

@@ -84,8 +84,10 @@ def _total(field: str) -> RunNumber:
     return lambda run: run.total(field)
 
 
-def targets(groups: Sequence[RunGroup]) -> list[float]:
-    """The different values of --target_accuracy of the runs."""
+def targets(groups: Sequence[RunGroup], target: float | None = None) -> list[float]:
+    """The given target, or the different values of --target_accuracy of the runs."""
+    if target is not None:
+        return [target]
     settings = [run.config.get('target_accuracy') for group in groups for run in group.runs]
     return sorted({target for target in settings if target is not None})
 

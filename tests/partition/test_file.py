@@ -76,6 +76,7 @@ def test_examples_that_are_not_dealt_leave_their_clients(tmp_path):
         ([[0], ['1'], []], 'cannot be read'),
         ([0, 1, 2], 'cannot be read'),
         ({'train': []}, "cannot be read .*'clients'"),
+        ([], 'cannot be read .it lists no client.'),
         ({'data_indices': [[0]]}, 'cannot be read'),
         ('x', 'cannot be read'),
         (None, 'cannot be read'),
@@ -106,6 +107,9 @@ def test_files_that_cannot_be_read(tmp_path):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=f'{name} cannot be read'):
             read_indices(tmp_path / name)
+    np.savez(tmp_path / 'none.npz', indices=np.zeros(0, int), sizes=np.zeros(0, int))
+    with pytest.raises(ValueError, match=r'none\.npz cannot be read \(it lists no client\)'):
+        read_indices(tmp_path / 'none.npz')
     with zipfile.ZipFile(tmp_path / 'bomb.npz', 'w') as archive:
         archive.writestr('indices.npy', b'')
         archive.infolist()[0].file_size = 3 * 2**30  # for the directory at the end

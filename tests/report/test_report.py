@@ -19,7 +19,7 @@ from jaxfed.internal import files
 from jaxfed.metrics.forgetting import forgetting as forgetting_of
 from jaxfed.recording import run_files
 from jaxfed.report import figures, grouping, pictures, reading, tables
-from jaxfed.report.__main__ import main
+from jaxfed.report.__main__ import main, table_of_runs
 from jaxfed.report.reading import RecordedRun, read_run
 from jaxfed.report.render import render
 from tests.recorded_runs import entry, make_run
@@ -475,6 +475,12 @@ def test_rounds_to_different_targets_are_not_compared(no_pictures, tmp_path):
         assert ('have different targets' in page) != column
     rows = tables.results(groups, 0.8)
     assert {row[rows.columns.index('rounds to target')].text for row in rows.rows} == {'3'}
+    for several, chosen, expected in (
+        (groups, None, ['', '', '']), (groups, 0.5, ['2', '2', '2']),
+        (groups[1:], None, ['3', '3']),  # one has no target
+    ):  # fmt: skip
+        table = csv.DictReader(table_of_runs(several, chosen).splitlines())
+        assert [row['rounds_to_target'] for row in table] == expected
 
 
 def test_runs_with_a_fixed_part_of_the_randomness_are_other_groups(tmp_path):
