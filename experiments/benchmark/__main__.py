@@ -137,7 +137,8 @@ def write(work: Work, updated: Iterable[Path], made_by: str) -> None:
         rows = [row for row in make_rows(tests, trials, work.finished) if row.runs]
         asked = len(work.trials) * work.suite.seeds
         done = sum(len(row.runs) for row in rows)
-        console.say(f'{done} of {asked} tests are done.')
+        others = 'the same command trains the others, unless another process does'
+        console.say(f'{done} of {asked} tests are done{f"; {others}" * (done < asked)}.')
         command.write_all({work.output / CSV: as_csv(work.finished)})  # also if the page fails
         if rows:
             page = render(work.suite, rows, command=made_by, flags=work.flags)

@@ -4,7 +4,14 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from experiments.benchmark.answers import Answer, further, in_words, make_answers, missing
+from experiments.benchmark.answers import (
+    Answer,
+    diverged,
+    further,
+    in_words,
+    make_answers,
+    missing,
+)
 from experiments.benchmark.page import shown
 from experiments.benchmark.ranks import rank, rank_sentence
 from experiments.benchmark.results import LEVEL, Row
@@ -48,11 +55,9 @@ def advice(suite: Suite, rows: Sequence[Row]) -> str:
     )
     if suite.seeds == 1:
         about = f'{measured}, one seed, so there are no intervals and nothing is compared.'
-    failed = [f'{row.place.method} ({in_words([row.place[:2]])})' for row in rows if row.failed]
-    diverged = f'Not compared, because a run diverged: {", ".join(failed)}.' if failed else ''
     ranking = rank_sentence(rank(rows))
     more = ' '.join(further(suite, rows))
-    texts = [about, table_text, nothing, more, ranking, diverged, missing(suite, rows)]
+    texts = [about, table_text, nothing, more, ranking, diverged(rows), missing(suite, rows)]
     return '\n\n'.join(filter(None, texts)) + '\n'
 
 
@@ -105,9 +110,12 @@ def put(texts: Mapping[str, str], name: str, path: Path) -> str:
     """The text of a file with the sections of a suite replaced, those of `KINDS` that it has.
 
     Raises:
-      ValueError: if the file lacks the marks of a section.
+      ValueError: if the file cannot be read, or lacks the marks of a section.
     """
-    held = path.read_text()
+    try:
+        held = path.read_text()
+    except OSError as error:
+        raise ValueError(f'--update: {path} cannot be read: {error.strerror}.') from error
     marks = {k: (BEGIN.format(name=name, kind=k), END.format(name=name, kind=k)) for k in KINDS}
     present = [kind for kind in KINDS if any(mark in held for mark in marks[kind])]
     for kind in present or KINDS[:1]:

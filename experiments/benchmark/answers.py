@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from experiments.benchmark.results import BASELINE, Row, tables, verdicts
-from experiments.benchmark.suite import Suite
+from experiments.benchmark.results import Row, tables, verdicts
+from experiments.benchmark.suite import BASELINE, Suite
 from jaxfed.metrics.intervals import Interval
 
 # Column -> what a better method does, and the sign of its difference.
@@ -107,6 +107,12 @@ def _other_effects(suite: Suite, rows: Sequence[Row]) -> list[str]:
     if without:
         sentences.append(f'Beyond chance no method {" or ".join(without)}.')
     return sentences
+
+
+def diverged(rows: Sequence[Row]) -> str:
+    """A sentence about the methods of which a run diverged; empty if none did."""
+    failed = [f'{row.place.method} ({in_words([row.place[:2]])})' for row in rows if row.failed]
+    return f'Not compared, because a run diverged: {", ".join(failed)}.' if failed else ''
 
 
 def missing(suite: Suite, rows: Sequence[Row]) -> str:

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from scipy import stats
 
-from experiments.benchmark.results import BASELINE, LEVEL, Row, matrix
+from experiments.benchmark.results import LEVEL, Row, matrix
+from experiments.benchmark.suite import BASELINE
 
 LEAST_BLOCKS, LEAST_METHODS = 4, 3
 

@@ -162,8 +162,8 @@ def read_csv(path: Path) -> dict[Key, Record]:
     try:
         with path.open(newline='') as file:
             lines = csv.DictReader(file, strict=True)
-            rows = [_parse({n: read_cell(cell) for n, cell in line.items()}) for line in lines]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
+            rows = [_parse(line) for line in lines]
+    except (OSError, ValueError, csv.Error) as error:
         raise ValueError(f'{path} cannot be read ({error}); move it away.') from error
     found = dict(rows)
     for key, record in rows:
@@ -172,7 +172,11 @@ def read_csv(path: Path) -> dict[Key, Record]:
     return found
 
 
-def _parse(line: Mapping[str, str]) -> tuple[Key, Record]:
+def _parse(read: Mapping[Any, Any]) -> tuple[Key, Record]:
+    wanted = {*Key._fields, *Record._fields[:-1], *COLUMNS, *COSTS}
+    if missing := wanted - {name for name, cell in read.items() if isinstance(cell, str)}:
+        raise ValueError(f'a line lacks {", ".join(sorted(missing))}')
+    line = {name: read_cell(read[name]) for name in wanted}
     if line['diverged'] not in ('True', 'False'):
         raise ValueError(f'diverged is {line["diverged"]}')
     numbers = {name: float(line[name]) for name in [*COLUMNS, *COSTS] if line[name]}

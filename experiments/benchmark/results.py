@@ -7,13 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.benchmark.records import Key, Record, key_of
-from experiments.benchmark.suite import Place, Suite
+from experiments.benchmark.suite import BASELINE, Place, Suite
 from experiments.grid.runner import Cell
 from jaxfed.config import DEFAULTS, FIELDS, MAPPINGS
 from jaxfed.internal.include import include_again
 from jaxfed.metrics.intervals import Interval, Paired, holm, mean_interval, paired
 
-BASELINE = 'fedavg'
 LEVEL = 0.05  # of the adjusted tests
 
 

@@ -1,5 +1,6 @@
 """A suite: the data sets, skews, methods and trials of a benchmark, read from a TOML file."""
 
+import itertools
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from jaxfed.runs import config_flags
 
 SUITES = Path(__file__).with_name('suites')
 TUNING_SEED = 0  # the trials of a method are compared with one seed
+BASELINE = 'fedavg'  # the method that the others are compared with
+RESERVED = ('resume', 'seed', 'validation', 'workdir')  # flags that a benchmark sets for each run
 
 
 def _are_texts(value: Any) -> bool:
@@ -25,7 +28,7 @@ def _is_table(value: Any) -> bool:
     return (
         isinstance(value, dict)
         and bool(value)
-        and all(name and '/' not in name for name in value)
+        and all('/' not in name and name not in ('', '.', '..') for name in value)
         and all(map(_are_texts, value.values()))
     )
 
@@ -38,7 +41,7 @@ def _are_published(value: Any) -> bool:
 
 
 _TEXT = 'a text', lambda value: isinstance(value, str)
-_TABLE = 'a table of lists of texts, whose names have no slash', _is_table
+_TABLE = 'a table of lists of texts, whose names can be those of folders', _is_table
 # Required key -> what its value must be, and whether a value is.
 FORMS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     'title': _TEXT,
@@ -101,8 +104,8 @@ def read_suite(name: str) -> Suite:
       The suite.
 
     Raises:
-      ValueError: if there is no such suite, or it lacks something, or methods have unequal numbers
-        of trials.
+      ValueError: if there is no such suite, or it lacks something or has an invalid value, or
+        methods have unequal numbers of trials.
     """
     path = SUITES / f'{name}.toml' if name in names() else Path(name)
     if not path.is_file():
@@ -111,11 +114,16 @@ def read_suite(name: str) -> Suite:
         values = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f'--suite={name} cannot be read: {error}.') from error
-    if set(values) - set(OPTIONAL) != set(FORMS):
-        raise ValueError(f'--suite={name} must have {", ".join(FORMS)}, got {", ".join(values)}.')
-    for key, (rule, holds) in (FORMS | OPTIONAL).items():
-        if key in values and not holds(values[key]):
-            raise ValueError(f'--suite={name}: {key} must be {rule}, got {values[key]!r}.')
+    for key in FORMS:
+        if key not in values:
+            raise ValueError(f'--suite={name} lacks {key}, which must be {FORMS[key][0]}.')
+    for key, value in values.items():
+        known = FORMS | OPTIONAL
+        if key not in known:
+            raise ValueError(f'--suite={name} must not have {key}{suggestion(key, known)}')
+        rule, holds = known[key]
+        if not holds(value):
+            raise ValueError(f'--suite={name}: {key} must be {rule}, got {value!r}.')
     places_ = {f'{dataset}/{skew}' for dataset in values['datasets'] for skew in values['skews']}
     for place, row in values.get('published', {}).items():
         if place not in places_ or row.keys() - values['trials'].keys():
@@ -127,16 +135,8 @@ def read_suite(name: str) -> Suite:
         method: tuple(_flags(text.split()) for text in texts)
         for method, texts in values['trials'].items()
     }
-    budgets = {method: len(of_method) for method, of_method in trials.items()}
-    if len(set(budgets.values())) != 1:
-        raise ValueError(
-            f'--suite={name}: every method must have the same number of trials, got {budgets}.'
-        )
-    for method, of_method in trials.items():
-        if len(set(of_method)) < len(of_method):
-            raise ValueError(f'--suite={name}: two trials of {method} are equal.')
     built_in = f'experiments/benchmark/suites/{path.name}'
-    return Suite(
+    suite = Suite(
         path.stem,
         built_in if name in names() else name,
         values['title'],
@@ -148,6 +148,39 @@ def read_suite(name: str) -> Suite:
         trials,
         **{key: values[key] for key in OPTIONAL if key in values},
     )
+    try:
+        _check_flags(suite)
+        _check_trials(suite)
+    except ValueError as error:
+        raise ValueError(f'--suite={name}: {error}') from error
+    return suite
+
+
+def _check_flags(suite: Suite) -> None:
+    """Raise a ValueError for an unknown flag, or one that a benchmark sets."""
+    groups = [suite.flags, *suite.datasets.values(), *suite.skews.values()]
+    for group in [*groups, *itertools.chain(*suite.trials.values())]:
+        for flag in group:
+            if flag.startswith('---'):
+                raise ValueError(f'write {flag.lstrip("-")} without dashes, got {flag[2:]}.')
+        for name in config_flags.read_flags(group):
+            if name in RESERVED:
+                raise ValueError(f'leave {name} out, which a benchmark sets for its runs.')
+
+
+def _check_trials(suite: Suite) -> None:
+    """Raise a ValueError if a budget is empty, or larger than that of another method."""
+    if BASELINE not in suite.trials:
+        raise ValueError(f'trials must have {BASELINE}, which the others are compared with.')
+    budgets = {method: len(trials) for method, trials in suite.trials.items()}
+    if len({*budgets.values()}) != 1 or 0 in budgets.values():
+        raise ValueError(
+            f'every method must have the same number of trials, at least 1, got {budgets}.'
+        )
+    for method, trials in suite.trials.items():
+        values = [config_flags.read_flags(trial) for trial in trials]
+        if any(one == other for one, other in itertools.combinations(values, 2)):
+            raise ValueError(f'two trials of {method} are equal.')
 
 
 def _flags(texts: Sequence[str]) -> tuple[str, ...]:

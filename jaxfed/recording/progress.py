@@ -116,7 +116,7 @@ def grid_progress(
             share = f'{100 * done // group_rounds} %'
             accuracy = '-' if best is None else f'{best:.2%}'
             show(
-                f'  round {last}, {share}: {"best " if group_runs > 1 else ""}accuracy {accuracy}',
+                f'  round {last}, {share}: accuracy {accuracy}{" of the best" * (group_runs > 1)}',
                 now=done == group_rounds or (reported == group_runs > 1 and tenth),
             )
 

@@ -140,7 +140,8 @@ def _mark_best(
         for numbers in comparable.values():
             keys = {i: rows[i][j].key for i in numbers}
             means = {i: key for i, key in keys.items() if isinstance(key, int | float)}
-            if column == 'rounds to target':  # a mean over some of the seeds does not compare
+            # A mean over some of the seeds does not compare.
+            if target is not None and column == 'rounds to target':
                 means = {i: m for i, m in means.items() if _all_reach(groups[i], target)}
             printed = {i: rows[i][j].text.partition(' ')[0] for i in means}
             if len(set(printed.values())) > 1:
@@ -150,7 +151,7 @@ def _mark_best(
                     rows[i][j] = rows[i][j]._replace(best=True)
 
 
-def _all_reach(group: RunGroup, target: float | None) -> bool:
+def _all_reach(group: RunGroup, target: float) -> bool:
     return all(run.rounds_to(target) is not None for run in group.counted)
 
 

@@ -54,7 +54,7 @@ def test_a_file_has_the_groups_of_a_sweep(output):
     # A slow machine may need some seconds.
     assert [re.sub(r'\(\d+ s\)', '(0 s)', line) for line in shown() if line] == [
         '1-2/3 two seeds: compiling (0 s)',
-        *(f'  round {i}, {5 * i} %: best accuracy {i}.00% (0 s)' for i in range(2, 21, 2)),
+        *(f'  round {i}, {5 * i} %: accuracy {i}.00% of the best (0 s)' for i in range(2, 21, 2)),
         '3/3 one: compiling (0 s)',
         '  round 10, 100 %: accuracy 50.00% (0 s)',
     ]
@@ -85,7 +85,8 @@ def test_a_group_shows_the_best_of_the_round(output):
     lines = [line for line in shown() if 'accuracy' in line]
     assert [line.rpartition(' (')[0] for line in lines] == [
         '  round 1, 100 %: accuracy 90.00%',
-        '  round 1, 50 %: best accuracy 60.00%', '  round 2, 100 %: best accuracy 50.00%'
+        '  round 1, 50 %: accuracy 60.00% of the best',
+        '  round 2, 100 %: accuracy 50.00% of the best'
     ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.benchmark.answers import Answer, further, make_answers, missing
+from experiments.benchmark.answers import Answer, diverged, further, make_answers, missing
 from experiments.benchmark.ranks import (
     LEAST_BLOCKS,
     LEAST_METHODS,
@@ -20,7 +20,6 @@ from experiments.benchmark.ranks import (
 )
 from experiments.benchmark.records import COLUMNS, COSTS
 from experiments.benchmark.results import (
-    BASELINE,
     LEVEL,
     Row,
     largest_rates,
@@ -28,7 +27,7 @@ from experiments.benchmark.results import (
     tables,
     verdicts,
 )
-from experiments.benchmark.suite import Place, Suite
+from experiments.benchmark.suite import BASELINE, Place, Suite
 from jaxfed.metrics.intervals import Interval
 from jaxfed.recording.style import style
 from jaxfed.report.render import policy
@@ -64,7 +63,7 @@ def render(suite: Suite, rows: Sequence[Row], *, command: str, flags: Sequence[s
         answers=[
             *map(sentence, make_answers(suite, rows)),
             *further(suite, rows),
-            *filter(None, [rank_sentence(ranks)]),
+            *filter(None, [diverged(rows), rank_sentence(ranks)]),
         ],
         missing=missing(suite, rows),
         command=command,
@@ -99,16 +98,16 @@ def settings(suite: Suite, flags: Sequence[str]) -> list[str]:
 def sentence(answer: Answer) -> str:
     """An answer in words."""
     if answer.diverged:
-        text = 'a run of FedAvg diverged, so nothing is compared'
-    elif answer.baseline is None or not answer.baseline.complete:
-        text = 'FedAvg is not finished with all seeds, so nothing is compared'
-    elif not answer.compared:
-        text = 'not enough seeds to compare with FedAvg'
+        return f'{answer.where}: a run of FedAvg diverged, so nothing is compared.'
+    if answer.baseline is None or not answer.baseline.complete:
+        return f'{answer.where}: not all seeds of FedAvg are there, so nothing is compared.'
+    if not answer.compared:
+        text = 'not enough seeds to compare with it'
     elif answer.above:
-        text = f'better than FedAvg beyond chance: {", ".join(answer.above)}'
+        text = f'better beyond chance: {", ".join(answer.above)}'
     else:
-        text = f'none of the {answer.compared} others beats FedAvg beyond chance'
-    return f'{answer.where}: {text}.'
+        text = f'none of the {answer.compared} compared methods is better beyond chance'
+    return f'{answer.where}: FedAvg {shown(answer.baseline.interval("final"))} %, {text}.'
 
 
 def machines(rows: Sequence[Row]) -> list[str]:

@@ -100,6 +100,8 @@ def test_a_section_of_a_file_is_updated(output, toy, tmp_path, capsys):
     path.write_text('before\n<!-- toy benchmark: begin -->\nold\n')
     assert main(command) == 2
     assert 'must have the lines <!-- toy benchmark: begin -->' in capsys.readouterr().err
+    assert main([*command[:-1], f'--update={tmp_path / "absent.md"}']) == 2
+    assert 'absent.md cannot be read: No such file or directory.' in capsys.readouterr().err
     path.write_text(path.read_text() + '<!-- toy benchmark: end -->\nafter\n')
     assert main(command) == 0
     assert main(command) == 0
@@ -192,7 +194,10 @@ def test_a_run_of_another_process_is_skipped_and_left(toy, tmp_path, capsys):
         assert main(command) == 0
     printed = capsys.readouterr()
     assert f'{cell.name}: another process is running it.\n' in printed.out
-    assert '0 of 2 tests are done.' in printed.out and 'error' not in printed.err
+    assert (
+        '0 of 2 tests are done; the same command trains the others' in printed.out
+        and 'error' not in printed.err
+    )
     assert main(command) == 0
     printed = capsys.readouterr()
     assert '3 runs to train' in printed.out and '2 of 2 tests are done.' in printed.out
@@ -354,6 +359,10 @@ def test_the_csv_holds_all_numbers(tmp_path):
         with pytest.raises(ValueError, match=message):
             records.read_csv(path)
     lines = text.splitlines(keepends=True)
+    for damaged in (text.rpartition(',')[0], text.replace('trial', 'attempt', 1)):
+        path.write_text(damaged)
+        with pytest.raises(ValueError, match=r'csv cannot be read \(a line lacks .*; move it away'):
+            records.read_csv(path)
     path.write_text(text + lines[1])
     assert records.read_csv(path) == found
     path.write_text(text + lines[1].replace(',50.0,', ',51.0,', 1))
@@ -400,10 +409,10 @@ def test_verdicts_are_against_fedavg_of_the_same_table():
     ) in text
     assert 'No method' not in text
     texts = said(read, rows)
-    assert texts[0] == 'digits, iid: better than FedAvg beyond chance: fedlmd.'
-    assert texts[1].endswith(
-        'other: FedAvg is not finished with all seeds, so nothing is compared.'
+    assert re.fullmatch(
+        r'digits, iid: FedAvg [\d.]+ ± [\d.]+ %, better beyond chance: fedlmd.', texts[0]
     )
+    assert texts[1].endswith('other: not all seeds of FedAvg are there, so nothing is compared.')
     assert 'because a run diverged: moon (digits (iid)).' in advice.advice(read, rows)
 
 
@@ -480,11 +489,13 @@ def test_equal_methods_are_compared_and_single_seeds_are_not():
         [made_row(name, [0.5]) for name in ('fedavg', 'kd')],
     )
     rows = [made_row('fedavg', [0.5, 0.6, 0.7]), same, made_row('moon', [0.5, 0.61, 0.69])]
-    read, nothing = suite.read_suite('small'), 'none of the 2 others beats FedAvg beyond chance.'
-    assert said(read, rows) == [f'digits, iid: {nothing}']
+    read = suite.read_suite('small')
+    nothing = 'none of the 2 compared methods is better beyond chance.'
+    assert said(read, rows) == [f'digits, iid: FedAvg 60.00 ± 24.84 %, {nothing}']
     assert '| 0 / 2 / 0 |' in advice.advice(read, rows)
     one = [row._replace(asked=1) for row in one]
-    assert said(read, one) == ['digits, iid: not enough seeds to compare with FedAvg.']
+    nothing = 'not enough seeds to compare with it.'
+    assert said(read, one) == [f'digits, iid: FedAvg 50.00 %, {nothing}']
     text = advice.advice(read, one)
     assert '| 0 / 0 / 0 |' in text and 'Nothing beats' not in text
 
@@ -703,6 +714,18 @@ def test_the_csv_is_written_before_the_page(tmp_path, monkeypatch, capsys):
         ('[datasets]', 'note = 3\n[datasets]', 'note must be a text, got 3'),
         ('[trials]', "[trials]\nkd = 'beta=1'", 'trials must be a table of lists of texts'),
         ('[trials]', "[trials]\nkd = ['beta=1', 'beta=1']", 'two trials of kd are equal'),
+        (
+            '[trials]',
+            "[trials]\nkd = ['beta=1 mu=.5', 'mu=0.50 beta=1.0']",
+            'two trials of kd are equal',
+        ),
+        ('[skews]', "[skews]\n'..' = []", 'skews must be a table of lists of texts'),
+        ('[datasets]', 'rounds = 3\n[datasets]', 'must not have rounds'),
+        ('seeds = 2', 'seed = 2', 'lacks seeds, which must be a whole number of at least 1'),
+        ('[skews]', "[skews]\nx = ['--alpha=3']", 'write alpha=3 without dashes, got --alpha=3'),
+        ('[skews]', "[skews]\nx = ['alhpa=3']", 'alhpa'),
+        ('[skews]', "[skews]\nx = ['validation=.3']", 'leave validation out'),
+        ('[skews]', "[skews]\nx = ['seed=3']", 'leave seed out, which a benchmark sets'),
     ],
 )
 def test_suites_of_another_form_are_refused(old, new, message, tmp_path):
@@ -740,4 +763,11 @@ def test_unequal_budgets_are_refused(toy, tmp_path):
         suite.read_suite(str(path))
     path.write_text(TOY.replace(", 'learning_rate=1e-6']", ']'))
     with pytest.raises(ValueError, match='must have the same number of trials'):
+        suite.read_suite(str(path))
+    begin, _, trials = TOY.partition('[trials]')
+    path.write_text(begin + '[trials]\nfedavg = []\nkd = []\n')
+    with pytest.raises(ValueError, match='number of trials, at least 1, got '):
+        suite.read_suite(str(path))
+    path.write_text(begin + '[trials]' + trials.replace('fedavg =', 'kd ='))
+    with pytest.raises(ValueError, match='trials must have fedavg, which the others'):
         suite.read_suite(str(path))
