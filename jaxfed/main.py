@@ -2,19 +2,22 @@
 
 import contextlib
 import functools
-import os
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 from absl import app, flags
 
 from jaxfed.config import Config
 from jaxfed.data.augment import parse_augment
 from jaxfed.engine import distributed
-from jaxfed.engine.devices import describe_devices, idle_accelerator, use_every_core
+from jaxfed.engine.devices import (
+    describe_devices,
+    find_devices,
+    idle_accelerator,
+    use_every_core,
+)
 from jaxfed.engine.distributed import join, liveness
 from jaxfed.internal import command_line, console, folders, signals
 from jaxfed.internal.backend import on_cpu
@@ -140,11 +143,9 @@ def train() -> tuple[int, str]:
       The exit status, as of `main`, and an error message, '' for none.
     """
     try:
-        devices, idle = describe_devices(jax.devices()), idle_accelerator()
-    except (RuntimeError, AssertionError) as error:  # JAX's, for a missing platform
-        platforms = os.environ.get('JAX_PLATFORMS')
-        reason = f' ({error})' if str(error) else ''
-        return 2, f'JAX finds no device with JAX_PLATFORMS={platforms}{reason}; unset it.'
+        devices, idle = describe_devices(find_devices()), idle_accelerator()
+    except ValueError as error:
+        return 2, str(error)
     values = flags.FLAGS
     if not on_cpu() or values.precision != 'float32':
         devices += f'; arithmetic in {values.precision}'

@@ -243,7 +243,7 @@ def test_a_missing_platform_is_one_line(command, monkeypatch, capsys):  # noqa: 
         raise RuntimeError("Unable to initialize backend 'bla'")
 
     monkeypatch.setenv('JAX_PLATFORMS', 'bla')
-    monkeypatch.setattr(main.jax, 'devices', fail)
+    monkeypatch.setattr(devices.jax, 'devices', fail)
     assert command() == 2
     assert 'error: JAX finds no device with JAX_PLATFORMS=bla (Unable' in capsys.readouterr().err
 

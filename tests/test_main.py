@@ -16,6 +16,7 @@ from absl.testing import flagsaver
 
 from jaxfed import Config, Method, main
 from jaxfed.config import PATHS
+from jaxfed.engine import devices
 from jaxfed.internal import signals
 from jaxfed.metrics.measures import MEASURES
 from jaxfed.recording import run_files
@@ -477,7 +478,7 @@ def test_settings_are_checked_before_jax_starts(command, monkeypatch, capsys):
     def start():
         raise AssertionError('JAX has started')
 
-    monkeypatch.setattr(main.jax, 'devices', start)
+    monkeypatch.setattr(devices.jax, 'devices', start)
     for flags_, message in (
         (['--alpha=-1'], 'error: --alpha must be positive, got -1.0.'),
         (['--method=fedlmb'], "unknown method 'fedlmb'; did you mean fedlmd"),

@@ -52,6 +52,22 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 
 
+def find_devices() -> list[Any]:
+    """The devices of JAX.
+
+    Raises:
+      ValueError: if JAX finds none, as with a platform that this machine does not have.
+    """
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        reason = f' ({error})' if str(error) else ''
+        raise ValueError(
+            f'JAX finds no device with JAX_PLATFORMS={os.environ.get("JAX_PLATFORMS")}{reason}; '
+            'unset it.'
+        ) from error
+
+
 def describe_devices(devices: Sequence[Any]) -> str:
     """Devices of one kind in words: '4 cpu cores, each one a device' or '2 x NVIDIA H100'."""
     first, processes = devices[0], ''

@@ -287,7 +287,7 @@ def test_the_time_is_a_number(minutes):
 
 
 @pytest.mark.slow
-def test_only_the_chosen_parts_are_measured(tmp_path):
+def test_only_the_chosen_parts_are_measured(tmp_path, monkeypatch):
     def run(*parts):
         command = [sys.executable, '-m', 'experiments.benchmarks.accelerator', '--minutes=0']
         command += ['--toy', f'--output={tmp_path}', *(f'--parts={name}' for name in parts)]
@@ -295,6 +295,10 @@ def test_only_the_chosen_parts_are_measured(tmp_path):
 
     for parts in (('sweeps', 'round'), ('round', 'sweeps')):
         assert run(*parts).returncode == 0
+    monkeypatch.setenv('JAX_PLATFORMS', 'cuda')
+    missing = run('sweeps')
+    assert missing.returncode and missing.stderr.startswith('error: JAX finds no device with JAX_')
+    monkeypatch.undo()
     refused = run('sweeps')
     assert refused.returncode != 0 and 'other or unknown values of parts' in refused.stderr
     written = json.loads((tmp_path / 'accelerator.json').read_text())
@@ -343,6 +347,7 @@ def test_a_failed_case_is_measured_again(tmp_path):
     accelerator.write(report, {}, tmp_path)
     known = accelerator.known_parts(tmp_path, report)
     assert known['x']['cases'] == {'a': {'rows': []}}
+    assert accelerator.has_failed(report) and not accelerator.has_failed({'parts': known})
     assert accelerator.known_parts(tmp_path / 'nosuch', report) == {}
 
 
@@ -425,6 +430,12 @@ def test_images_are_read_from_a_file(tmp_path):
     np.savez(tmp_path / 'images.npz', **arrays)
     read = load_images(str(tmp_path / 'images.npz'), (1, 1))
     assert read.name == 'cifar10' and np.array_equal(read.x_train, data.x_train)
+    small = {name: a[:, :8, :8] if name.startswith('x') else a for name, a in arrays.items()}
+    np.savez(tmp_path / 'images.npz', **small)
+    with pytest.raises(
+        ValueError, match=r'images\.npz must be CIFAR-10, .* got 8 x 8 x 3 and 10\.'
+    ):
+        load_images(str(tmp_path / 'images.npz'), (1, 1))
 
 
 def test_the_difference_is_relative_to_the_change_of_each_array():

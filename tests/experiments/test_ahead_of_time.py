@@ -136,6 +136,7 @@ def test_cases_are_all_combinations():
         (['--cases', 'num_clients=100,0'], '--num_clients must be at least 1, got 0'),
         (['--cases=conv=grouped,foo', '--lanes=4'], '--conv must be one of auto, grouped'),
         (['--devices=9'], '--devices=9 must be all (one device) or in 1..4.'),
+        (['--dataset=mnist'], '--dataset has no effect'),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_compiled(words, message):
@@ -196,7 +197,7 @@ def test_every_case_has_the_flags_of_the_command(tmp_path):
     assert '--limit=9' in ahead_of_time.words_of(values)
 
 
-def test_a_failed_case_is_a_row_of_the_page(tmp_path):
+def test_a_failed_case_is_a_row_of_the_page(tmp_path, capsys):
     measured = {
         'compile_seconds': 1.25,
         'compile_cpu_seconds': 2.0,
@@ -227,6 +228,8 @@ def test_a_failed_case_is_a_row_of_the_page(tmp_path):
     )
     assert any(line.startswith('| lanes=9 | not compiled after 1 s |') for line in lines)
     assert lines[-1] == '- lanes=4: 5 MB fusion.1 (add)'
+    page.show(report)
+    assert '\nlanes=9: not compiled after 1 s\n' in capsys.readouterr().out
     assert page.notes_of(report['cases'][0]) == (
         'collectives: 2 all-reduce in step\nlargest of a step: 5 MB fusion.1 (add)'
     )

@@ -157,7 +157,7 @@ def diagram(ranks: Ranks | None) -> str:
         f'Mean rank over {ranks.tables} tables, 1 is best. Friedman test: p = '
         f'{ranks.friedman:.2g}. Methods joined by a bar do not differ by the Nemenyi test (5 %).'
     )
-    return f'<figure><figcaption>{text}</figcaption>{picture(draw)}</figure>'
+    return f'<figure class="wide"><figcaption>{text}</figcaption>{picture(draw)}</figure>'
 
 
 def draw_bytes(rows: Sequence[Row]) -> Figure:

@@ -7,7 +7,8 @@ batches. On an H200 the parts before the local steps took 6 minutes, the local s
 of sweeps 2. After --minutes, 10 by default, no case starts; the page names those that are missing.
 Both files are written after every case, so a command that is cut off loses one case. The same
 command continues in the same folder, also if --minutes had passed; a case that ended the process
-twice is left out. Use another folder after a change of the code.
+twice is left out. The exit status is 1 if a case failed. Use another folder after a change of the
+code.
 
 python -m experiments.benchmarks.accelerator --output=DIR --npz=FILE
 
@@ -37,8 +38,8 @@ from experiments.benchmarks.accelerator import steps as bare
 from experiments.benchmarks.accelerator.steps import Cases
 from experiments.benchmarks.accelerator.work import TOY, Clock, Row, Sizes, Tiny, Work, load_images
 from experiments.benchmarks.measuring import reporting
-from jaxfed.engine.devices import CUDA
-from jaxfed.internal.console import show_error
+from jaxfed.engine.devices import CUDA, describe_devices, find_devices, idle_accelerator
+from jaxfed.internal.console import show_error, show_warning
 from jaxfed.internal.files import read_json, write_atomic, write_json
 from jaxfed.internal.signals import ending
 from jaxfed.internal.versions import versions_of
@@ -331,6 +332,12 @@ def known_parts(folder: Path, report: Report) -> Report:
     }
 
 
+def has_failed(report: Report) -> bool:
+    """Whether a part or a case failed."""
+    measured = report['parts'].values()
+    return any('failed' in one for part in measured for one in [part, *part['cases'].values()])
+
+
 def leave(
     report: Report, parts: Mapping[str, Part], before: Report, folder: Path, reason: str
 ) -> None:
@@ -361,9 +368,12 @@ def main(args: flags.FlagValues) -> None:
     parts = {name: part for name, part in PARTS.items() if name in args.parts}
     folder, sizes = Path(args.output), TOY if args.toy else Sizes()
     try:
+        reporting.console.print(f'device: {describe_devices(find_devices())}')
         dataset = load_images(args.npz, sizes.images)
     except ValueError as error:
         raise app.UsageError(str(error)) from None
+    if idle := idle_accelerator():
+        show_warning(idle)
     if args.cases:
         parts = select(parts, args.cases, Work(sizes, dataset, folder, clock))
     try:
@@ -392,6 +402,8 @@ def main(args: flags.FlagValues) -> None:
         with ending(partial(leave, report, parts, copy.deepcopy(report), folder)):
             run_parts(work, parts, report, folder)
     reporting.console.print(f'Written to {folder}/accelerator.md.', soft_wrap=True)
+    if has_failed(report):
+        sys.exit(1)
 
 
 if __name__ == '__main__':

@@ -151,9 +151,20 @@ class Work:
 
 
 def load_images(npz: str | None, sizes: tuple[int, int]) -> Dataset:
-    """CIFAR-10 from a file of arrays, or random images of its shape."""
+    """CIFAR-10 from a file of arrays, or random images of its shape.
+
+    Raises:
+      ValueError: if the file cannot be read, or has other images.
+    """
     if npz:
-        return load_dataset('npz', npz=npz)._replace(name='cifar10')
+        dataset = load_dataset('npz', npz=npz)
+        found = *dataset.x_train.shape[1:], dataset.num_classes
+        if found != (*SHAPE, CLASSES):
+            raise ValueError(
+                f'--npz={npz} must be CIFAR-10, 32 x 32 x 3 pixels and 10 classes, got '
+                f'{" x ".join(map(str, found[:-1]))} and {found[-1]}.'
+            )
+        return dataset._replace(name='cifar10')
     rng = np.random.default_rng(0)
     splits = [
         (rng.integers(0, 256, (n, *SHAPE), np.uint8), np.arange(n, dtype=np.int32) % CLASSES)

@@ -39,12 +39,13 @@ from experiments.benchmarks.ahead_of_time.targets import (
     compile_elsewhere,
 )
 from experiments.benchmarks.measuring import reporting
-from jaxfed.config import SETTINGS, Config
+from jaxfed.config import DEFAULTS, SETTINGS, Config
 from jaxfed.internal.files import read_json, write_json
 from jaxfed.runs import checks, config_flags
 from jaxfed.runs.experiment import build_method
 
 BASE = {'partition': 'iid', 'num_clients': 100}  # equal clients, which all train side by side
+WITHOUT_EFFECT = ('dataset', 'data_dir', 'npz', 'path', 'workdir')  # settings
 
 
 def parse_cases(text: str) -> list[dict[str, str]]:
@@ -65,7 +66,7 @@ def parse_cases(text: str) -> list[dict[str, str]]:
 def words_of(values: flags.FlagValues, *omitted: str) -> list[str]:
     """The flags of the command as words, without those of all cases and the omitted ones."""
     # The flags of a flag file are present themselves.
-    others = (*omitted, 'cases', 'output', 'flagfile')
+    others = (*omitted, 'cases', 'output', 'flagfile', 'in_process')
     chosen = [values[name] for name in values if values[name].present or name in BASE]
     return [flag.serialize() for flag in chosen if flag.name not in others]
 
@@ -79,6 +80,12 @@ def config_of(words: Sequence[str], case: Mapping[str, str], devices: int = 1) -
     try:
         of_case = [f'--{name}={value}' for name, value in case.items()]
         config = config_flags.parse([*words, *of_case])
+        for name in WITHOUT_EFFECT:
+            if getattr(config, name) != DEFAULTS[name]:
+                raise ValueError(
+                    f'--{name} has no effect: images have the shape of CIFAR-10, and nothing is '
+                    'run; leave it out.'
+                )
         cohort = max(config.lanes * devices, config.clients_per_round)
         config = dataclasses.replace(config, clients_per_round=cohort, devices='all')
         checks.check(config)
@@ -133,11 +140,12 @@ def compile_in_process(case: Mapping[str, str], limit: int) -> dict[str, Any]:
         file = Path(folder) / 'case'
         words = words_of(flags.FLAGS, 'limit')
         words += [f'--{name}={value}' for name, value in case.items()]
-        command = [sys.executable, '-m', 'experiments.benchmarks.ahead_of_time', *words]
+        words = ['-m', 'experiments.benchmarks.ahead_of_time', *words, '--in_process']
         try:
             done = subprocess.run(
-                [*command, f'--output={file}'], timeout=limit, capture_output=True, text=True
-            )
+                [sys.executable, *words, f'--output={file}'], timeout=limit, capture_output=True,
+                text=True,
+            )  # fmt: skip
         except subprocess.TimeoutExpired:
             return {'failed': f'not compiled after {limit} s'}
         if done.returncode:
@@ -177,7 +185,7 @@ def main(args: flags.FlagValues) -> None:
     done = read_cases(args.output, report, cases)
     for number, case in enumerate(cases, 1):
         with reporting.console.status(f'compiling case {number} of {len(cases)}: {case or ""}'):
-            if len(cases) == 1:
+            if args.in_process:
                 measured = compile_case(target, configs[0], devices=devices, at_once=args.at_once)
             else:
                 measured = done.get(json.dumps(case)) or compile_in_process(case, args.limit)
@@ -201,4 +209,5 @@ if __name__ == '__main__':
     reporting.define_positive('at_once', 1, 'Programs that are compiled side by side.')
     reporting.define_positive('limit', 1200, 'Seconds after which a case is given up.')
     flags.DEFINE_string('output', None, 'Files to write, without suffix: .json and .md.')
+    flags.DEFINE_bool('in_process', False, 'Compile in this process, as each case does.')
     reporting.run(main)

@@ -83,10 +83,13 @@ def show(report: Mapping[str, Any]) -> None:
     """Print a table for each case."""
     target = TARGETS[report['target']]
     for case in report['cases']:
+        if 'failed' in case:
+            text = f'{title_of(case)}: {case["failed"]}'
+            reporting.console.print(text, markup=False, soft_wrap=True)
+            continue
         cells = [row[:-1] for row in rows(target, case)]
-        notes = notes_of(case) if 'programs' in case else ''
         reporting.console.print(
-            reporting.make_table(title_of(case), COLUMNS[:-1], cells, caption=notes)
+            reporting.make_table(title_of(case), COLUMNS[:-1], cells, caption=notes_of(case))
         )
     where = f'{report["target"]}, {console.counted(report["devices"], "device")}'
     reporting.console.print(f'{where}; {reporting.caption(report["machine"])}')
