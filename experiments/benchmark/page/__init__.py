@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -48,11 +48,9 @@ def render(suite: Suite, rows: Sequence[Row], *, command: str, flags: Sequence[s
       command: makes all runs of the suite.
       flags: of all runs, beside those of the suite.
     """
-    pages = Environment(
-        loader=PackageLoader('experiments.benchmark', 'page'), autoescape=True,
-        undefined=StrictUndefined, trim_blocks=True,
-    )  # fmt: skip
     report = PackageLoader('jaxfed.report', 'page')
+    loader = ChoiceLoader([PackageLoader('experiments.benchmark', 'page'), report])
+    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     ranks = rank(rows)
     css, script = (report.get_source(pages, name)[0] for name in ('page.css', 'page.js'))
     return pages.get_template('page.html').render(
