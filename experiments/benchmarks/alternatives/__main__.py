@@ -7,13 +7,14 @@ not counted. The PyTorch loop trains client after client on all cores; BlazeFL a
 client per core at a time in processes; pfl-research trains client after client on all cores.
 
 Tasks: `cifar10`, the FedNTD CNN, 10 clients, one local epoch, batches of 50. `blazefl`, the CNN
-benchmark of BlazeFL: LeNet, 100 clients that all train in each of 5 rounds, each with shards of
-two classes, 5 local epochs. `flute`, as the FEMNIST row of FLUTE, with its network, `cnn_dropout`:
-3400 clients of whom 10 train in a round, batches of 20, 62 classes, an evaluation every 50 rounds;
-FLUTE trains 1500. Its images are synthetic, as many for each client as FEMNIST has on average. `pfl`, the IID benchmark of pfl-research on CIFAR-10: its network,
-`cnn_dropout`, 1000 clients of whom 50 train in a round, batches of 10, an evaluation every 10
-rounds; pfl-research trains 1500 rounds. `pfl_dirichlet`, its non-IID one: each client draws its
-classes from a Dirichlet distribution; pfl-research trains 3000 rounds.
+benchmark of BlazeFL: LeNet, 100 clients that all train in each of 5 rounds, each with shards of two
+classes, 5 local epochs. `flute`, as the FEMNIST row of FLUTE, with its network, `cnn_dropout`: 3400
+clients of whom 10 train in a round, batches of 20, 62 classes, an evaluation every 50 rounds; FLUTE
+trains 1500. Its images are synthetic, as many for each client as FEMNIST has on average. `pfl`, the
+IID benchmark of pfl-research on CIFAR-10: its network, `cnn_dropout`, 1000 clients of whom 50 train
+in a round, batches of 10, an evaluation every 10 rounds; pfl-research trains 1500 rounds.
+`pfl_dirichlet`, its non-IID one: each client draws its classes from a Dirichlet distribution;
+pfl-research trains 3000 rounds.
 
 python -m experiments.benchmarks.alternatives --output=experiments/results/alternatives_cpu.json
 """
