@@ -143,7 +143,8 @@ def test_committed_texts_have_the_committed_numbers():
     words = f'where FedAvg is at {min(fedavg):.0f} to {max(fedavg):.0f} %'
     assert words in (ROOT / 'README.md').read_text()
     best = percents('niid_bench', 'best')
-    methods = ('fedavg', 'scaffold', 'fedprox', 'fednova')
+    methods = ['fedavg', 'scaffold', 'fednova', 'fedprox_mu0.001', 'fedprox']
+    methods += ['fedprox_mu0.1', 'fedprox_mu1']
     numbers = [f'{best[f"label_quantity_2 {method}"]:.2f}' for method in methods]
     text = (ROOT / 'docs' / 'which_method.md').read_text()
     assert f'| jaxfed, one seed | {" | ".join(numbers)} |' in text
