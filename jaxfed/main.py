@@ -12,12 +12,7 @@ from absl import app, flags
 from jaxfed.config import Config
 from jaxfed.data.augment import parse_augment
 from jaxfed.engine import distributed
-from jaxfed.engine.devices import (
-    describe_devices,
-    find_devices,
-    idle_accelerator,
-    use_every_core,
-)
+from jaxfed.engine.devices import describe_devices, find_devices, idle_accelerator, use_every_core
 from jaxfed.engine.distributed import join, liveness
 from jaxfed.internal import command_line, console, folders, signals
 from jaxfed.internal.backend import on_cpu

@@ -149,27 +149,28 @@ def read_suite(name: str) -> Suite:
         **{key: values[key] for key in OPTIONAL if key in values},
     )
     try:
-        _check_flags(suite)
+        for flags in [suite.flags, *suite.datasets.values(), *suite.skews.values()]:
+            _read_flags(flags)
         _check_trials(suite)
     except ValueError as error:
         raise ValueError(f'--suite={name}: {error}') from error
     return suite
 
 
-def _check_flags(suite: Suite) -> None:
-    """Raise a ValueError for an unknown flag, or one that a benchmark sets."""
-    groups = [suite.flags, *suite.datasets.values(), *suite.skews.values()]
-    for group in [*groups, *itertools.chain(*suite.trials.values())]:
-        for flag in group:
-            if flag.startswith('---'):
-                raise ValueError(f'write {flag.lstrip("-")} without dashes, got {flag[2:]}.')
-        for name in config_flags.read_flags(group):
-            if name in RESERVED:
-                raise ValueError(f'leave {name} out, which a benchmark sets for its runs.')
+def _read_flags(flags: Sequence[str]) -> dict[str, Any]:
+    """Name -> value; a ValueError for an unknown flag, or one that a benchmark sets."""
+    for flag in flags:
+        if flag.startswith('---'):
+            raise ValueError(f'write {flag.lstrip("-")} without dashes, got {flag[2:]}.')
+    values = config_flags.read_flags(flags)
+    for name in RESERVED:
+        if name in values:
+            raise ValueError(f'leave {name} out, which a benchmark sets for its runs.')
+    return values
 
 
 def _check_trials(suite: Suite) -> None:
-    """Raise a ValueError if a budget is empty, or larger than that of another method."""
+    """Raise a ValueError for invalid trials, no budget, or one that is larger than another."""
     if BASELINE not in suite.trials:
         raise ValueError(f'trials must have {BASELINE}, which the others are compared with.')
     budgets = {method: len(trials) for method, trials in suite.trials.items()}
@@ -178,7 +179,7 @@ def _check_trials(suite: Suite) -> None:
             f'every method must have the same number of trials, at least 1, got {budgets}.'
         )
     for method, trials in suite.trials.items():
-        values = [config_flags.read_flags(trial) for trial in trials]
+        values = [_read_flags(trial) for trial in trials]
         if any(one == other for one, other in itertools.combinations(values, 2)):
             raise ValueError(f'two trials of {method} are equal.')
 

@@ -98,7 +98,7 @@ def read_runs(folders: Sequence[Path]) -> list[RecordedRun]:
 
 def table_of_runs(groups: Sequence[RunGroup], target: float | None) -> str:
     """Format results as CSV, a row for each run; arguments as of `render`."""
-    targets = tables.targets(groups, target)
+    target = tables.common(tables.targets(groups, target))
     columns = (
         'label workdir method dataset seed state rounds last_accuracy best_accuracy best_round'
     )
@@ -111,7 +111,7 @@ def table_of_runs(groups: Sequence[RunGroup], target: float | None) -> str:
             row += [run.state, run.rounds, run.final_accuracy(), run.best_accuracy()]
             row += [run.best_round(), run.moving_accuracy()]
             row += [run.best_moving_accuracy(), run.personal_accuracy()]
-            row.append(run.rounds_to(targets[0]) if len(targets) == 1 else None)
+            row.append(None if target is None else run.rounds_to(target))
             row += [run.final_forgetting(), run.seconds(), run.total('client_steps_per_second')]
             rows.append(row)
     return csv_text(rows)

@@ -41,7 +41,7 @@ def render(
     curves = figures.curves(groups)
     header = grouping.header(groups)
     targets = tables.targets(groups, target)
-    results = tables.results(groups, targets[0] if len(targets) == 1 else None)
+    results = tables.results(groups, tables.common(targets))
     class_figure, class_table, by_round = figures.classes(groups)
     return pages.get_template('page.html').render(
         title=f'{counted(len(runs), "run")} on {datasets}',

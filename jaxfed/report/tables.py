@@ -92,6 +92,11 @@ def targets(groups: Sequence[RunGroup], target: float | None = None) -> list[flo
     return sorted({target for target in settings if target is not None})
 
 
+def common(targets: Sequence[float]) -> float | None:
+    """The target of all runs; None if they have none, or several."""
+    return targets[0] if len(targets) == 1 else None
+
+
 def results(groups: Sequence[RunGroup], target: float | None) -> GroupTable:
     """Tabulate accuracies and times; an asterisk marks groups without a completed run.
 

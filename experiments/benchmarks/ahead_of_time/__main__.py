@@ -134,7 +134,7 @@ def read_cases(
     return {json.dumps(case['settings']): case for case in found if 'failed' not in case}
 
 
-def compile_in_process(case: Mapping[str, str], limit: int) -> dict[str, Any]:
+def compile_apart(case: Mapping[str, str], limit: int) -> dict[str, Any]:
     """The measures of a case, from a process that ends after `limit` seconds."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / 'case'
@@ -188,7 +188,7 @@ def main(args: flags.FlagValues) -> None:
             if args.in_process:
                 measured = compile_case(target, configs[0], devices=devices, at_once=args.at_once)
             else:
-                measured = done.get(json.dumps(case)) or compile_in_process(case, args.limit)
+                measured = done.get(json.dumps(case)) or compile_apart(case, args.limit)
         done[json.dumps(case)] = measured | {'settings': case}
         # With the later cases of an earlier command, which an interruption must not lose.
         report['cases'] = [done[key] for key in map(json.dumps, cases) if key in done]
