@@ -16,7 +16,6 @@ from jaxfed.config import DEFAULTS, SETTINGS, Config
 from jaxfed.metrics.measures import MEASURES
 from jaxfed.models import MODELS, options
 from jaxfed.partition import PARTITIONS, partition_settings
-from jaxfed.recording import display
 from jaxfed.runs import listings
 
 Row = tuple[str, ...]
@@ -28,8 +27,7 @@ def method_rows() -> list[Row]:
     for name in methods.METHODS:
         sentence, paper = methods.describe(name)
         flags = [f'`{h}={p.default}`' for h, p in methods.hyperparameters(name).items()]
-        cost = display.cost_in_words(listings.cost_of(name)._asdict())
-        lines = cost.replace(', ', '\n')
+        lines = listings.cost_in_words(name).replace(', ', '\n')
         rows.append((f'`{name}`', f'{sentence}\n{paper}', '\n'.join(flags), lines))
     return rows
 

@@ -23,6 +23,7 @@ from jaxfed.recording.heatmap import print_heatmap
 from jaxfed.recording.progress import run_progress
 from jaxfed.runs import config_flags, dry_run, prepare
 from jaxfed.runs.experiment import client_steps, make_experiment
+from jaxfed.runs.rounds import train_and_evaluate
 from tests.test_main import SMALL, command, defined_flags, make_npz  # noqa: F401
 
 TINY = ('--dataset=npz', '--npz=tiny.npz', *SMALL)
@@ -142,6 +143,26 @@ def test_the_time_estimate_follows_from_one_round():
     timed = dry_run.Timed(training=2.0, steps=10, evaluation=1.0, local_evaluation=5.0)
     # 1000 steps of .2 s, 4 evaluations, 3 of local models.
     assert dry_run.estimate(settings, timed, 1000) == 219
+
+
+def test_the_time_estimate_is_that_of_a_round_that_trains(monkeypatch, tmp_path):
+    make_npz(tmp_path / 'tiny.npz')
+    passes = []
+
+    def recorded(*arguments):
+        state, entries = train_and_evaluate(*arguments)
+        passes.append(entries[0])
+        return state, entries
+
+    monkeypatch.setattr(dry_run, 'train_and_evaluate', recorded)
+    settings = jaxfed.Config(
+        dataset='npz', npz=str(tmp_path / 'tiny.npz'), model='mlp', num_clients=4,
+        clients_per_round=2, rounds=4, local_eval_every=2, alpha=1.0,
+    )  # fmt: skip
+    experiment = make_experiment(settings)
+    timed = dry_run.time_round(experiment, prepare.prepare([experiment]))
+    assert len(passes) == 2 and timed.steps > 0
+    assert all(entry['train_loss'] > 0 and entry['local_accuracy'] for entry in passes)
 
 
 def test_dry_run_lists_the_used_convolutions():

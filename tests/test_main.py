@@ -1,6 +1,7 @@
 """The command line: its files and its errors."""
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from jaxfed import Config, Method, main
 from jaxfed.config import PATHS
 from jaxfed.engine import devices
 from jaxfed.internal import signals
+from jaxfed.methods import METHODS
 from jaxfed.metrics.measures import MEASURES
 from jaxfed.recording import run_files
 from jaxfed.report.__main__ import main as report
@@ -497,6 +499,21 @@ def test_list_shows_every_method(command, capsys):
     for name in ('fedavg', 'fedlmd_tf', '--fedlsd.alpha', 'fedssd', '--max_weight', 'ACM MM'):
         assert name in shown
     assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_list_shows_a_method_that_needs_another_network(command, capsys, monkeypatch):
+    def unfit():
+        """Needs text."""
+        raise TypeError('no text')
+
+    monkeypatch.setitem(METHODS, 'mybn', functools.partial(METHODS['fedbn']))
+    monkeypatch.setitem(METHODS, 'unfit', unfit)
+    assert command('--method=list') == 0
+    shown = capsys.readouterr().out
+    text = ' '.join(shown.partition('mybn')[2].replace('│', ' ').split())
+    assert text.startswith(METHODS['mybn'].func.__doc__.split('\n')[0])
+    assert 'Costs: not known for the networks cnn and resnet8' in text
+    assert text.count('not known') == 1
 
 
 def test_list_shows_every_measure(command, capsys):

@@ -130,7 +130,11 @@ def run(grid: Grid, experiment: Experiment, timeout: float | None) -> None:
     # The server knows the counts of classes, not the examples.
     dealt = experiment.dealt
     if not np.array_equal(counts, dealt.label_counts):  # not those that the settings deal
-        dealt = dealt._replace(label_counts=counts, digest=digest({'label_counts': counts}))
+        dealt = dealt._replace(
+            label_counts=counts,
+            size=counts.sum(axis=1),
+            digest=digest({'label_counts': counts}),
+        )
     train(experiment._replace(dealt=dealt), remote=partial(connect, grid, connected, timeout))
 
 

@@ -4,6 +4,7 @@
 method from a specification such as 'fedlmd+fedprox'. `METHODS['mine'] = mine` adds a method.
 """
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -244,6 +245,6 @@ def describe(name: str) -> tuple[str, str]:
     Returns:
       (description, reference), one line each.
     """
-    text = inspect.getdoc(METHODS[name]) or ''
+    text = inspect.getdoc(functools.partial(METHODS[name]).func) or ''
     _, _, reference = text.partition('Reference:\n')
     return text.split('\n', 1)[0], ' '.join(reference.split())

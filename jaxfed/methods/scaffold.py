@@ -50,8 +50,10 @@ def scaffold(*, server_lr: float = 1.0) -> Method:
             lambda c, w, w_g: scale * (w_g - w) - c,
             *(client.shared, client.params, client.global_params),
         )
-        # A client without examples has no gradient to estimate.
-        change = jax.tree.map(lambda d: jnp.where(client.steps > 0, d, 0.0), change)
+        # A client without examples, or with a learning rate that is 0 in float32, has no gradient
+        # to estimate.
+        known = (client.steps > 0) & jnp.isfinite(scale)
+        change = jax.tree.map(lambda d: jnp.where(known, d, 0.0), change)
         return jax.tree.map(jnp.add, client.state, change), change
 
     def merge(view: MergeView) -> tuple[PyTree, PyTree]:

@@ -18,7 +18,8 @@ from jaxfed.metrics.history import History
 from jaxfed.metrics.in_out import in_out_accuracy, label_shares
 from jaxfed.types import PyTree
 
-# The parts of `LocalModels` that are computed only for the measures that need them.
+# The parts of `LocalModels` and of its evaluations ('logits') that are computed only for the
+# measures that need them.
 Need = Literal['agreement', 'models', 'gradients', 'logits']
 
 

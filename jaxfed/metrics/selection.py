@@ -134,7 +134,7 @@ def need_local_models(names: Sequence[str], confusion_clients: Sequence[int]) ->
 
 
 def needs(names: Sequence[str]) -> set[Need]:
-    """Lists the optional parts of `LocalModels` that measures need.
+    """Lists the optional parts of `LocalModels` and its evaluations that measures need.
 
     Args:
       names: out of MEASURES.

@@ -132,7 +132,8 @@ def show_methods(rows: list[tuple[str, str, list[tuple[str, str]]]]) -> None:
         'description and paper',
         title="Methods; combine them with '+'",
         caption='Costs are for one client and round, beyond those of FedAvg. x is the size of the '
-        "network's parameters; this table uses cnn on CIFAR-10.",
+        "network's parameters; this table uses cnn on CIFAR-10, or resnet8 for a method that "
+        'needs batch normalisation.',
         show_lines=True,
     )
     _print(

@@ -123,10 +123,10 @@ def classes(
     for i, group in enumerate(groups):
         rows.append([])
         mean = grouping.class_accuracy(group)
+        if mean is None:
+            continue
         found = [list(run.class_accuracy().values()) for run in group.counted]
         ends = np.array([accuracy[-1] for accuracy in found if accuracy])  # [runs, C]
-        if mean is None or not len(ends):
-            continue
         last.append((i, ends.mean(axis=0), ends.std(axis=0, ddof=1) if len(ends) > 1 else None))
         rows[-1] = [mean_cell(column, lambda x: f'{100 * x:.1f}') for column in ends.T]
         words = f'{group.label}: accuracy of each class by round, as a heat map'

@@ -26,13 +26,9 @@ class Dealt(NamedTuple):
     partition: list[np.ndarray]  # N index arrays, the examples that each client trains on
     auxiliary: np.ndarray  # index array, the server's examples
     label_counts: np.ndarray  # [N, C] int32, of `partition`, label noise included
+    size: np.ndarray  # [N], training examples of each client
     personal: list[np.ndarray]  # N index arrays, held-out examples of each client, true labels
     digest: str  # of the partition before --personal_test
-
-    @property
-    def size(self) -> np.ndarray:
-        """[N] training examples of each client."""
-        return self.label_counts.sum(axis=1)
 
 
 def deal(config: Config, dataset: Dataset | None = None, *, auxiliary_per_class: int = 0) -> Dealt:
@@ -97,8 +93,15 @@ def deal(config: Config, dataset: Dataset | None = None, *, auxiliary_per_class:
     )
     noisy = flip_labels(config, noisy, partition, dataset.num_classes)
     counts = label_counts(noisy, partition, dataset.num_classes)
-    noisy_set = dataset._replace(y_train=noisy)
-    return Dealt(noisy_set, partition, auxiliary, counts, personal, partition_digest(parts))
+    return Dealt(
+        dataset._replace(y_train=noisy),
+        partition,
+        auxiliary,
+        counts,
+        counts.sum(axis=1),
+        personal,
+        partition_digest(parts),
+    )
 
 
 def missing_classes(dataset: Dataset) -> list[str]:

@@ -86,16 +86,16 @@ def describe_dry_run(experiment: Experiment, prepared: Prepared, timed: Timed) -
 
 def time_round(experiment: Experiment, prepared: Prepared) -> Timed:
     """Time the first round in which a client trains; changes the clients' states."""
-    rounds = prepared.feed(prepared.lanes, 1)
-    steps = 0
-    while not steps:  # the sampled clients may be lost or have no examples
-        planned = next(rounds)
-        steps = int(client_steps(experiment, row(planned.cohort, 0)).sum())
-    # Every evaluation is due in the last round.
-    planned = planned._replace(number=experiment.config.rounds)
     state = first_state([experiment], prepared)
     # Measures of local models are compiled when they are first called.
     for _ in range(1 + bool(experiment.config.local_eval_every)):
+        rounds = prepared.feed(prepared.lanes, 1)  # anew: the waves of a round are read once
+        steps = 0
+        while not steps:  # the sampled clients may be lost or have no examples
+            planned = next(rounds)
+            steps = int(client_steps(experiment, row(planned.cohort, 0)).sum())
+        # Every evaluation is due in the last round.
+        planned = planned._replace(number=experiment.config.rounds)
         state, entries = train_and_evaluate(prepared, [experiment], planned, state, [0])
     evaluation, local = (
         entries[0][f'{name}_seconds'] for name in ('evaluation', 'local_evaluation')

@@ -143,7 +143,7 @@ def make_experiment(
     experiment = Experiment(
         config, parts, method, model, dealt, measures, augmentations, mean, std, workdir, cost
     )
-    longest = config.local_epochs * steps_per_epoch(int(dealt.size.max()), config.batch_size)
+    longest = client_steps(experiment).max()
     if config.accumulate_steps > longest:
         raise ValueError(
             f'--accumulate_steps={config.accumulate_steps} is more than the {longest} batches of '
@@ -156,12 +156,12 @@ def make_experiment(
 def ineffective(experiment: Experiment) -> list[str]:
     """Sentences about clients and methods that never train with these settings."""
     config, sentences = experiment.config, []
-    sizes = experiment.dealt.size[experiment.dealt.size > 0]
-    batches = config.local_epochs * steps_per_epoch(sizes, config.batch_size)
+    batches = client_steps(experiment)
+    batches = batches[batches > 0]
     if still := int((batches < config.accumulate_steps).sum()):
         sentences.append(
             f'--accumulate_steps={config.accumulate_steps} is more than the batches of {still} of '
-            f'{len(sizes)} clients in a round, which send no change.'
+            f'{len(batches)} clients in a round, which send no change.'
         )
     if config.switch_round is not None and config.switch_round >= config.rounds:
         sentences.append(

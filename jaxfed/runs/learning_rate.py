@@ -4,6 +4,13 @@ import math
 
 from jaxfed.config import DEFAULTS, Config
 
+# Setting -> the values of --schedule that read it.
+_READERS = {
+    'lr_decay': ('exponential', 'step'),
+    'lr_step': ('step',),
+    'warmup_rounds': ('cosine',),
+}
+
 
 def learning_rate(config: Config, round_: int) -> float:
     """The learning rate of a round from 1, by --schedule."""
@@ -21,16 +28,12 @@ def learning_rate(config: Config, round_: int) -> float:
 
 def check_learning_rate(config: Config) -> None:
     """Raises a ValueError in one line for a setting that --schedule does not read."""
-    read = {
-        'exponential': ('lr_decay',), 'step': ('lr_decay', 'lr_step'), 'cosine': ('warmup_rounds',),
-    }[config.schedule]  # fmt: skip
-    for name in ('lr_decay', 'lr_step', 'warmup_rounds'):
+    for name, readers in _READERS.items():
         value = getattr(config, name)
-        if value != DEFAULTS[name] and name not in read:
-            reader = {'lr_decay': 'exponential', 'lr_step': 'step', 'warmup_rounds': 'cosine'}[name]
+        if value != DEFAULTS[name] and config.schedule not in readers:
             raise ValueError(
                 f'--{name}={value} has no effect with --schedule={config.schedule}; remove it or '
-                f'set --schedule={reader}.'
+                f'set --schedule={readers[0]}.'
             )
     if config.schedule == 'step' and (config.lr_step is None or config.lr_decay == 1):
         raise ValueError(

@@ -1,11 +1,15 @@
 """The output of --method=list and --measure=list."""
 
+import contextlib
+
 from jaxfed import methods
 from jaxfed.methods.costs import MethodCost, method_cost
 from jaxfed.metrics.measures import MEASURES
 from jaxfed.models import make_model
 from jaxfed.recording import display
 from jaxfed.runs.config_flags import flag_of
+
+NETWORKS = ('cnn', 'resnet8')  # the second has batch normalisation
 
 
 def list_methods() -> None:
@@ -17,7 +21,7 @@ def list_methods() -> None:
             (f'--{flag_of(name, key)}', str(parameter.default))
             for key, parameter in methods.hyperparameters(name).items()
         ]
-        cost = display.cost_in_words(cost_of(name)._asdict())
+        cost = cost_in_words(name)
         text = '\n'.join(filter(None, (sentence, cost and f'Costs: {cost}', paper)))
         rows.append((name, text, hyperparameters))
     display.show_methods(rows)
@@ -33,12 +37,25 @@ def list_measures() -> None:
     )
 
 
-def cost_of(name: str) -> MethodCost:
-    """The cost beyond FedAvg of a method with default settings; the FedNTD CNN on CIFAR-10.
+def cost_in_words(name: str) -> str:
+    """The cost beyond FedAvg of a method, '' for none."""
+    cost = cost_of(name)
+    if cost is None:
+        return f'not known for the networks {" and ".join(NETWORKS)}'
+    return display.cost_in_words(cost._asdict())
 
-    FedBN, which needs batch normalisation, has ResNet-8.
+
+def cost_of(name: str) -> MethodCost | None:
+    """The cost beyond FedAvg of a method with default settings on CIFAR-10.
+
+    The network is the first of `NETWORKS` that suits the method; None if none does.
     """
     shape, classes = (32, 32, 3), 10
-    method, network = methods.METHODS[name](), 'resnet8' if name == 'fedbn' else 'cnn'
-    model = make_model(network, input_shape=shape, num_classes=classes)
-    return method_cost(method, model, input_shape=shape, num_classes=classes)
+    for network in NETWORKS:
+        model = make_model(network, input_shape=shape, num_classes=classes)
+        # A user's method may need another network and raise an error of any kind.
+        with contextlib.suppress(Exception):
+            return method_cost(
+                methods.METHODS[name](), model, input_shape=shape, num_classes=classes
+            )
+    return None

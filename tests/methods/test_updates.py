@@ -1,5 +1,8 @@
 """What clients send and how the server combines it, against NumPy."""
 
+import types
+from fractions import Fraction
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -129,6 +132,30 @@ def test_topk_keeps_the_rest_for_the_next_round():
     assert least.message_size(view.update, MessageSize(4)).kept == 1
     everything = METHODS['topk'](share=1.0)
     assert_array_equal(everything.send(view)['w'], [1, -3, 2, 4.5])
+
+
+@pytest.mark.parametrize('share', [0.1, 0.3, 0.7])
+@pytest.mark.parametrize('size', [30, 2_400, 51_200])
+def test_topk_sends_as_many_entries_if_a_sweep_traces_the_share(share, size):
+    u, rest = {'w': jnp.arange(1.0, size + 1)}, {'w': jnp.zeros(size)}
+
+    @jax.jit
+    def sent(share):
+        return jnp.sum(METHODS['topk'](share=share).send(client(u, rest))['w'] > 0)
+
+    number = -(-Fraction(str(share)) * size // 1)
+    assert sent(share) == number
+    assert METHODS['topk'](share=share).message_size(u, MessageSize(size)).kept == number
+
+
+@pytest.mark.parametrize('steps, learning_rate', [(0, 0.1), (3, 0.0)])
+def test_scaffold_keeps_the_variates_without_a_gradient(steps, learning_rate):
+    round_ = types.SimpleNamespace(momentum=0.0, learning_rate=jnp.float32(learning_rate))
+    view = client({'w': jnp.ones(3)}, {'w': jnp.array([1.0, 2.0, 3.0])}, steps=jnp.int32(steps))
+    view = view._replace(shared=view.params, global_params=view.params, round=round_)
+    state, upload = METHODS['scaffold']().finish(view)
+    assert_array_equal(state['w'], [1, 2, 3])
+    assert_array_equal(upload['w'], [0, 0, 0])
 
 
 def test_dp_clips_the_norm_of_all_arrays_and_adds_noise():

@@ -440,6 +440,21 @@ def best_cells(groups, target=None):
     return sorted(marked)
 
 
+def test_means_that_print_the_same_have_no_mark(no_pictures, tmp_path):
+    for method, last in (('fedavg', 0.6), ('fedlmd', 0.60001)):
+        make_run(tmp_path / method, [entry(1, 0.1), entry(3, last)], method=method)
+    groups = grouping.group([read_run(path) for path in sorted(tmp_path.iterdir())])
+    assert not [column for _, column in best_cells(groups) if 'accuracy' in column]
+
+
+def test_runs_with_other_numbers_of_classes_have_no_mean_of_a_class(tmp_path):
+    for seed, number in ((0, 2), (1, 3)):
+        lines = [entry(r, 0.5, class_accuracy=[0.5] * number) for r in (1, 2, 3)]
+        make_run(tmp_path / str(seed), lines, seed=seed, counts=False)
+    groups = grouping.group([read_run(path) for path in sorted(tmp_path.iterdir())])
+    assert figures.classes(groups) == (None, None, [])
+
+
 def test_best_means_are_marked(no_pictures, tmp_path):
     for seed, last in ((0, 0.6), (1, 0.8)):
         make_run(tmp_path / f'a{seed}', [entry(1, 0.1), entry(3, last)], seed=seed)

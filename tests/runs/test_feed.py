@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxfed
+from jaxfed.data.augment import normalise
 from jaxfed.engine.devices import make_mesh
 from jaxfed.engine.lanes import schedule
 from jaxfed.engine.local_evaluation import HeldOut, personal_accuracy
 from jaxfed.runs import feed
-from jaxfed.runs.evaluate import held_out_examples, room_for, spread
-from jaxfed.runs.experiment import set_up
+from jaxfed.runs.evaluate import held_out_examples, personal_fields, room_for, spread
+from jaxfed.runs.experiment import make_experiment, set_up
 from jaxfed.runs.feed import ahead, plan_wave, split_waves
 from jaxfed.types import Outputs
 
@@ -204,3 +205,31 @@ def test_spread_over_clients(count, worst):
     assert np.isclose(found['personal_accuracy'], (count - 1) / 2 / count)
     assert np.isclose(found['personal_worst_tenth'], (worst - 1) / 2 / count)
     assert np.isclose(found['personal_deviation'], np.sqrt((count**2 - 1) / 12) / count)
+
+
+def test_personal_fields_are_those_of_the_tested_clients():
+    local, global_ = np.array([0.5, 0.0, 1.0]), np.array([0.25, 0.0, 0.75])
+    found = personal_fields(local, global_, np.array([True, False, True]))
+    assert found == {
+        'personal_accuracy': 0.75,
+        'personal_worst_tenth': 0.5,
+        'personal_deviation': 0.25,
+        'personal_global_accuracy': 0.5,
+    }
+    assert personal_fields(local, global_, np.zeros(3, bool)) == {}
+
+
+def test_personal_accuracy_of_the_global_model_is_after_the_round():
+    config = jaxfed.Config(
+        model='mlp', rounds=1, num_clients=8, clients_per_round=8, local_eval_every=1,
+        personal_test=0.2,
+    )  # fmt: skip
+    result = jaxfed.simulate(config, quiet=True)
+    experiment = make_experiment(config)
+    dealt, shares = experiment.dealt, []
+    for part in filter(len, dealt.personal):
+        images = dealt.dataset.x_train[part]
+        x = normalise(jnp.asarray(images), mean=experiment.mean, std=experiment.std)
+        logits = experiment.model.evaluate(result.params, x, experiment.model.stats).logits
+        shares.append(np.mean(np.argmax(logits, axis=-1) == dealt.dataset.y_train[part]))
+    assert result.metrics[0]['personal_global_accuracy'] == pytest.approx(np.mean(shares))
