@@ -2,7 +2,8 @@
 
 Trains the runs of its curves, skips finished runs and resumes interrupted ones. Writes the picture
 as PNG and SVG, its numbers as CSV and the settings of its runs as Markdown to OUTPUT. The command
-accepts several figures. Flags after -- apply to every run, as in
+accepts several figures. Flags after -- apply to every run, a hyper-parameter to the methods that
+take it, as in
 python -m experiments.figures fedssd/2 --rounds=2 -- --dataset=digits --model=mlp --augment=none
 """
 
@@ -150,6 +151,7 @@ def make_plan(
     figure = narrowed(make(name, rounds), columns=columns, methods=methods)
     paper = plan(make(name), 1, output=runs)
     try:
+        runner.check_taken([one.row for panel in figure.panels for one in panel.series], flags_)
         planned = plan(figure, seeds, output=runs, flags=flags_)
     except ValueError as error:
         raise ValueError(f'{name}: {error}') from error

@@ -1,7 +1,8 @@
 """Run a table of a paper and write it: python -m experiments.tables fedlmd/3 --data_dir=DIR.
 
 Trains method x column x seed, skips finished runs and resumes interrupted ones. Writes the runs and
-the table as Markdown, LaTeX and CSV to OUTPUT. Flags after -- apply to every run, as in
+the table as Markdown, LaTeX and CSV to OUTPUT. Flags after -- apply to every run, a hyper-parameter
+to the methods that take it, as in
 python -m experiments.tables fedcad/1 --columns=cifar10 --rounds=9 -- --dataset=digits \\
     --model=mlp --augment=none --auxiliary_per_class=5
 """
@@ -47,7 +48,7 @@ class TableCells(NamedTuple):
     # Column -> runs of FedAvg, the reference of the other rows even if FedAvg is not selected.
     baselines: Mapping[str, tuple[Cell, ...]]
     rounds: Mapping[str, tuple[int, int]]  # column -> rounds of its runs, of the paper
-    changed: str  # flags that differ from the paper's settings, '' for none
+    changed: str  # flags that differ from the flag file's, '' for none
 
     @property
     def every(self) -> list[Cell]:
@@ -82,7 +83,7 @@ def make_plan(
       methods: names of the selected rows; None for all.
       seeds: how many, from 0; None for the table's number.
       output: folder of all runs.
-      flags_: flags of all runs.
+      flags_: flags of all runs; a hyper-parameter is one of the methods that take it.
 
     Returns:
       The plan.
@@ -95,6 +96,7 @@ def make_plan(
     row_names = command.select('methods', methods, [row.name for row in table.rows])
     chosen = tuple(column for column in table.columns if column.name in column_names)
     rows = tuple(row for row in table.rows if row.name in row_names)
+    runner.check_taken(rows, flags_)
 
     def cells_of(row: GridRow, column: Column) -> tuple[Cell, ...]:
         return runner.make_cells(
@@ -102,7 +104,7 @@ def make_plan(
             row,
             seeds,
             output=output,
-            flags=flags_,
+            flags=runner.flags_of_row(row, flags_),
             variant=column.flags.get(row.name, ()),
             measured=False,
         )
@@ -168,7 +170,7 @@ def fill(plan: TableCells, command_line: str) -> Filled:
     notes = (
         f'within, outside: whether the mean is no further than {rule} from that of the paper'
         + ('' if spread else ', if there are several seeds')
-        + '; empty if rounds or other settings differ from the paper.',
+        + '; empty if rounds or other settings are not those of the flag file.',
         f'"{words.NOTHING}": not run yet; n: the number of finished seeds; failed: '
         'training diverged, and the mean excludes such runs. Cells with failed or missing runs '
         'have no place; cells that print the same share one.',
@@ -230,7 +232,7 @@ def title_of(plan: TableCells) -> str:
     if pairs := dict.fromkeys(pair for pair in plan.rounds.values() if pair[0] != pair[1]):
         differences.append(', '.join(itertools.starmap(rounds_in_words, pairs)))
     if plan.changed:
-        differences.append(f"settings that are not the paper's: {plan.changed}")
+        differences.append(f"settings other than the flag file's: {plan.changed}")
     if score := other_score(table):
         differences.append(f'not the default --score={score}')
     equal: dict[tuple[str, ...], list[str]] = {}
@@ -310,7 +312,7 @@ def define(values: flags.FlagValues) -> None:
     )
     command.define_paper(values)
     flags.DEFINE_enum(
-        'score', None, list(scores.SCORES), "accuracy by round [the paper's]", flag_values=values
+        'score', None, list(scores.SCORES), "accuracy by round [the table's]", flag_values=values
     )
 
 
@@ -328,7 +330,8 @@ def main(arguments: Sequence[str]) -> int:
       arguments: of the command line, without the program's name.
 
     Returns:
-      The exit status: 0, 1 if some runs failed, 2 for invalid input, 130 if interrupted.
+      The exit status: 0, 1 if some runs failed or there is nothing to show, 2 for invalid input,
+      130 if interrupted.
     """
     parsed = command.parse(arguments, define, __doc__)
     values = parsed.values
@@ -354,6 +357,12 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     training.use_machine()
     failed = {}
+    if values['report_only'] and not any(map(runner.is_done, plan.every)):
+        console.show_error(
+            f'{table.name}: none of its {len(plan.every)} runs is done in {output}; nothing is '
+            'written.'
+        )
+        return 1
     if not values['report_only']:
         failed = training.train(plan.every, output, together=values['together'])
     filled = fill(plan, command_of(arguments))

@@ -7,9 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.draw.shapes import Missing, Shape
+from experiments.grid import runner
 from experiments.grid.command import select
 from experiments.grid.published import PaperTable
-from experiments.grid.runner import Cell, GridRow, RecordedCell, make_cells
+from experiments.grid.runner import Cell, GridRow, RecordedCell
 from jaxfed.config import Config
 from jaxfed.metrics.selection import parse_clients
 from jaxfed.runs.seeds import sample_cohort
@@ -102,7 +103,7 @@ class FigureCells(NamedTuple):
     figure: PaperFigure
     panels: tuple[Planned, ...]
     paper_rounds: dict[str, int]  # column -> rounds of its runs in the paper
-    changed: str  # flags that differ from the paper's settings, '' for none
+    changed: str  # flags that differ from the flag file's, '' for none
 
 
 def plan(
@@ -114,7 +115,7 @@ def plan(
       figure: from the paper's `FIGURES`.
       seeds: 0..seeds-1 of each series; only 0 if the figure draws one seed.
       output: folder of all runs.
-      flags: flags of all runs.
+      flags: flags of all runs; a hyper-parameter is one of the methods that take it.
 
     Returns:
       The panels with their cells.
@@ -124,12 +125,12 @@ def plan(
     """
 
     def cells(series: Series) -> tuple[Cell, ...]:
-        return make_cells(
+        return runner.make_cells(
             series.column,
             series.row,
             1 if figure.one_seed else seeds,
             output=output,
-            flags=flags,
+            flags=runner.flags_of_row(series.row, flags),
             variant=series.variant,
             measured=figure.measured,
         )

@@ -75,7 +75,7 @@ def _number(value: float) -> str:
 
 
 def summarise(plan: FigureCells, done: dict[Path, RecordedCell]) -> list[str]:
-    """A phrase each for rounds, seeds, settings that differ from the paper's, and missing runs.
+    """A phrase each for rounds, seeds, settings other than the flag file's, and missing runs.
 
     Args:
       plan: the figure and its cells.
@@ -87,7 +87,7 @@ def summarise(plan: FigureCells, done: dict[Path, RecordedCell]) -> list[str]:
     cells = cells_of(plan.panels)
     phrases = [_rounds(cells, plan.paper_rounds), _seeds(cells)] if cells else ['no training']
     if plan.changed:
-        phrases.append(f"settings that are not the paper's: {plan.changed}")
+        phrases.append(f"settings other than the flag file's: {plan.changed}")
     if repeated := sum(len(group) - 1 for group in equal(cells)):
         phrases.append(f'{repeated} of {len(cells)} runs have the settings of another one')
     if left := [cell for cell in cells if cell.folder not in done]:

@@ -19,7 +19,8 @@ NOTES = (
     "runs use those of its released code, which builds on FedNTD's: tau 1 and beta 1 of FedLMD "
     'and FedNTD, mu 1 of FedProx, lambda 1 of FedCurv, mu 0.1 and tau 0.5 of MOON without '
     'projection head, momentum 0.7 of FedAvgM, and tau 1 and beta 1 of FedLMD-Tf. KD has '
-    "tau 3 and beta 1 as in the history of FedNTD's repository (config/fedkd.json). FedRS (alpha "
+    "tau 3 and beta 1 as in config/fedkd.json in the history of FedNTD's repository (0d00e65); "
+    'its later versions, until KD was removed, have tau 1. FedRS (alpha '
     '0.5) and FedNTD-Tf (beta 1, tau 1) have the defaults of the methods; label smoothing has the '
     "paper's 0.1.",
     "FedCurv is the paper's: Fisher information of all of a client's examples, one by one, summed "

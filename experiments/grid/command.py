@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from experiments.grid import runner
+from jaxfed.config import FIELDS
 from jaxfed.internal import command_line, console, files
 from jaxfed.internal.include import HELP, check_included, include_first
 from jaxfed.internal.signals import Interrupted
@@ -77,6 +78,9 @@ def parse(
     for flag in extra:
         if not flag.startswith('--'):
             raise ValueError(f'{flag} after -- must be a flag, as --NAME=VALUE.')
+        name = runner.flag_name(flag)
+        if name in values and name not in (*FIELDS, *config_flags.COMMAND_FLAGS):
+            raise ValueError(f'{flag} is a flag of this command; move it before --.')
     return Arguments(values.flag_values_dict(), names, extra)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxfed import methods
 from jaxfed.config import FIELDS, MAPPINGS, Config, settings_that_affect
 from jaxfed.internal import console
 from jaxfed.internal.files import read_json
@@ -107,6 +108,33 @@ def make_cell(
     except ValueError as error:
         raise ValueError(f'{column}, {row.name}: {error}') from error
     return Cell(column, row.name, tuple(variant), seed, config, folder, output, measured)
+
+
+def flags_of_row(row: GridRow, flags: Sequence[str]) -> list[str]:
+    """The flags of a grid without the hyper-parameters that the method of a row does not take."""
+    parts = methods.resolve(config_flags.parse(row.flags).method, {})
+
+    def takes(flag: str) -> bool:
+        part, _, key = flag_name(flag).rpartition('.')
+        return any(key in values and part in ('', name) for name, values, _ in parts)
+
+    return [flag for flag in flags if not _is_hyperparameter(flag) or takes(flag)]
+
+
+def check_taken(rows: Sequence[GridRow], flags: Sequence[str]) -> None:
+    """Raise a ValueError for a hyper-parameter that no method of a grid takes."""
+    taken = {flag for row in rows for flag in flags_of_row(row, flags)}
+    names = ', '.join(dict.fromkeys(row.name for row in rows))
+    for flag in flags:
+        if flag not in taken:
+            raise ValueError(
+                f'{flag}: no selected method takes it ({names}); select one that does, or leave it '
+                'out after --.'
+            )
+
+
+def _is_hyperparameter(flag: str) -> bool:
+    return flag_name(flag) in config_flags.parse([flag]).hyperparameters
 
 
 def with_seed(cell: Cell, seed: int) -> Cell:

@@ -507,7 +507,7 @@ def test_every_figure_is_drawn_with_a_caption(name, command, without_training, t
     assert {row['panel'] for row in rows} == titles
     assert all(row['value'] for row in rows)
     text = stem.with_suffix('.md').read_text()
-    assert "settings that are not the paper's: --dataset=npz" in text
+    assert "settings other than the flag file's: --dataset=npz" in text
     assert ("2 of the paper's" in text) == bool(RUNS[name])
     assert ('Versions: python' in text) == bool(RUNS[name])
 

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from experiments import figures, tables
+from experiments.draw.figure import cells_of
 from experiments.draw.table import markup, numbers, terminal, words
 from experiments.draw.table.words import Filled
 from experiments.grid import runner, scores
@@ -431,7 +432,7 @@ def test_every_table_runs_and_shares_its_runs(paper, rounds, several, command, f
         file = runs / f'table{table.name[-1]}.md'
         first = file.read_text().splitlines()[0]
         assert f"1 of the paper's {rounds} rounds" in first
-        assert re.search("not the paper's: .*--model=mlp", first)
+        assert re.search("the flag file's: .*--model=mlp", first)
         lines = list(csv.DictReader(file.with_suffix('.csv').open()))
         assert [line['method'] for line in lines] == methods.split(',')
         assert file.with_suffix('.tex').read_text().endswith('\\end{table}\n')
@@ -589,6 +590,11 @@ EASY = ('--dataset=digits', '--num_clients=10', '--alpha=5', '--augment=none')
             ['fedlmd/1', '--rounds=1', '--', '--rounds=2'],
             '--rounds=2 is a flag of this command; leave it out after --',
         ),
+        (['fedlmd/1', '--', '--score=best'], '--score=best is a flag of this command; move it'),
+        (
+            ['fedlmd/1', '--methods=FedAvg,FedLMD', '--', '--fedrs.alpha=0.9'],
+            '--fedrs.alpha=0.9: no selected method takes it (FedAvg, FedLMD); select one',
+        ),
         (['fedlmd/1', '--', '--validation=0.1'], '--validation=0.1 holds out training data'),
         (['fedlmd/1', '--', '--foo=1'], '--foo is not a flag'),
         (['fedlmd/1', '--', 'foo'], 'foo after -- must be a flag'),
@@ -637,7 +643,7 @@ def test_the_title_names_columns_with_equal_settings(tmp_path):
 
     assert 'equal settings' not in title('--batch_size=7')
     assert title('--local_epochs=2').endswith(
-        "(settings that are not the paper's: --local_epochs=2; E = 1, E = 10, E = 20, E = 50: "
+        "(settings other than the flag file's: --local_epochs=2; E = 1, E = 10, E = 20, E = 50: "
         'equal settings)'
     )
 
@@ -659,9 +665,9 @@ def test_flags_with_the_values_of_the_paper_change_nothing(tmp_path):
         return tables.title_of(plan)
 
     same = '--alpha=0.05', '--nocsv', '--devices=1', '--target_accuracy=0.5'
-    assert "not the paper's" not in title('fedlmd/1', *same)
-    assert "not the paper's: --momentum=0.3" in title('fedlmd/3', '--momentum=0.3', *same[1:])
-    assert "not the paper's: --target_accuracy=0.5" in title('fedcad/1', '--target_accuracy=0.5')
+    assert "flag file's" not in title('fedlmd/1', *same)
+    assert "the flag file's: --momentum=0.3" in title('fedlmd/3', '--momentum=0.3', *same[1:])
+    assert "the flag file's: --target_accuracy=0.5" in title('fedcad/1', '--target_accuracy=0.5')
 
 
 def test_another_score_and_more_rounds_are_not_judged(tmp_path):
@@ -707,6 +713,31 @@ def test_runs_with_other_settings_are_refused_and_kept(command, folder, capsys):
     assert command(*selection, further=('--batch_size=7',)) == 2
     assert '--batch_size=50, not 7' in capsys.readouterr().err
     assert stamps(folder) == before
+
+
+def test_a_hyperparameter_is_one_of_the_methods_that_take_it(tmp_path):
+    flags = '--tau=4', '--fedrs.alpha=0.9', *EASY
+    rows = ['FedAvg', 'FedRS', 'FedLMD']
+    plan = tables.make_plan(
+        tables.find('fedlmd/3'), columns=['cifar10_lda0.1'], methods=rows, output=tmp_path,
+        flags_=flags,
+    )  # fmt: skip
+    assert {cell.row: cell.config.hyperparameters for cell in plan.every} == {
+        'FedAvg': {}, 'FedRS': {'fedrs.alpha': 0.9}, 'FedLMD': {'beta': 1, 'tau': 4},
+    }  # fmt: skip
+    assert plan.changed == ' '.join(flags)
+    figure = figures.make_plan(
+        'fedssd/4', 2, 1, columns=None, methods=None, runs=tmp_path, flags_=('--form=squared',)
+    )
+    forms = {c.row: c.config.hyperparameters.get('form') for c in cells_of(figure.panels)}
+    assert forms == dict.fromkeys(forms, None) | {'FedSSD': 'squared'}
+
+
+def test_a_table_without_a_finished_run_is_not_written(tmp_path, capsys):
+    arguments = ['fedlmd/1', '--report_only', f'--output={tmp_path / "out"}', '--', *EASY]
+    assert tables.main(arguments) == 1
+    assert 'fedlmd/1: none of its 4 runs is done' in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
 
 
 def test_the_printed_command_keeps_every_flag():
