@@ -234,6 +234,9 @@ def trained(tmp_path_factory):
     return jaxfed.simulate(jaxfed.Config(**{**SMALL, 'workdir': folder}))
 
 
+SAVED = r'Save this as `(\w+\.py)`[^\n]*\n\n```python\n(.*?)```'
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('text', list(blocks('python')))
 def test_every_example_runs(text, trained, registries, cheap_runs, tmp_path, monkeypatch):
@@ -261,7 +264,15 @@ def test_every_example_runs(text, trained, registries, cheap_runs, tmp_path, mon
     monkeypatch.setattr(jaxfed, 'simulate_all', all_short)
     for folder in re.findall(r"'(runs/\S+)/metrics\.jsonl'", text):  # of commands before it
         shutil.copytree(trained.workdir, folder)
-    exec(compile(text, 'example', 'exec'), {'__name__': 'example'})
+    for page in PAGES:
+        for name, saved in re.findall(SAVED, page.read_text(), re.DOTALL):
+            (tmp_path / name).write_text(saved)
+            monkeypatch.delitem(sys.modules, name.removesuffix('.py'), raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    names = {'__name__': 'example'}
+    exec(compile(text, 'example', 'exec'), names)
+    for test in [value for name, value in names.items() if name.startswith('test_')]:
+        test()
 
 
 def test_every_field_of_the_records_is_explained(trained):

@@ -526,6 +526,24 @@ def test_list_shows_every_measure(command, capsys):
 
 
 @pytest.mark.slow
+def test_messages_of_the_log_are_plain_lines(tmp_path):
+    make_npz(tmp_path / 'tiny.npz')
+    mine = tmp_path / 'mine.py'
+    run = ['--include=mine.py', '--method=mine', '--workdir=run', '--dataset=npz', '--npz=tiny.npz']
+    call = [sys.executable, '-m', 'jaxfed', *run, *SMALL]
+    for rounds in (2, 4):  # the second continues with other code
+        mine.write_text(
+            f'import jaxfed\njaxfed.methods.METHODS["mine"] = lambda: jaxfed.Method()  # {rounds}\n'
+        )
+        stop = ['--rounds=4', '--checkpoint_every=1']
+        done = subprocess.run([*call, *stop], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        (tmp_path / 'run' / 'summary.json').unlink()
+    (line,) = [line for line in done.stderr.splitlines() if 'other code' in line]
+    assert re.fullmatch(r'warning: --workdir=run was begun with other code \(mine.py .*', line)
+
+
+@pytest.mark.slow
 def test_exit_status_of_the_real_process(tmp_path):
     environment = {**os.environ, 'JAX_PLATFORMS': 'cpu'}
     call = [sys.executable, '-m', 'jaxfed.main']

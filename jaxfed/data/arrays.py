@@ -134,6 +134,8 @@ def _checked_labels(array: np.ndarray, source: str, key: str) -> np.ndarray:
     if array.ndim != 1 or not array.size or array.dtype.kind not in 'iu':
         column = '.ravel()' if array.shape[1:] == (1,) else ''
         number = '.astype(int)' if array.dtype.kind in 'fb' else ''
+        if array.dtype.kind in 'USO':
+            column, number = '', f' = np.unique({key}, return_inverse=True)[1]'
         remedy = '.argmax(1)' if array.ndim == 2 and not column else column + number
         raise ValueError(
             f'{source} has shape {array.shape} and dtype {array.dtype} in {key}: labels must be '

@@ -12,6 +12,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 from jaxfed.internal import config_file, console
+from jaxfed.internal.logger import LOGGER
 from jaxfed.internal.messages import suggestion
 from jaxfed.internal.versions import recorded_versions
 
@@ -161,12 +162,22 @@ def what_is_wrong(error: Exception, values: flags.FlagValues) -> str:
     )
 
 
+class _PlainMessages(absl_logging.PythonFormatter):
+    """Messages of jaxfed like those of the console, without time and thread."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if record.name != LOGGER.name:
+            return str(super().format(record))
+        return 'warning: ' * (record.levelno >= logging.WARNING) + record.getMessage()
+
+
 def quiet_libraries() -> None:
     """Show log messages of jaxfed, but only errors of libraries, unless --verbosity is set."""
     # Libraries log missing TPUs, font caches and OpenCV, which do not concern the user.
     if not flags.FLAGS['verbosity'].present:
         absl_logging.set_verbosity(absl_logging.ERROR)
-        logging.getLogger('jaxfed').setLevel(logging.INFO)
+        absl_logging.get_absl_handler().setFormatter(_PlainMessages())
+        LOGGER.setLevel(logging.INFO)
 
 
 def parse_program(arguments: list[str]) -> list[str]:

@@ -23,7 +23,8 @@ def include(names: str | None) -> None:
         if path in _included:
             continue
         if path.suffix != '.py' or not path.stem.isidentifier() or not path.is_file():
-            raise ValueError(f'--include={name} must name a Python file, as mine.py.')
+            missing = '' if path.exists() else '; there is no such file'
+            raise ValueError(f'--include={name} must name a Python file, as mine.py{missing}.')
         found = importlib.util.find_spec(path.stem)  # the file itself, if its folder is searched
         if found is not None and found.origin != str(path):
             raise ValueError(f'--include={name}: a module {path.stem} exists; rename the file.')

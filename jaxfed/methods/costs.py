@@ -124,8 +124,9 @@ def _exchange(
         check_carry(carry, initial)
         return carry
 
+    auxiliary = batch if method.auxiliary else None
     server = ServerView(
-        params, stats, server_state, lambda x: evaluate(params, x).logits, batch, round_info
+        params, stats, server_state, lambda x: evaluate(params, x).logits, auxiliary, round_info
     )
     shared = method.share(server)
     common = {

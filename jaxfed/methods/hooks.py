@@ -3,10 +3,11 @@
 The checks read shapes and types while JAX traces the hooks; compiled programs do not change.
 """
 
+import contextlib
 import functools
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,9 @@ def _located(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unset(view: Any, source: str) -> str:
-    """The field of a view that a line of code reads, if no hook sets it, in words."""
+    """The field of a view that a line of code reads, if the method does not set it, in words."""
+    if '.auxiliary' in source and getattr(view, 'auxiliary', ()) is None:
+        return '; auxiliary is None without Method(auxiliary=EXAMPLES_PER_CLASS)'
     for field, hook in _SOURCES.items():
         value = getattr(view, field, None)
         if f'.{field}' in source and isinstance(value, tuple) and not value:
@@ -197,7 +200,18 @@ def _unset(view: Any, source: str) -> str:
     return ''
 
 
-def explain_error(error: Exception) -> ValueError | None:
+@contextlib.contextmanager
+def hook_errors() -> Iterator[None]:
+    """Replace an error of a hook by a ValueError in one line."""
+    try:
+        yield
+    except Exception as error:
+        if explained := _explain(error):
+            raise explained from error
+        raise
+
+
+def _explain(error: Exception) -> ValueError | None:
     """An error of a hook in one line; None for other errors."""
     places = [note for note in getattr(error, '__notes__', ()) if note.startswith('Method.')]
     if not places:
@@ -234,7 +248,7 @@ def _pair(hook: str, first: str, second: str, value: Any) -> tuple[PyTree, PyTre
 def _array(hook: str, role: str, shape: tuple[int, ...], value: Any) -> Any:
     """The value, if it is an array of this shape."""
     if not isinstance(value, _ARRAY) or jnp.shape(value) != shape:
-        raise _error(hook, f'{role}, shape {list(shape)}', value)
+        raise _error(hook, f'{role}, shape {list(shape)}' if shape else role, value)
     return value
 
 

@@ -11,6 +11,7 @@ from jaxfed.internal.messages import first_line
 from jaxfed.partition.checks import Seed
 
 SUFFIXES = ('.json', '.npz')
+_NPZ_FORM = 'the arrays `indices` [m], one client after another, and `sizes` [N]'
 _MOST = 2**31  # bytes that an .npz file may unpack to: the indices of 2^28 examples
 
 
@@ -105,9 +106,10 @@ def read_indices(path: str | Path) -> tuple[list[np.ndarray], int | None]:
         return [_indices(client) for client in lists], None if number is None else int(number)
     except Exception as error:  # the readers of a damaged file raise errors of many types
         reason = first_line(error)
+        form = _NPZ_FORM if path.suffix == '.npz' else '{"clients": [[0, 5], [1, 2]]}'
         raise ValueError(
             f'{source} cannot be read ({reason}); it must list the indices of each client, as '
-            '{"clients": [[0, 5], [1, 2]]}.'
+            f'{form}.'
         ) from error
 
 

@@ -71,9 +71,10 @@ def grid_progress(
       `begin(name, rounds, runs=1)`, to call before each group with the sum of its rounds and the
       number of its runs; and a function to call with the entry of each finished round.
     """
-    started, group_runs, group_rounds, done, label = 0, 1, 0, 0, ''
+    started, group_runs, group_rounds, run_rounds, done, label = 0, 1, 0, 1, 0, ''
     best: float | None = None  # of the group in its last evaluation; None before the first
-    last, reported = 0, 0  # the last round, and how many of the group have reported it
+    # The last round, how many runs have reported it, and how many train: --halving stops others.
+    last, reported, training = 0, 0, 1
     # The other columns need 40 characters; a longer name would hide them.
     name_column = Column(no_wrap=True, max_width=max(console.TERMINAL.width - 40, 10))
     with _open_bar(
@@ -89,20 +90,32 @@ def grid_progress(
         task = bar.add_task('', total=rounds)
 
         def begin(name: str, rounds_of_group: int, runs_of_group: int = 1) -> None:
-            nonlocal started, group_runs, group_rounds, done, best, last, label
+            nonlocal \
+                started, \
+                group_runs, \
+                group_rounds, \
+                run_rounds, \
+                done, \
+                best, \
+                last, \
+                training, \
+                label
             # The group before may have ended early, or another process may train it.
             bar.update(task, advance=group_rounds - done)
             first = started + 1
             started += runs_of_group
             group_runs, group_rounds, done = runs_of_group, rounds_of_group, 0
-            best, last = None, 0
+            run_rounds = rounds_of_group // runs_of_group
+            best, last, training = None, 0, runs_of_group
             numbers = f'{first}' if runs_of_group == 1 else f'{first}-{started}'
             label = f'{numbers}/{runs} {name}'
             bar.update(task, description=f'{numbers}/{runs} compiling {name}', refresh=True)
             show(f'{label}: compiling')
 
         def report(entry: Entry) -> None:
-            nonlocal done, best, last, reported
+            nonlocal done, best, last, reported, training
+            if last and entry['round'] != last:
+                training = reported
             # A resumed group continues after rounds that an earlier process reported.
             new = 1 if done else 1 + (entry['round'] - 1) * group_runs
             done += new
@@ -112,12 +125,12 @@ def grid_progress(
                 others = (best or 0.0) if reported > 1 else 0.0
                 best = max(others, entry['test_accuracy'])
             bar.update(task, advance=new, description=label)
-            tenth = 10 * done // group_rounds > 10 * (done - group_runs) // group_rounds
-            share = f'{100 * done // group_rounds} %'
+            tenth = 10 * last // run_rounds > 10 * (last - 1) // run_rounds
             accuracy = '-' if best is None else f'{best:.2%}'
+            of = ' of the best run' * (group_runs > 1)
             show(
-                f'  round {last}, {share}: accuracy {accuracy}{" of the best" * (group_runs > 1)}',
-                now=done == group_rounds or (reported == group_runs > 1 and tenth),
+                f'  round {last}, {100 * last // run_rounds} %: accuracy{of} {accuracy}',
+                now=reported == training and (last == run_rounds or (group_runs > 1 and tenth)),
             )
 
         yield begin, report

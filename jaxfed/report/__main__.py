@@ -74,9 +74,7 @@ def check_file(flag: str, name: str, suffix: str) -> Path:
 
 
 def find_workdirs(folder: Path) -> list[Path]:
-    """Return the work directory itself, or the work directories in a folder, at any depth."""
-    if (folder / run_files.CONFIG).exists():
-        return [folder]
+    """Return the work directories in a folder, at any depth, also the folder itself."""
     # Unlike Path.rglob, this follows links to folders.
     pattern = f'**/{run_files.CONFIG}'
     found = glob.glob(pattern, root_dir=folder, recursive=True, include_hidden=True)

@@ -14,6 +14,7 @@ from jaxfed.report.pictures import SvgPicture
 from jaxfed.report.reading import RecordedRun, is_number
 from jaxfed.report.tables import Cell, GroupTable, format_number, mean_cell
 
+_LOCAL_SECONDS = 'local_evaluation_seconds'
 # Titles of fields of metrics.jsonl that no measure has, and whether a field is a share.
 _TITLES: dict[str, tuple[str, bool]] = {
     'test_accuracy': ('Test accuracy', True),
@@ -31,7 +32,7 @@ _FOLDED = {  # in a closed section
     'learning_rate': ('Learning rate', False),
     'seconds': ('Seconds a round', False),
     'evaluation_seconds': ('Seconds of evaluation', False),
-    'local_evaluation_seconds': ('Seconds of evaluating local models', False),
+    _LOCAL_SECONDS: ('Seconds of evaluating local models', False),
 }
 
 
@@ -97,6 +98,9 @@ def _by_round(run: RecordedRun, name: str) -> dict[int, float]:
 
 def _draw(name: str, groups: Sequence[RunGroup]) -> CaptionedPicture | None:
     title, percent = _title(name)
+    runs = [run for group in groups for run in group.runs]
+    if name == _LOCAL_SECONDS and not any(run.config['local_eval_every'] for run in runs):
+        return None  # the time of measures of the global model
     means = []
     for i, group in enumerate(groups):
         curve = grouping.mean_curve(group, lambda run: _by_round(run, name))

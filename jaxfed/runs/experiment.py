@@ -21,7 +21,7 @@ from jaxfed.engine.devices import check_devices
 from jaxfed.engine.local import steps_per_epoch
 from jaxfed.engine.optimizers import reads_momentum
 from jaxfed.methods.costs import MethodCost, method_cost
-from jaxfed.methods.hooks import check_hooks, explain_error
+from jaxfed.methods.hooks import check_hooks, hook_errors
 from jaxfed.methods.method import CombineView, Method, RoundInfo
 from jaxfed.metrics.measures import Need
 from jaxfed.metrics.selection import needs, parse_clients, parse_measures
@@ -127,15 +127,11 @@ def make_experiment(
         check_network(
             config.model, model, input_shape=input_shape, num_classes=classes, vocabulary=vocabulary
         )
-    try:
+    with hook_errors():
         _check_combine(config, method, model)
         cost = method_cost(
             method, network, input_shape=input_shape, num_classes=classes, vocabulary=vocabulary
         )
-    except Exception as error:
-        if explained := explain_error(error):
-            raise explained from error
-        raise
     names = parse_measures(config.measure)
     measures = Measures(names, needs(names), parse_clients(config.confusion_clients))
     mean, std = channel_statistics(dataset.x_train)

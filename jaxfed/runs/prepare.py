@@ -27,6 +27,7 @@ from jaxfed.engine.types import RoundMetrics, ServerState
 from jaxfed.internal.backend import compile_all, on_cpu
 from jaxfed.internal.console import counted
 from jaxfed.methods.costs import size_of
+from jaxfed.methods.hooks import hook_errors
 from jaxfed.methods.method import Method
 from jaxfed.runs.client_images import shift_of
 from jaxfed.runs.evaluate import (
@@ -115,10 +116,11 @@ def prepare(experiments: Sequence[Experiment], mesh: Mesh | None = None) -> Prep
         # Any round in which a client trains.
         round_ = next(round_ for round_ in feed(lanes, 1) if round_.cohort.epochs.any())
         plan, data = next(round_.waves)
-        lowered = lower_round(
-            functions, mesh, server, client_states, round_.cohort, plan, round_.tuned, keys,
-            data,
-        )  # fmt: skip
+        with hook_errors():  # of hooks that need another shape than that of the checks
+            lowered = lower_round(
+                functions, mesh, server, client_states, round_.cohort, plan, round_.tuned, keys,
+                data,
+            )  # fmt: skip
         lowered_evaluation = lower_evaluation(
             experiments, mesh, server, test_sets[0], to_input, lanes
         )

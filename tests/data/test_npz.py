@@ -104,7 +104,10 @@ def test_npz_with_users(tmp_path, users):
         ({'y_train': np.arange(12) / 2}, r'float64 in y_train: .*, as y_train\.astype\(int\)\.'),
         ({'y_train': np.eye(3)[np.arange(12) % 3]}, r'per example, as y_train\.argmax\(1\)\.'),
         ({'y_train': np.arange(12)[:, None] % 3}, r'per example, as y_train\.ravel\(\)\.'),
-        ({'y_train': np.array(['cat'] * 12)}, 'integers, one per example'),
+        (
+            {'y_train': np.array(['cat'] * 12)},
+            r'per example, as y_train = np\.unique\(y_train, return_inverse=True\)\[1\]\.',
+        ),
         ({'x_test': np.zeros((6, 4, 4, 3), np.uint8)}, r'\(4, 4, 3\) uint8 in x_test'),
         ({'x_test': np.zeros((6, 4, 5, 3), np.float32)}, 'float32 in x_test'),
         ({'x_train': np.zeros(12, np.uint8)}, r'shape \(12,\) in x_train'),

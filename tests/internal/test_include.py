@@ -67,7 +67,11 @@ def test_a_file_registers_and_has_flags(file):
 @pytest.mark.parametrize(
     'name, text, message',
     [
-        ('none.py', None, r'--include=none.py must name a Python file, as mine.py\.'),
+        (
+            'none.py',
+            None,
+            r'--include=none.py must name a Python file, as mine.py; there is no such file\.',
+        ),
         ('a.txt', 'x = 1', r'--include=a.txt must name a Python file'),
         ('a.b.py', 'x = 1', r'--include=a.b.py must name a Python file'),
         ('json.py', 'x = 1', r'--include=json.py: a module json exists; rename the file\.'),
@@ -94,7 +98,10 @@ def test_commands_include_files(file):
     words[3] = '--include=none.py'
     shown = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert (shown.returncode, shown.stdout) == (2, '')
-    assert shown.stderr == 'error: --include=none.py must name a Python file, as mine.py.\n'
+    assert (
+        shown.stderr
+        == 'error: --include=none.py must name a Python file, as mine.py; there is no such file.\n'
+    )
 
 
 def test_a_search_names_the_file_in_its_command(file):

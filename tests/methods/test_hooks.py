@@ -29,9 +29,9 @@ STATE = VIEWS['finish'].state
 @pytest.mark.parametrize(
     'hook, value, message',
     [
-        ('penalty', np.zeros(5, np.float32), 'one number, for instance view.mean(values), shape '
-         '[], got float32[5]'),
-        ('penalty', None, 'one number, for instance view.mean(values), shape [], got None'),
+        ('penalty', np.zeros(5, np.float32), 'one number, for instance view.mean(values), got '
+         'float32[5]'),
+        ('penalty', None, 'one number, for instance view.mean(values), got None'),
         ('supervised', np.float32(1), 'one loss for each example, shape [5], got float32[]'),
         ('supervised', np.ones((5, 1), np.float32), 'shape [5], got float32[5, 1]'),
         ('weigh', np.ones(2, np.float32), 'one weight for each client, shape [3], got float32[2]'),
@@ -178,6 +178,14 @@ def cast_carry(client):
     return client.fold(lambda carry, batch: carry + batch.x.sum(), 0)
 
 
+def unset_auxiliary(server):
+    return server.predict(server.auxiliary.x).mean()
+
+
+def fixed_batch(view):
+    return view.mean(view.outputs.logits.sum(-1) * jnp.ones(20))
+
+
 def unset_state(view):
     return losses.proximal(view.params, view.state.anchor)
 
@@ -193,6 +201,12 @@ def unset_state(view):
         (Method(penalty=unset_state),
          r'Method\.penalty \(test_hooks\.py, line \d+; state is \(\) without Method\.init\): '
          r"AttributeError: 'tuple' object has no attribute 'anchor'\."),
+        (Method(share=unset_auxiliary),
+         r'Method\.share \(test_hooks\.py, line \d+; auxiliary is None without '
+         r"Method\(auxiliary=EXAMPLES_PER_CLASS\)\): AttributeError: 'NoneType' .* 'x'\."),
+        # The check has 20 examples, the run batches of 50.
+        (Method(penalty=fixed_batch),
+         r'Method\.penalty \(test_hooks\.py, line \d+\): TypeError: mul got incompatible .*\.'),
         (Method(begin=other_carry),
          r'Method\.begin \(test_hooks\.py, line \d+\): the function of client\.fold must return '
          r'the carry in the form of initial: float32\[\], got float32\[20\]\.'),

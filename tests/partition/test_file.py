@@ -110,6 +110,9 @@ def test_files_that_cannot_be_read(tmp_path):
     np.savez(tmp_path / 'none.npz', indices=np.zeros(0, int), sizes=np.zeros(0, int))
     with pytest.raises(ValueError, match=r'none\.npz cannot be read \(it lists no client\)'):
         read_indices(tmp_path / 'none.npz')
+    np.savez(tmp_path / 'other.npz', clients=np.zeros(3, int))
+    with pytest.raises(ValueError, match=r'as the arrays `indices` \[m\], one client after'):
+        read_indices(tmp_path / 'other.npz')
     with zipfile.ZipFile(tmp_path / 'bomb.npz', 'w') as archive:
         archive.writestr('indices.npy', b'')
         archive.infolist()[0].file_size = 3 * 2**30  # for the directory at the end

@@ -54,7 +54,10 @@ def test_a_file_has_the_groups_of_a_sweep(output):
     # A slow machine may need some seconds.
     assert [re.sub(r'\(\d+ s\)', '(0 s)', line) for line in shown() if line] == [
         '1-2/3 two seeds: compiling (0 s)',
-        *(f'  round {i}, {5 * i} %: accuracy {i}.00% of the best (0 s)' for i in range(2, 21, 2)),
+        *(
+            f'  round {i}, {5 * i} %: accuracy of the best run {i}.00% (0 s)'
+            for i in range(2, 21, 2)
+        ),
         '3/3 one: compiling (0 s)',
         '  round 10, 100 %: accuracy 50.00% (0 s)',
     ]
@@ -85,9 +88,23 @@ def test_a_group_shows_the_best_of_the_round(output):
     lines = [line for line in shown() if 'accuracy' in line]
     assert [line.rpartition(' (')[0] for line in lines] == [
         '  round 1, 100 %: accuracy 90.00%',
-        '  round 1, 50 %: accuracy 60.00% of the best',
-        '  round 2, 100 %: accuracy 50.00% of the best'
+        '  round 1, 50 %: accuracy of the best run 60.00%',
+        '  round 2, 100 %: accuracy of the best run 50.00%'
     ]  # fmt: skip
+
+
+def test_a_group_that_halves_shows_its_later_rounds(output):
+    shown = output(terminal=False)
+    with grid_progress(4, 40, quiet=False) as (begin, report):
+        begin('four', 40, 4)
+        for round_ in range(1, 11):
+            for _ in range(4 if round_ <= 3 else 2):
+                report(entry(round_))
+    shares = [re.search(r'round (\d+), (\d+) %', line) for line in shown()]
+    # The number of runs is known after the first round of the rest.
+    assert [(int(s[1]), int(s[2])) for s in shares if s] == [
+        (i, 10 * i) for i in (1, 2, 3, 5, 6, 7, 8, 9, 10)
+    ]
 
 
 def test_a_sweep_without_an_evaluation_shows_no_accuracy(output):

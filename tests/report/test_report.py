@@ -19,7 +19,7 @@ from jaxfed.internal import files
 from jaxfed.metrics.forgetting import forgetting as forgetting_of
 from jaxfed.recording import run_files
 from jaxfed.report import figures, grouping, pictures, reading, tables
-from jaxfed.report.__main__ import main, table_of_runs
+from jaxfed.report.__main__ import find_workdirs, main, table_of_runs
 from jaxfed.report.reading import RecordedRun, read_run
 from jaxfed.report.render import render
 from tests.recorded_runs import entry, make_run
@@ -438,6 +438,13 @@ def best_cells(groups, target=None):
         if cell.best
     ]
     return sorted(marked)
+
+
+def test_a_folder_may_hold_a_run_and_others(tmp_path):
+    for name, seed in (('one', 0), ('one/two', 1), ('one/more/three', 2)):
+        make_run(tmp_path / name, seed=seed)
+    found = find_workdirs(tmp_path / 'one')
+    assert found == [tmp_path / name for name in ('one', 'one/more/three', 'one/two')]
 
 
 def test_means_that_print_the_same_have_no_mark(no_pictures, tmp_path):
