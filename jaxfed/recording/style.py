@@ -47,10 +47,18 @@ def line(i: int) -> dict[str, Any]:
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
     """Write a figure to PATH.png and PATH.svg atomically, and return both files."""
-    keywords: dict[str, dict[str, Any]] = {'png': {'dpi': 150}, 'svg': {'metadata': {'Date': None}}}
-    files = []
-    for suffix, settings in keywords.items():
-        files.append(Path(f'{path}.{suffix}'))
-        with atomic_path(files[-1]) as temporary:
-            figure.savefig(temporary, format=suffix, **settings)
+    files = [Path(f'{path}.png'), Path(f'{path}.svg')]
+    for file in files:
+        write(figure, file)
     return files
+
+
+def write(figure: Figure, path: Path) -> None:
+    """Write a figure to a .png, .svg or .pdf file atomically, without the date."""
+    settings: dict[str, dict[str, Any]] = {
+        '.png': {'dpi': 150},
+        '.svg': {'metadata': {'Date': None}},
+        '.pdf': {'metadata': {'CreationDate': None}},
+    }
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format=path.suffix[1:], **settings[path.suffix])

@@ -1,4 +1,7 @@
-"""Compare runs: python -m jaxfed.report WORKDIR ... --output=FILE.html [--csv=FILE.csv]."""
+"""Compare runs: python -m jaxfed.report WORKDIR ... --output=FILE.html [--csv=FILE.csv].
+
+--latex=FILE.tex and --figure=FILE.pdf write the results and the curves for a paper.
+"""
 
 import glob
 import os
@@ -12,11 +15,14 @@ from jaxfed.internal.command_line import Parser
 from jaxfed.internal.csv_text import csv_text
 from jaxfed.internal.include import HELP, include
 from jaxfed.recording import run_files, trackers
-from jaxfed.report import tables
+from jaxfed.report import paper, tables
 from jaxfed.report.comparison import SCORES
 from jaxfed.report.grouping import RunGroup, group
 from jaxfed.report.reading import RecordedRun, read_run
 from jaxfed.report.render import render
+
+# Flag -> suffixes of its file.
+SUFFIXES = {'output': ('.html',), 'csv': ('.csv',), 'latex': ('.tex',), 'figure': paper.PICTURES}
 
 
 def make_parser() -> Parser:
@@ -36,6 +42,10 @@ def make_parser() -> Parser:
     )
     parser.add_argument('--output', required=True, metavar='FILE.html', help='the page')
     parser.add_argument('--csv', metavar='FILE.csv', help='a table of the results, a row a run')
+    parser.add_argument('--latex', metavar='FILE.tex', help='the results as a table in LaTeX')
+    parser.add_argument(
+        '--figure', metavar='FILE.pdf', help='test accuracy by round as .pdf, .svg or .png'
+    )
     parser.add_argument(
         '--target_accuracy',
         type=float,
@@ -57,11 +67,13 @@ def make_parser() -> Parser:
     return parser
 
 
-def check_file(flag: str, name: str, suffix: str) -> Path:
+def check_file(flag: str, name: str | None) -> Path | None:
     """Raise a ValueError if a file cannot be written or is a record of a run; return its path."""
-    path, setting = Path(name), f'--{flag}={name}'
-    if path.suffix != suffix:
-        raise ValueError(f'--{flag} must end in {suffix}, got {name}.')
+    if name is None:
+        return None
+    path, setting, suffixes = Path(name), f'--{flag}={name}', SUFFIXES[flag]
+    if path.suffix not in suffixes:
+        raise ValueError(f'--{flag} must end in {" or ".join(suffixes)}, got {name}.')
     if path.is_dir():
         raise ValueError(f'{setting} is a directory; name a file.')
     if not path.parent.is_dir():
@@ -116,7 +128,7 @@ def table_of_runs(groups: Sequence[RunGroup], target: float | None) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the page, and the table of --csv.
+    """Write the page, and the files of --csv, --latex and --figure.
 
     Args:
       arguments: the arguments without the program's name.
@@ -127,8 +139,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         flags = make_parser().parse_args(arguments)
         include(flags.include)
-        page = check_file('output', flags.output, '.html')
-        table = None if flags.csv is None else check_file('csv', flags.csv, '.csv')
+        paths = {flag: check_file(flag, getattr(flags, flag)) for flag in SUFFIXES}
         target = flags.target_accuracy
         if target is not None and not 0 < target <= 1:
             raise ValueError(f'--target_accuracy must be above 0 and at most 1, got {target:g}.')
@@ -136,13 +147,17 @@ def main(arguments: Sequence[str]) -> int:
         groups = group(runs)
         for warning in (run.warning for run in runs if run.warning):
             console.show_warning(warning)
-        text = render(groups, target=target, baseline=flags.baseline, score=flags.score)
-        outputs = [('output', page, text)]
-        if table is not None:
-            outputs.append(('csv', table, table_of_runs(groups, target)))
-        for flag, path, text in outputs:
+        texts = {
+            'output': render(groups, target=target, baseline=flags.baseline, score=flags.score),
+            'csv': table_of_runs(groups, target),
+            'latex': paper.latex_table(groups, target),
+        }
+        for flag, path in ((flag, path) for flag, path in paths.items() if path):
             try:
-                files.write_atomic(path, text)
+                if flag == 'figure':
+                    paper.draw(groups, path)
+                else:
+                    files.write_atomic(path, texts[flag])
             except OSError as error:
                 raise ValueError(f'--{flag}={path} cannot be written: {error}.') from error
             console.say(f'{path}: {console.counted(len(runs), "run")}')

@@ -126,6 +126,19 @@ def _heat_map(axes: Axes, values: np.ndarray, **settings: Any) -> AxesImage:
     return axes.imshow(values, **{'cmap': SEQUENTIAL, 'interpolation': 'nearest', **settings})
 
 
+def plot_curve(axes: Axes, i: int, curve: MeanCurve, *, bounded: bool, label: str = '') -> None:
+    """Plot the curve of the i-th group with a band of one deviation; see `draw_curves`."""
+    rounds, mean, deviation = curve
+    dots = '.' if len(rounds) <= 2 else None
+    axes.plot(rounds, mean, gid=f'curve-{i}', marker=dots, label=label, **line(i))
+    if deviation is not None:
+        band: Any = {'color': line(i)['color'], 'alpha': 0.15, 'lw': 0}
+        low, high = mean - deviation, mean + deviation
+        if bounded:
+            low, high = np.clip((low, high), 0, 1)
+        axes.fill_between(rounds, low, high, gid=f'curve-{i}-band', **band)
+
+
 @_page_style()
 def draw_curves(
     curves: Sequence[tuple[int, MeanCurve]], words: str, *, percent: bool, bounded: bool = False
@@ -139,15 +152,8 @@ def draw_curves(
       bounded: whether it is in 0..1; bands then end at 0 and 1.
     """
     figure, axes = _axes(2.9, xlabel='round')
-    for i, (rounds, mean, deviation) in curves:
-        dots = '.' if len(rounds) <= 2 else None
-        axes.plot(rounds, mean, gid=f'curve-{i}', marker=dots, **line(i))
-        if deviation is not None:
-            band: Any = {'color': line(i)['color'], 'alpha': 0.15, 'lw': 0}
-            low, high = mean - deviation, mean + deviation
-            if bounded:
-                low, high = np.clip((low, high), 0, 1)
-            axes.fill_between(rounds, low, high, gid=f'curve-{i}-band', **band)
+    for i, curve in curves:
+        plot_curve(axes, i, curve, bounded=bounded)
     _integer_ticks(axes.xaxis)
     if percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))

@@ -26,6 +26,7 @@ from experiments.grid.published import (
 )
 from experiments.grid.runner import GridRow, RecordedCell
 from experiments.grid.scores import Score
+from jaxfed.internal import latex
 from jaxfed.internal.signals import Interrupted
 from jaxfed.recording import run_files
 from jaxfed.runs.experiment import parts_of
@@ -339,7 +340,7 @@ def test_a_mean_of_zero_counts_and_other_settings_get_no_verdict(filled):
 
 
 def test_hyphens_side_by_side_stay_hyphens_in_latex():
-    assert markup.escape_latex('--a ---b -c') == '-{}-a -{}-{}-b -c'
+    assert latex.escape('--a ---b -c') == '-{}-a -{}-{}-b -c'
 
 
 def test_terminal_is_no_wider_than_80_columns(filled):

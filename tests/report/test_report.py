@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from jaxfed.internal import files
 from jaxfed.metrics.forgetting import forgetting as forgetting_of
 from jaxfed.recording import run_files
-from jaxfed.report import figures, grouping, pictures, reading, tables
+from jaxfed.report import figures, grouping, paper, pictures, reading, tables
 from jaxfed.report.__main__ import find_workdirs, main, table_of_runs
 from jaxfed.report.reading import RecordedRun, read_run
 from jaxfed.report.render import render
@@ -546,6 +546,35 @@ def test_times_of_a_shared_program_have_no_deviation(no_pictures, tmp_path):
     assert Page(render(groups)).words.count('† Runs shared a program') == 2
 
 
+def test_results_for_a_paper(no_pictures, partial, tmp_path, capsys):
+    text = paper.latex_table(partial, 0.7)
+    header, row, other = (line for line in text.splitlines() if line.endswith(r'\\'))
+    assert header == (
+        r' & last accuracy (\%) & best accuracy (\%) & moving average (\%) & rounds to target'
+        r' & forgetting (\%) \\'
+    )
+    assert row.startswith(r'fedavg, alpha 0.1 & 70.00 $\pm$ 14.14 & 70.00 $\pm$ 14.14 & ')
+    assert r' & 3 (1 of 2) & ' in row and r' & 20.00 $\pm$ 14.14 * & ' in other
+    assert r'\caption{digits: mean and standard deviation over 2 seeds. *: no run is' in text
+    for name, method, last in (('a_b', 'fedavg', 0.6), ('c', 'fedlmd_tf', 0.9)):
+        make_run(tmp_path / name, [entry(1, 0.1), entry(3, last)], method=method)
+    folders = [str(tmp_path / name) for name in ('a_b', 'c')]
+    files = [f'--{flag}={tmp_path}/x{suffix}' for flag, suffix in
+             (('output', '.html'), ('latex', '.tex'), ('figure', '.pdf'))]  # fmt: skip
+    assert main([*folders, *files]) == 0
+    text = (tmp_path / 'x.tex').read_text()
+    assert r'\caption{digits: one seed.}' in text and r'fedlmd\_tf & \textbf{90.00} &' in text
+    assert (tmp_path / 'x.pdf').read_bytes().startswith(b'%PDF')
+    for suffix, start in (('.svg', b'<?xml'), ('.png', b'\x89PNG')):
+        assert main([*folders, files[0], f'--figure={tmp_path}/x{suffix}']) == 0
+        assert (tmp_path / f'x{suffix}').read_bytes().startswith(start)
+    make_run(tmp_path / 'none', [entry(1, None)], ended=False)
+    capsys.readouterr()
+    assert main([f'{tmp_path}/none', files[0], f'--figure={tmp_path}/none.svg']) == 2
+    assert 'none.svg cannot be drawn: no run was evaluated.' in capsys.readouterr().err
+    assert not (tmp_path / 'none.svg').exists()
+
+
 def test_results_as_csv(runs, tmp_path):
     output, table = tmp_path / 'page.html', tmp_path / 'table.csv'
     assert main([*map(str, runs), f'--output={output}', f'--csv={table}']) == 0
@@ -643,6 +672,8 @@ def test_invalid_arguments_are_refused(runs, tmp_path, capsys, monkeypatch):
         ([run, f'--output={tmp_path}/absent/page.html'], 'no directory'),
         ([run, '--output=/proc/page.html'], '--output=/proc/page.html'),
         ([run, f'--output={page}', f'--csv={run}/metrics.csv'], '--csv='),
+        ([run, f'--output={page}', '--latex=a.html'], '--latex must end in .tex, got a.html'),
+        ([run, f'--output={page}', '--figure=a'], '--figure must end in .svg or .pdf or .png'),
         ([run, f'--output={page}', '--target_accuracy=60'], 'at most 1, got 60.'),
         ([run, f'--output={page}', '--target_accuracy=x'], '--target_accuracy: invalid float'),
         ([run, f'--output={page}', '--target_accuracy=nan'], 'at most 1, got nan.'),

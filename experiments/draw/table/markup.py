@@ -1,10 +1,12 @@
 """A filled table as Markdown and LaTeX."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from experiments.draw.table.words import COST_NOTE, COSTS, INNER, Block, Filled, blocks, costs
+from jaxfed.internal.latex import escape as escape_latex
+from jaxfed.internal.latex import tabular
 
 
 class Markup(NamedTuple):
@@ -42,27 +44,6 @@ def markdown_table(heads: Iterable[str], rows: list[list[str]]) -> str:
     return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
 
 
-def escape_latex(text: str) -> str:
-    """Escape text for LaTeX; a leading minus becomes a minus in math mode."""
-    special = {
-        **{mark: f'\\{mark}' for mark in '&%$#_{}'},
-        '\\': r'\textbackslash{}',
-        '~': r'\textasciitilde{}',
-        '^': r'\textasciicircum{}',
-        '<': r'$<$',
-        '>': r'$>$',
-        '"': "''",
-        '±': r'$\pm$',
-        '×': r'$\times$',
-        'α': r'$\alpha$',
-        'δ': r'$\delta$',
-        '|': r'$|$',
-    }
-    escaped = ''.join(special.get(mark, mark) for mark in text)
-    # Hyphens side by side would become a dash.
-    return re.sub(r'^-(?=\d)', '$-$', re.sub('-(?=-)', '-{}', escaped))
-
-
 LATEX = Markup(escape_latex, r'\quad {}', ('{}', r'\textbf{{{}}}', r'\underline{{{}}}'))
 
 
@@ -76,22 +57,11 @@ def latex(filled: Filled) -> str:
     for block in blocks(filled):
         if block.title:
             lines.append(rf'\par\medskip {escape_latex(block.title)}\par\smallskip')
-        lines += _tabular(block.heads, rows_of(block, LATEX), group=3)
+        lines += tabular(block.heads, rows_of(block, LATEX), group=3)
     lines.append(r'\par\medskip Cost\par\smallskip')
     spent = [list(map(escape_latex, (name, *cells))) for name, cells in costs(filled)]
-    lines += [*_tabular(COSTS, spent), r'\end{table}']
+    lines += [*tabular(COSTS, spent), r'\end{table}']
     return '\n'.join(lines) + '\n'
-
-
-def _tabular(heads: Sequence[str], rows: list[list[str]], *, group: int = 0) -> list[str]:
-    """A LaTeX table, with space after each group of rows."""
-    lines = [rf'\begin{{tabular}}{{l{"r" * len(heads)}}}', r'\toprule']
-    lines += [' & '.join(['', *map(escape_latex, heads)]) + r' \\', r'\midrule']
-    for index, row in enumerate(rows):
-        if group and index and index % group == 0:
-            lines.append(r'\addlinespace')
-        lines.append(' & '.join(row) + r' \\')
-    return [*lines, r'\bottomrule', r'\end{tabular}']
 
 
 def rows_of(block: Block, markup: Markup) -> list[list[str]]:

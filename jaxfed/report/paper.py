@@ -1,0 +1,79 @@
+"""The results of runs as a LaTeX table, and their curves as a picture, for a paper."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from jaxfed.internal import latex
+from jaxfed.recording.style import style, write
+from jaxfed.report import grouping, pictures, tables
+from jaxfed.report.grouping import RunGroup
+from jaxfed.report.tables import Cell
+
+PICTURES = ('.svg', '.pdf', '.png')
+_LEFT_OUT = {'in round', 'time', 'client-steps/s', 'seeds', 'state'}
+
+
+def latex_table(groups: Sequence[RunGroup], target: float | None) -> str:
+    r"""Format the results as LaTeX, for \input in a document with \usepackage{booktabs}.
+
+    Args:
+      groups: the groups of runs.
+      target: the accuracy in 0..1 for 'rounds to target'; None for that of the runs, if equal.
+    """
+    table = tables.results(groups, tables.common(tables.targets(groups, target)))
+    places = [i for i, name in enumerate(table.columns) if name not in _LEFT_OUT]
+    rows = [
+        [latex.escape(group.label), *(_marked(row[i]) for i in places)]
+        for group, row in zip(groups, table.rows, strict=True)
+    ]
+    names = dict.fromkeys(run.config['dataset'] for group in groups for run in group.runs)
+    seeds = sorted({len(group.counted) for group in groups})
+    spread = f'mean and standard deviation over {" or ".join(map(str, seeds))} seeds'
+    text = f'{", ".join(names)}: {spread if seeds[-1] > 1 else "one seed"}.'
+    if any('*' in cell.text for row in table.rows for cell in row):
+        text += ' *: no run is finished.'
+    return '\n'.join(
+        [
+            r'% Needs \usepackage{booktabs}.',
+            r'\begin{table}',
+            r'\centering',
+            rf'\caption{{{latex.escape(text)}}}',
+            *latex.tabular([table.columns[i] for i in places], rows),
+            r'\end{table}',
+            '',
+        ]
+    )
+
+
+def _marked(cell: Cell) -> str:
+    """The text of a cell with the mean in bold if it is the best of its column."""
+    mean, space, rest = latex.escape(cell.text).partition(' ')
+    return (rf'\textbf{{{mean}}}' if cell.best else mean) + space + rest
+
+
+def draw(groups: Sequence[RunGroup], path: Path) -> None:
+    """Draw test accuracy by round, a curve for each group with a band of one deviation.
+
+    Args:
+      groups: the groups of runs.
+      path: the file, of a suffix in `PICTURES`.
+
+    Raises:
+      ValueError: if no run was evaluated.
+      OSError: if the file cannot be written.
+    """
+    with style():
+        figure = Figure(figsize=(6.5, 3.4), layout='constrained')
+        axes = figure.add_subplot(xlabel='round', ylabel='test accuracy')
+        for i, group in enumerate(groups):
+            if curve := grouping.mean_curve(group, lambda run: run.values('test_accuracy')):
+                pictures.plot_curve(axes, i, curve, bounded=True, label=group.label)
+        if not axes.lines:
+            raise ValueError(f'{path} cannot be drawn: no run was evaluated.')
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+        figure.legend(loc='outside right upper')
+        write(figure, path)
