@@ -50,6 +50,8 @@ def load_tfds(name: str, data_dir: str | os.PathLike[str] | None = None) -> Data
     Reference:
       TensorFlow Datasets, https://www.tensorflow.org/datasets.
     """
+    if name.endswith('.npz'):
+        raise ValueError(f'--dataset={name} is a file; use --dataset=npz --npz={name}.')
     if not _NAME.fullmatch(name):
         raise ValueError(
             f"--dataset={name!r} is not a dataset name: use 'name' or 'name/config', optionally "

@@ -143,7 +143,8 @@ def resolve(specification: str, settings: Mapping[str, Any]) -> list[Part]:
         if name not in METHODS:
             raise ValueError(
                 f'--method={printable(specification)}: unknown method {name!r}'
-                f'{suggestion(name, METHODS)} --method=list prints all.'
+                f'{suggestion(name, METHODS)} --method=list prints all; --include=FILE.py adds '
+                'your own.'
             )
         if any(phase.count(name) > 1 for phase in phases):
             raise ValueError(f'--method={specification}: {name} is named twice.')
@@ -226,7 +227,8 @@ def build(parts: list[Part], *, switch_round: int | None = None) -> Method:
         raise ValueError(f'--method={text}: {error}') from error
     if second and switch_round is None:
         raise ValueError(
-            'two methods that follow each other need --switch_round, the last round of the first.'
+            'two methods that follow each other need --switch_round, the last round of the first; '
+            'to compare them, train each in a run of its own.'
         )
     if switch_round is not None and not second:
         raise ValueError(

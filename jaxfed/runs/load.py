@@ -128,6 +128,12 @@ def read_network(
         methods.check_method(method)
     folder = Path(workdir)
     if not (folder / run_files.CONFIG).is_file():
+        runs = sorted(str(path.parent) for path in folder.glob(f'*/{run_files.CONFIG}'))
+        if runs:
+            more = f' and {len(runs) - 3} more' if len(runs) > 3 else ''
+            raise ValueError(
+                f'workdir={folder} has several runs, name one: {", ".join(runs[:3])}{more}.'
+            )
         raise ValueError(f'workdir={folder} is not a run: {folder / run_files.CONFIG} is missing.')
     if not (folder / run_files.SUMMARY).is_file():
         raise ValueError(

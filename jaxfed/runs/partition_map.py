@@ -86,6 +86,9 @@ def main(arguments: Sequence[str]) -> int:
             raise ValueError(f'--output_indices={indices} must end in {" or ".join(SUFFIXES)}.')
         if output and Path(output).suffix.lower() != '.png':
             raise ValueError(f'--output={output} must end in .png.')
+        for flag, path in (('output', output), ('output_indices', indices)):
+            if path and not Path(path).parent.is_dir():
+                raise ValueError(f'--{flag}={path}: there is no such folder; create it first.')
         dealt = deal_examples(settings)
         print_heatmap(dealt.label_counts, Console(highlight=False))
         console.say(f'digest of the partition: {dealt.digest}')

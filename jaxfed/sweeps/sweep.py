@@ -311,6 +311,21 @@ def best_point(outcomes: Sequence[Outcome]) -> Point | None:
     return first[0] if len(known) > 1 and len(first) == 1 else None
 
 
+def best_points(outcomes: Sequence[Outcome], config: Config) -> list[Point]:
+    """Return the best point of each problem: of the points with one partition, rounds and so on."""
+    problems: dict[Point, list[Outcome]] = {}
+    for outcome in outcomes:
+        problem = tuple(pair for pair in outcome.point if _of_problem(pair[0], config))
+        problems.setdefault(problem, []).append(outcome)
+    return [best for same in problems.values() if (best := best_point(same)) is not None]
+
+
+def _of_problem(name: str, config: Config) -> bool:
+    """Whether a setting belongs to the problem, so that its values are no choice."""
+    known = SETTINGS.get(name)
+    return name in partition_settings(config.partition) if known is None else not known.searched
+
+
 def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> None:
     """Print a table with a line for each point, and a mark on the best."""
 
@@ -319,18 +334,19 @@ def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> 
         spread = '' if deviation is None else f' ± {100 * deviation:.2f}'
         return '-' if mean is None else f'{100 * mean:.2f}{spread}'
 
-    best_of_all = best_point(outcomes)
+    best_of_all = best_points(outcomes, config)
+    swept = [name for name, _ in outcomes[0].point]
+    of_problem = [name for name in swept if _of_problem(name, config)]
     with_personal = any(value is not None for outcome in outcomes for value in outcome.personal)
     rows = []
     for point, final, best, rounds, stopped, failed, personal, _ in outcomes:
-        notes = ['best'] * (point == best_of_all)
+        notes = ['best'] * (point in best_of_all)
         some = f'{stopped} of {len(final)} ' * (stopped < len(final))
         notes += [f'{some}stopped early'] * bool(stopped) + [f'{failed} failed'] * bool(failed)
         values = [shortest(value) for _, value in point]
         count = str(max(rounds, default='-'))
         scores = [percent(final), percent(best), *([percent(personal)] * with_personal)]
         rows.append([*values, *scores, count, ', '.join(notes)])
-    swept = [name for name, _ in outcomes[0].point]
     trained = 'trained rounds' if 'rounds' in swept else 'rounds'
     names = [*swept, 'final %', 'best round %', *(['personal %'] * with_personal), trained, 'note']
     if not any(row[-1] for row in rows):
@@ -339,13 +355,14 @@ def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> 
     seeds = max(len(outcome.final) for outcome in outcomes)
     caption = f'mean ± standard deviation of {seeds} seeds' if seeds > 1 else ''
     if best_of_all:
-        judged = next(o.judged for o in outcomes if o.point == best_of_all)
+        judged = next(o.judged for o in outcomes if o.point in best_of_all)
         caption += '; ' * bool(caption) + f'best: the highest {judged} accuracy'
+        caption += f' with the same {", ".join(of_problem)}' if of_problem else ''
         caption += ' of those not stopped' * any(outcome.stopped for outcome in outcomes)
     display.show_sweep(
         f'{config.method} on {config.dataset}: accuracy on {where}', names, rows, caption
     )
-    if not config.validation and len(outcomes) > 1:
+    if not config.validation and len(outcomes) > 1 and of_problem != swept:
         console.say(
             'A choice among these settings uses test data; --validation=0.1 compares them on '
             'held-out training data.'

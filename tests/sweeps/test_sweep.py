@@ -300,6 +300,22 @@ def test_the_best_point_has_the_highest_mean_of_all_its_seeds():
     assert sweep.best_point([outcome(low, [None]), outcome(high, [None])]) is None
 
 
+def test_each_problem_has_its_best_point(tmp_path, capsys):
+    points = [(('alpha', a), ('beta', b)) for a in (0.1, 0.5) for b in (0.3, 1.0)]
+    finals = [0.4, 0.3, 0.8, 0.9]
+    outcomes = [outcome(p, [final]) for p, final in zip(points, finals, strict=True)]
+    assert sweep.best_points(outcomes, small()) == [points[0], points[3]]
+    sweep.show_outcomes(outcomes, tmp_path, small())
+    shown = ' '.join(capsys.readouterr().out.split())
+    assert 'best: the highest final accuracy with the same alpha' in shown
+    assert 'A choice among these settings uses test data' in shown
+    alone = [outcome((('alpha', a),), [a]) for a in (0.1, 0.5)]
+    assert sweep.best_points(alone, small()) == []
+    sweep.show_outcomes(alone, tmp_path, small())
+    shown = capsys.readouterr().out
+    assert 'best:' not in shown and 'choice' not in shown
+
+
 def test_the_table_names_its_columns_and_the_best_point_in_80_columns(
     tmp_path, capsys, monkeypatch
 ):
