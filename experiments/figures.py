@@ -3,8 +3,10 @@
 Trains the runs of its curves, skips finished runs and resumes interrupted ones. Writes the picture
 as PNG and SVG, its numbers as CSV and the settings of its runs as Markdown to OUTPUT. The command
 accepts several figures. Flags after -- apply to every run, a hyper-parameter to the methods that
-take it, as in
-python -m experiments.figures fedssd/2 --rounds=2 -- --dataset=digits --model=mlp --augment=none
+take it:
+
+    python -m experiments.figures fedssd/2 --rounds=2 -- --dataset=digits \\
+        --model=mlp --augment=none
 """
 
 import shlex

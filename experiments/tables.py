@@ -2,9 +2,10 @@
 
 Trains method x column x seed, skips finished runs and resumes interrupted ones. Writes the runs and
 the table as Markdown, LaTeX and CSV to OUTPUT. Flags after -- apply to every run, a hyper-parameter
-to the methods that take it, as in
-python -m experiments.tables fedcad/1 --columns=cifar10 --rounds=9 -- --dataset=digits \\
-    --model=mlp --augment=none --auxiliary_per_class=5
+to the methods that take it:
+
+    python -m experiments.tables fedcad/1 --columns=cifar10 --rounds=9 -- \\
+        --dataset=digits --model=mlp --augment=none --auxiliary_per_class=5
 """
 
 import itertools

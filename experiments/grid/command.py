@@ -1,7 +1,9 @@
 """The shared parts of the commands that train grids: flags, files and errors."""
 
+import contextlib
 import functools
 import signal
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,8 +66,7 @@ def parse(
     values = flags.FlagValues()
     define(values)
     if {'--help', '-help', '-h'} & {*arguments[:cut]}:
-        texts = [f'  --{name}: {values[name].help}' for name in values]
-        raise Help('\n'.join([(about or '').strip(), '', *texts]))
+        raise Help(_help_text(about or '', values))
     try:
         names = values(['', *arguments[:cut]])[1:]
     except flags.Error as error:
@@ -82,6 +83,22 @@ def parse(
         if name in values and name not in (*FIELDS, *config_flags.COMMAND_FLAGS):
             raise ValueError(f'{flag} is a flag of this command; move it before --.')
     return Arguments(values.flag_values_dict(), names, extra)
+
+
+def _help_text(about: str, values: flags.FlagValues) -> str:
+    """The description, whose indented paragraphs are commands, and the flags, in 80 columns."""
+    paragraphs = [
+        text if text.startswith(' ') else textwrap.fill(' '.join(text.split()), 80)
+        for text in about.strip().split('\n\n')
+    ]
+    lines = [
+        textwrap.fill(
+            f'--{name}: {" ".join(str(values[name].help).split())}', 80, initial_indent='  ',
+            subsequent_indent=' ' * 6, break_on_hyphens=False,
+        )
+        for name in values
+    ]  # fmt: skip
+    return '\n\n'.join([*paragraphs, '\n'.join(lines)])
 
 
 def define_shared(
@@ -184,7 +201,9 @@ def guarded(main: Main) -> Main:
         try:
             return main(arguments)
         except Help as text:
-            print(text)
+            with contextlib.suppress(BrokenPipeError):  # of --help | head
+                print(text)
+            console.flush()
             return 0
         except (ValueError, OSError) as error:
             console.show_error(' '.join(str(error).split()))

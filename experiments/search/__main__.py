@@ -1,8 +1,10 @@
 """Search hyper-parameters on held-out training data; test data is never used.
 
-python -m experiments.search --method=fedcad --grid=beta:0,.3,.5,.7 --grid=gamma:0,.3,.5,.7 \\
-    --column=fedcad/cifar10_dirichlet0.5 --data_dir=DIR
-python -m experiments.search --method=fedlmd --range=beta:.1..10:log --sampler=optuna --trials=32
+    python -m experiments.search --method=fedcad --grid=beta:0,.3,.5,.7 \\
+        --column=fedcad/cifar10_dirichlet0.5 --data_dir=DIR
+    python -m experiments.search --method=fedlmd --range=beta:.1..10:log \\
+        --sampler=optuna --trials=32
+
 Trains every combination, or those that Optuna chooses, without a share of the training data, and
 ranks them by their accuracy on that share. Finished runs are skipped. Flags after -- apply to every
 run.

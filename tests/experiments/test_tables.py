@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from experiments import figures, tables
+from experiments.benchmark import __main__ as benchmark
 from experiments.draw.figure import cells_of
 from experiments.draw.table import markup, numbers, terminal, words
 from experiments.draw.table.words import Filled
@@ -26,6 +27,7 @@ from experiments.grid.published import (
 )
 from experiments.grid.runner import GridRow, RecordedCell
 from experiments.grid.scores import Score
+from experiments.search import __main__ as search
 from jaxfed.internal import latex
 from jaxfed.internal.signals import Interrupted
 from jaxfed.recording import run_files
@@ -758,8 +760,11 @@ def test_list_shows_all_tables_and_help_the_flags(capsys):
             assert named.name in shown
     assert 'fedlmd/3  ' in shown
     assert '126 runs' in shown
-    assert tables.main(['--help']) == 0
-    assert '--dry_run' in capsys.readouterr().out
+    for main in (tables.main, figures.main, search.main, benchmark.main):
+        assert main(['--help']) == 0
+        shown = capsys.readouterr().out.splitlines()
+        assert any(line.startswith('  --dry_run: ') for line in shown)
+        assert max(map(len, shown)) <= 80
 
 
 @pytest.mark.parametrize(
