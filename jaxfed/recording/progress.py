@@ -1,6 +1,7 @@
 """Progress bars of one run and of many; lines if the output is not a terminal."""
 
 import contextlib
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -53,6 +54,34 @@ def run_progress(rounds: int, *, quiet: bool) -> Iterator[Callable[[Entry], None
         yield report
 
 
+@dataclasses.dataclass
+class _Group:
+    """Runs in one program."""
+
+    label: str = ''
+    runs: int = 1
+    rounds: int = 0  # of all runs
+    done: int = 0
+    last: int = 0  # the last round
+    reported: int = 0  # how many runs have reported it
+    training: int = 1  # how many runs train; --halving stops others
+    best: float | None = None  # accuracy in the last evaluation; None before the first
+
+    def add(self, entry: Entry) -> int:
+        """Count a finished round of a run; return how many rounds are new."""
+        if self.last and entry['round'] != self.last:
+            self.training = self.reported
+        # A resumed group continues after rounds that an earlier process reported.
+        new = 1 if self.done else 1 + (entry['round'] - 1) * self.runs
+        self.done += new
+        self.reported = self.reported + 1 if entry['round'] == self.last else 1
+        self.last = entry['round']
+        if entry['test_accuracy'] is not None:
+            others = (self.best or 0.0) if self.reported > 1 else 0.0
+            self.best = max(others, entry['test_accuracy'])
+        return new
+
+
 @contextlib.contextmanager
 def grid_progress(
     runs: int, rounds: int, *, quiet: bool
@@ -71,10 +100,7 @@ def grid_progress(
       `begin(name, rounds, runs=1)`, to call before each group with the sum of its rounds and the
       number of its runs; and a function to call with the entry of each finished round.
     """
-    started, group_runs, group_rounds, run_rounds, done, label = 0, 1, 0, 1, 0, ''
-    best: float | None = None  # of the group in its last evaluation; None before the first
-    # The last round, how many runs have reported it, and how many train: --halving stops others.
-    last, reported, training = 0, 0, 1
+    started, group = 0, _Group()
     # The other columns need 40 characters; a longer name would hide them.
     name_column = Column(no_wrap=True, max_width=max(console.TERMINAL.width - 40, 10))
     with _open_bar(
@@ -90,47 +116,26 @@ def grid_progress(
         task = bar.add_task('', total=rounds)
 
         def begin(name: str, rounds_of_group: int, runs_of_group: int = 1) -> None:
-            nonlocal \
-                started, \
-                group_runs, \
-                group_rounds, \
-                run_rounds, \
-                done, \
-                best, \
-                last, \
-                training, \
-                label
+            nonlocal started, group
             # The group before may have ended early, or another process may train it.
-            bar.update(task, advance=group_rounds - done)
+            bar.update(task, advance=group.rounds - group.done)
             first = started + 1
             started += runs_of_group
-            group_runs, group_rounds, done = runs_of_group, rounds_of_group, 0
-            run_rounds = rounds_of_group // runs_of_group
-            best, last, training = None, 0, runs_of_group
             numbers = f'{first}' if runs_of_group == 1 else f'{first}-{started}'
             label = f'{numbers}/{runs} {name}'
+            group = _Group(label, runs_of_group, rounds_of_group, training=runs_of_group)
             bar.update(task, description=f'{numbers}/{runs} compiling {name}', refresh=True)
             show(f'{label}: compiling')
 
         def report(entry: Entry) -> None:
-            nonlocal done, best, last, reported, training
-            if last and entry['round'] != last:
-                training = reported
-            # A resumed group continues after rounds that an earlier process reported.
-            new = 1 if done else 1 + (entry['round'] - 1) * group_runs
-            done += new
-            reported = reported + 1 if entry['round'] == last else 1
-            last = entry['round']
-            if entry['test_accuracy'] is not None:
-                others = (best or 0.0) if reported > 1 else 0.0
-                best = max(others, entry['test_accuracy'])
-            bar.update(task, advance=new, description=label)
-            tenth = 10 * last // run_rounds > 10 * (last - 1) // run_rounds
-            accuracy = '-' if best is None else f'{best:.2%}'
-            of = ' of the best run' * (group_runs > 1)
+            bar.update(task, advance=group.add(entry), description=group.label)
+            last, every = group.last, group.rounds // group.runs
+            tenth = group.runs > 1 and 10 * last // every > 10 * (last - 1) // every
+            of = ' of the best run' * (group.runs > 1)
+            accuracy = '-' if group.best is None else f'{group.best:.2%}'
             show(
-                f'  round {last}, {100 * last // run_rounds} %: accuracy{of} {accuracy}',
-                now=reported == training and (last == run_rounds or (group_runs > 1 and tenth)),
+                f'  round {last}, {100 * last // every} %: accuracy{of} {accuracy}',
+                now=group.reported == group.training and (last == every or tenth),
             )
 
         yield begin, report

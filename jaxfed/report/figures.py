@@ -99,7 +99,7 @@ def _by_round(run: RecordedRun, name: str) -> dict[int, float]:
 def _draw(name: str, groups: Sequence[RunGroup]) -> CaptionedPicture | None:
     title, percent = _title(name)
     runs = [run for group in groups for run in group.runs]
-    if name == _LOCAL_SECONDS and not any(run.config['local_eval_every'] for run in runs):
+    if name == _LOCAL_SECONDS and not any(run.config.get('local_eval_every') for run in runs):
         return None  # the time of measures of the global model
     means = []
     for i, group in enumerate(groups):
