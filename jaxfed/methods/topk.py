@@ -31,8 +31,8 @@ def topk(*, share: float = 0.1) -> Method:
     check((share > 0) & (share <= 1), 'share', share, 'above 0 and at most 1')
 
     def number_of(size: int) -> Array:
-        # 0.1 * 30 is above 3 as a float, but 3 entries are sent. A sweep's share is a float32, which
-        # makes the product wrong by up to 2e-7 of its size.
+        # 0.1 * 30 is above 3 as a float, but 3 entries are sent. The share of a sweep is a float32,
+        # so the product is wrong by up to 2e-7 of its size.
         return jnp.maximum(jnp.ceil(share * size * (1 - 4e-7) - 1e-6).astype(jnp.int32), 1)
 
     def largest(u: Array) -> Array:
