@@ -202,6 +202,11 @@ def train_sweep(config: Config) -> tuple[int, str]:
             f'--halving={values.halving} compares settings; name several, as in '
             '--sweep="learning_rate=.01,.1".'
         )
+    if values.halving and (given := sweep.of_problem([name for name, _ in points[0]], config)):
+        raise ValueError(
+            f'--halving={values.halving} compares settings of one problem, but --sweep varies '
+            f'{", ".join(given)}; leave it out, and sweep again for each value.'
+        )
     folder = run_files.new_folder(config, '-sweep')
     members = sweep.expand(config, points, values.seeds, folder)
     (rungs,) = {tuple(parse_halving(values.halving, member.config)) for member in members}

@@ -130,7 +130,7 @@ def plan(
             series.row,
             1 if figure.one_seed else seeds,
             output=output,
-            flags=runner.flags_of_row(series.row, flags),
+            flags=runner.flags_of_row(series.row, flags, variant=series.variant),
             variant=series.variant,
             measured=figure.measured,
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxfed import methods
-from jaxfed.config import FIELDS, MAPPINGS, Config, settings_that_affect
+from jaxfed.config import DEFAULTS, FIELDS, MAPPINGS, Config, settings_that_affect
 from jaxfed.internal import console
 from jaxfed.internal.files import read_json
 from jaxfed.recording import log, run_files
@@ -110,31 +110,47 @@ def make_cell(
     return Cell(column, row.name, tuple(variant), seed, config, folder, output, measured)
 
 
-def flags_of_row(row: GridRow, flags: Sequence[str]) -> list[str]:
-    """The flags of a grid without the hyper-parameters that the method of a row does not take."""
-    parts = methods.resolve(config_flags.parse(row.flags).method, {})
+def flags_of_row(row: GridRow, flags: Sequence[str], *, variant: Sequence[str] = ()) -> list[str]:
+    """The flags of a grid for a row, each as --NAME=VALUE, also those of files.
 
-    def takes(flag: str) -> bool:
-        part, _, key = flag_name(flag).rpartition('.')
-        return any(key in values and part in ('', name) for name, values, _ in parts)
+    A hyper-parameter is one of the methods that take it, and replaces that of the row.
 
-    return [flag for flag in flags if not _is_hyperparameter(flag) or takes(flag)]
+    Raises:
+      ValueError: if the cells differ in a hyper-parameter that is set.
+    """
+    known = config_flags.hyperparameter_flags()
+    own, varied = (config_flags.read_flags(some).keys() for some in (row.flags, variant))
+    found = []
+    for name, value in config_flags.read_flags(flags).items():
+        if name in known and not _takes(row, name):
+            continue
+        key = name.rpartition('.')[2]
+        if name in known and varied & {name, key}:
+            raise ValueError(
+                f'--{name}={value}: the cells of {row.name} differ in it; leave it out after --.'
+            )
+        # METHOD.NAME and NAME together would be two values.
+        found.append(f'--{key if name in known and key in own else name}={value}')
+    return found
 
 
 def check_taken(rows: Sequence[GridRow], flags: Sequence[str]) -> None:
     """Raise a ValueError for a hyper-parameter that no method of a grid takes."""
-    taken = {flag for row in rows for flag in flags_of_row(row, flags)}
-    names = ', '.join(dict.fromkeys(row.name for row in rows))
-    for flag in flags:
-        if flag not in taken:
+    known, names = config_flags.hyperparameter_flags(), dict.fromkeys(row.name for row in rows)
+    for name, value in config_flags.read_flags(flags).items():
+        if name in known and not any(_takes(row, name) for row in rows):
             raise ValueError(
-                f'{flag}: no selected method takes it ({names}); select one that does, or leave it '
-                'out after --.'
+                f'--{name}={value}: no selected method takes it ({", ".join(names)}); select one '
+                'that does, or leave it out after --.'
             )
 
 
-def _is_hyperparameter(flag: str) -> bool:
-    return flag_name(flag) in config_flags.parse([flag]).hyperparameters
+def _takes(row: GridRow, name: str) -> bool:
+    """Whether the method of a row has a hyper-parameter, NAME or METHOD.NAME."""
+    method = config_flags.read_flags(row.flags).get('method', DEFAULTS['method'])
+    part, _, key = name.rpartition('.')
+    parts = methods.resolve(method, {})
+    return any(key in values and part in ('', known) for known, values, _ in parts)
 
 
 def with_seed(cell: Cell, seed: int) -> Cell:

@@ -22,7 +22,7 @@ from jaxfed.report.reading import RecordedRun, read_run
 from jaxfed.report.render import render
 
 # Flag -> suffixes of its file.
-SUFFIXES = {'output': ('.html',), 'csv': ('.csv',), 'latex': ('.tex',), 'figure': paper.PICTURES}
+SUFFIXES = {'figure': paper.PICTURES, 'output': ('.html',), 'csv': ('.csv',), 'latex': ('.tex',)}
 
 
 def make_parser() -> Parser:
@@ -91,6 +91,8 @@ def find_workdirs(folder: Path) -> list[Path]:
     pattern = f'**/{run_files.CONFIG}'
     found = glob.glob(pattern, root_dir=folder, recursive=True, include_hidden=True)
     paths = [(folder / path).parent for path in found]
+    if (folder / run_files.CONFIG).exists():  # other programs, too, write files of this name
+        paths = [p for p in paths if p == folder or (p / run_files.METRICS).exists()]
     # A link beside a run names no other run; the name of the run replaces that of the link.
     named = {p.resolve(): p for p in sorted(paths, key=Path.is_symlink, reverse=True)}
     return sorted(named.values()) or [folder]
@@ -102,6 +104,8 @@ def read_runs(folders: Sequence[Path]) -> list[RecordedRun]:
     seen: dict[Path, Path] = {}
     for path in workdirs:
         if (other := seen.setdefault(path.resolve(), path)) is not path:
+            if path == other:
+                raise ValueError(f'{path} is in two of the named folders; name one of them.')
             raise ValueError(f'{path} and {other} are the same directory; name it once.')
     return [read_run(path) for path in workdirs]
 

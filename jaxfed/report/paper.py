@@ -1,5 +1,6 @@
 """The results of runs as a LaTeX table, and their curves as a picture, for a paper."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,8 +34,8 @@ def latex_table(groups: Sequence[RunGroup], target: float | None) -> str:
     seeds = sorted({len(group.counted) for group in groups})
     spread = f'mean and standard deviation over {" or ".join(map(str, seeds))} seeds'
     text = f'{", ".join(names)}: {spread if seeds[-1] > 1 else "one seed"}.'
-    if any('*' in cell.text for row in table.rows for cell in row):
-        text += ' *: no run is finished.'
+    states = [(group.label, grouping.state(group)) for group in groups]
+    text += ''.join(f' {label}: {state}.' for label, state in states if state != 'finished')
     return '\n'.join(
         [
             r'% Needs \usepackage{booktabs}.',
@@ -66,14 +67,17 @@ def draw(groups: Sequence[RunGroup], path: Path) -> None:
       OSError: if the file cannot be written.
     """
     with style():
-        figure = Figure(figsize=(6.5, 3.4), layout='constrained')
+        labels = [textwrap.fill(group.label, 80) for group in groups]
+        columns = max(1, 75 // (6 + max(map(len, labels))))
+        lines = sum(1 + label.count('\n') for label in labels) / columns
+        figure = Figure(figsize=(6.5, 3.2 + 0.22 * lines), layout='constrained')
         axes = figure.add_subplot(xlabel='round', ylabel='test accuracy')
-        for i, group in enumerate(groups):
+        for i, (label, group) in enumerate(zip(labels, groups, strict=True)):
             if curve := grouping.mean_curve(group, lambda run: run.values('test_accuracy')):
-                pictures.plot_curve(axes, i, curve, bounded=True, label=group.label)
+                pictures.plot_curve(axes, i, curve, bounded=True, label=label)
         if not axes.lines:
             raise ValueError(f'{path} cannot be drawn: no run was evaluated.')
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
-        figure.legend(loc='outside right upper')
+        figure.legend(loc='outside lower left', ncols=columns)
         write(figure, path)

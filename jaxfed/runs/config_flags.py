@@ -160,6 +160,18 @@ def _common_kind(parameters: Iterable[inspect.Parameter]) -> Any:
     return Literal[tuple(choices)] if all(map(choices_of, kinds)) else kinds[0]
 
 
+def hyperparameter_flags() -> set[str]:
+    """The flags of all hyper-parameters, NAME and METHOD.NAME."""
+    others = _other_flags()
+    return {
+        flag
+        for method in methods.METHODS
+        for name in methods.hyperparameters(method)
+        for flag in (name, f'{method}.{name}')
+        if flag not in others
+    }
+
+
 def flag_of(method: str, name: str) -> str:
     """The flag of a hyper-parameter: its name, or METHOD.NAME if that is another flag."""
     return f'{method}.{name}' if name in _other_flags() else name
@@ -198,14 +210,6 @@ def from_flags(values: flags.FlagValues = flags.FLAGS) -> Config:
                 f'--{name}={values[name].value} belongs to --partition={" or ".join(partitions)}, '
                 f'but --partition is {partition}; omit one of them.'
             )
-    others = _other_flags()
-    names = {
-        flag
-        for method in methods.METHODS
-        for name in methods.hyperparameters(method)
-        for flag in (name, f'{method}.{name}')
-        if flag not in others
-    }
 
     def chosen(names: Iterable[str]) -> dict[str, Any]:
         return {name: values[name].value for name in names if values[name].value is not None}
@@ -213,7 +217,7 @@ def from_flags(values: flags.FlagValues = flags.FLAGS) -> Config:
     settings: dict[str, Any] = {name: values[name].value for name in SETTINGS}
     return Config(
         **settings,
-        hyperparameters=chosen(names),
+        hyperparameters=chosen(hyperparameter_flags()),
         partition_settings=chosen(n for n in partition_settings(partition) if n not in SETTINGS),
     )
 

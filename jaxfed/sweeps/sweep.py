@@ -315,15 +315,16 @@ def best_points(outcomes: Sequence[Outcome], config: Config) -> list[Point]:
     """Return the best point of each problem: of the points with one partition, rounds and so on."""
     problems: dict[Point, list[Outcome]] = {}
     for outcome in outcomes:
-        problem = tuple(pair for pair in outcome.point if _of_problem(pair[0], config))
+        named = of_problem([name for name, _ in outcome.point], config)
+        problem = tuple(pair for pair in outcome.point if pair[0] in named)
         problems.setdefault(problem, []).append(outcome)
     return [best for same in problems.values() if (best := best_point(same)) is not None]
 
 
-def _of_problem(name: str, config: Config) -> bool:
-    """Whether a setting belongs to the problem, so that its values are no choice."""
-    known = SETTINGS.get(name)
-    return name in partition_settings(config.partition) if known is None else not known.searched
+def of_problem(names: Sequence[str], config: Config) -> list[str]:
+    """The settings that belong to the problem, as the partition, so that they are no choice."""
+    fixed = {name for name, setting in SETTINGS.items() if not setting.searched}
+    return [name for name in names if name in fixed | {*partition_settings(config.partition)}]
 
 
 def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> None:
@@ -336,7 +337,7 @@ def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> 
 
     best_of_all = best_points(outcomes, config)
     swept = [name for name, _ in outcomes[0].point]
-    of_problem = [name for name in swept if _of_problem(name, config)]
+    given = of_problem(swept, config)
     with_personal = any(value is not None for outcome in outcomes for value in outcome.personal)
     rows = []
     for point, final, best, rounds, stopped, failed, personal, _ in outcomes:
@@ -357,12 +358,12 @@ def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> 
     if best_of_all:
         judged = next(o.judged for o in outcomes if o.point in best_of_all)
         caption += '; ' * bool(caption) + f'best: the highest {judged} accuracy'
-        caption += f' with the same {", ".join(of_problem)}' if of_problem else ''
+        caption += f' for each {", ".join(given)}' if given else ''
         caption += ' of those not stopped' * any(outcome.stopped for outcome in outcomes)
     display.show_sweep(
         f'{config.method} on {config.dataset}: accuracy on {where}', names, rows, caption
     )
-    if not config.validation and len(outcomes) > 1 and of_problem != swept:
+    if not config.validation and best_of_all:
         console.say(
             'A choice among these settings uses test data; --validation=0.1 compares them on '
             'held-out training data.'

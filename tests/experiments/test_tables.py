@@ -736,6 +736,25 @@ def test_a_hyperparameter_is_one_of_the_methods_that_take_it(tmp_path):
     assert forms == dict.fromkeys(forms, None) | {'FedSSD': 'squared'}
 
 
+def test_hyperparameters_of_files_and_without_a_value_are_distributed(tmp_path):
+    row = GridRow('FedRS+LMD', ('--method=fedrs+fedlmd', '--beta=1'))
+    mine = tmp_path / 'mine.flags'
+    mine.write_text('--tau=4\n--nocontinuous\n--shards_per_client=3\n--max_weight=0.5')
+    flags = [f'--flagfile={mine}', '--fedlmd.beta=0.5']
+    expected = ['--beta=0.5', '--continuous=False', '--shards_per_client=3', '--tau=4.0']
+    assert sorted(runner.flags_of_row(row, flags)) == expected
+    cell = runner.make_cell(
+        'fedlmd/cifar10_sharding2', row, 0, output=tmp_path, flags=runner.flags_of_row(row, flags)
+    )
+    assert cell.config.hyperparameters == {'beta': 0.5, 'continuous': False, 'tau': 4}
+    with pytest.raises(ValueError, match=r'--max_weight=0\.5: no selected method takes it'):
+        runner.check_taken([row], flags)
+    with pytest.raises(ValueError, match=r'--beta=0\.5: the cells of FedLMD differ in it'):
+        figures.make_plan(
+            'fedlmd/9', None, 1, columns=None, methods=None, runs=tmp_path, flags_=('--beta=0.5',)
+        )
+
+
 def test_a_table_without_a_finished_run_is_not_written(tmp_path, capsys):
     arguments = ['fedlmd/1', '--report_only', f'--output={tmp_path / "out"}', '--', *EASY]
     assert tables.main(arguments) == 1

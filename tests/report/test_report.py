@@ -19,7 +19,7 @@ from jaxfed.internal import files
 from jaxfed.metrics.forgetting import forgetting as forgetting_of
 from jaxfed.recording import run_files
 from jaxfed.report import figures, grouping, paper, pictures, reading, tables
-from jaxfed.report.__main__ import find_workdirs, main, table_of_runs
+from jaxfed.report.__main__ import find_workdirs, main, read_runs, table_of_runs
 from jaxfed.report.reading import RecordedRun, read_run
 from jaxfed.report.render import render
 from tests.recorded_runs import entry, make_run
@@ -367,7 +367,7 @@ def test_sweeps_and_folders_of_runs_are_read_as_their_runs(tmp_path, capsys):
         words = Page((tmp_path / 'page.html').read_text()).words
         assert words.startswith('3 runs on digits') and str(sweep[1]) in words
     assert main([str(runs_ / 'sweep'), str(sweep[0]), output]) == 2
-    assert 'are the same directory' in capsys.readouterr().err
+    assert 'is in two of the named folders' in capsys.readouterr().err
     (tmp_path / 'empty').mkdir()
     assert main([str(tmp_path / 'empty'), output]) == 2
     assert 'neither it nor a folder in it has a config.json' in capsys.readouterr().err
@@ -445,6 +445,11 @@ def test_a_folder_may_hold_a_run_and_others(tmp_path):
         make_run(tmp_path / name, seed=seed)
     found = find_workdirs(tmp_path / 'one')
     assert found == [tmp_path / name for name in ('one', 'one/more/three', 'one/two')]
+    (tmp_path / 'one' / 'export').mkdir()
+    (tmp_path / 'one' / 'export' / 'config.json').write_text('{"model_type": "bert"}')
+    assert find_workdirs(tmp_path / 'one') == found
+    with pytest.raises(ValueError, match=r'two is in two of the named folders'):
+        read_runs([tmp_path / 'one', tmp_path / 'one' / 'two'])
 
 
 def test_means_that_print_the_same_have_no_mark(no_pictures, tmp_path):
@@ -555,7 +560,8 @@ def test_results_for_a_paper(no_pictures, partial, tmp_path, capsys):
     )
     assert row.startswith(r'fedavg, alpha 0.1 & 70.00 $\pm$ 14.14 & 70.00 $\pm$ 14.14 & ')
     assert r' & 3 (1 of 2) & ' in row and r' & 20.00 $\pm$ 14.14 * & ' in other
-    assert r'\caption{digits: mean and standard deviation over 2 seeds. *: no run is' in text
+    states = 'fedavg, alpha 0.1: mean of 2 of 4 seeds; seed 2: diverged in round 2; seed 3'
+    assert rf'\caption{{digits: mean and standard deviation over 2 seeds. {states}' in text
     for name, method, last in (('a_b', 'fedavg', 0.6), ('c', 'fedlmd_tf', 0.9)):
         make_run(tmp_path / name, [entry(1, 0.1), entry(3, last)], method=method)
     folders = [str(tmp_path / name) for name in ('a_b', 'c')]

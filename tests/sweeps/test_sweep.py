@@ -307,13 +307,19 @@ def test_each_problem_has_its_best_point(tmp_path, capsys):
     assert sweep.best_points(outcomes, small()) == [points[0], points[3]]
     sweep.show_outcomes(outcomes, tmp_path, small())
     shown = ' '.join(capsys.readouterr().out.split())
-    assert 'best: the highest final accuracy with the same alpha' in shown
+    assert 'best: the highest final accuracy for each alpha' in shown
     assert 'A choice among these settings uses test data' in shown
     alone = [outcome((('alpha', a),), [a]) for a in (0.1, 0.5)]
     assert sweep.best_points(alone, small()) == []
     sweep.show_outcomes(alone, tmp_path, small())
     shown = capsys.readouterr().out
     assert 'best:' not in shown and 'choice' not in shown
+
+
+def test_a_sweep_of_failed_runs_names_no_choice(tmp_path, capsys):
+    outcomes = [outcome((('beta', b),), [None], failed=1) for b in (0.1, 0.5)]
+    sweep.show_outcomes(outcomes, tmp_path, small())
+    assert 'choice' not in capsys.readouterr().out
 
 
 def test_the_table_names_its_columns_and_the_best_point_in_80_columns(
