@@ -153,7 +153,6 @@ def make_plan(
     figure = narrowed(make(name, rounds), columns=columns, methods=methods)
     paper = plan(make(name), 1, output=runs)
     try:
-        runner.check_taken([one.row for panel in figure.panels for one in panel.series], flags_)
         planned = plan(figure, seeds, output=runs, flags=flags_)
     except ValueError as error:
         raise ValueError(f'{name}: {error}') from error

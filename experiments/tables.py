@@ -97,7 +97,7 @@ def make_plan(
     row_names = command.select('methods', methods, [row.name for row in table.rows])
     chosen = tuple(column for column in table.columns if column.name in column_names)
     rows = tuple(row for row in table.rows if row.name in row_names)
-    runner.check_taken(rows, flags_)
+    others, hyperparameters = runner.split_flags(flags_)
 
     def cells_of(row: GridRow, column: Column) -> tuple[Cell, ...]:
         return runner.make_cells(
@@ -105,7 +105,8 @@ def make_plan(
             row,
             seeds,
             output=output,
-            flags=runner.flags_of_row(row, flags_),
+            flags=others,
+            hyperparameters=hyperparameters,
             variant=column.flags.get(row.name, ()),
             measured=False,
         )
@@ -114,6 +115,7 @@ def make_plan(
         return config_flags.parse([f'--flagfile={runner.flag_file(column.file)}']).rounds
 
     cells = {(row.name, column.name): cells_of(row, column) for row in rows for column in chosen}
+    runner.check_taken((of_seeds[0] for of_seeds in cells.values()), hyperparameters)
     plain = (
         runner.make_cell(column.file, row, 0, output=output, variant=column.flags.get(row.name, ()))
         for row in rows

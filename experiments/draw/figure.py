@@ -1,5 +1,6 @@
 """A figure: panels of runs, and how their numbers are read."""
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -124,13 +125,23 @@ def plan(
       ValueError: for invalid settings.
     """
 
+    others, hyperparameters = runner.split_flags(flags)
+
     def cells(series: Series) -> tuple[Cell, ...]:
+        varied = set(map(runner.flag_name, series.variant))
+        for name, value in hyperparameters.items():
+            if varied & {name, name.rpartition('.')[2]}:
+                raise ValueError(
+                    f'--{name}={value}: the cells of {series.name} differ in it; leave it out '
+                    'after --.'
+                )
         return runner.make_cells(
             series.column,
             series.row,
             1 if figure.one_seed else seeds,
             output=output,
-            flags=runner.flags_of_row(series.row, flags, variant=series.variant),
+            flags=others,
+            hyperparameters=hyperparameters,
             variant=series.variant,
             measured=figure.measured,
         )
@@ -138,6 +149,8 @@ def plan(
     planned = tuple(Planned(panel, tuple(map(cells, panel.series))) for panel in figure.panels)
     for cell in cells_of(planned):
         _check_clients(cell.config)
+    every = itertools.chain(*(cells_of(planned, trains=trains) for trains in (True, False)))
+    runner.check_taken(every, hyperparameters)
     return planned
 
 

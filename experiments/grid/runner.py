@@ -2,12 +2,13 @@
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxfed import methods
-from jaxfed.config import DEFAULTS, FIELDS, MAPPINGS, Config, settings_that_affect
+from jaxfed.config import FIELDS, MAPPINGS, Config, settings_that_affect
 from jaxfed.internal import console
 from jaxfed.internal.files import read_json
 from jaxfed.recording import log, run_files
@@ -75,6 +76,7 @@ def make_cell(
     *,
     output: Path,
     flags: Sequence[str] = (),
+    hyperparameters: Mapping[str, Any] = MappingProxyType({}),
     variant: Sequence[str] = (),
     base: Sequence[str] | None = None,
     measured: bool = True,
@@ -87,6 +89,7 @@ def make_cell(
       seed: of all randomness.
       output: folder of all cells.
       flags: flags of the whole grid, such as --rounds=20; they override the column's and the row's.
+      hyperparameters: of the whole grid, for the methods that take them; they override, too.
       variant: flags that differ from other cells of this column and row.
       base: flags of the column; None for those in its flag file.
       measured: whether a finished run must have recorded all measures of the cell.
@@ -103,6 +106,7 @@ def make_cell(
     base = [f'--flagfile={flag_file(column)}'] if base is None else base
     try:
         config = config_flags.parse([*base, *row.flags, *variant, *flags, *fixed])
+        config = _with_taken(config, hyperparameters)
         checks.check(config)
         method_of(config)
     except ValueError as error:
@@ -110,47 +114,35 @@ def make_cell(
     return Cell(column, row.name, tuple(variant), seed, config, folder, output, measured)
 
 
-def flags_of_row(row: GridRow, flags: Sequence[str], *, variant: Sequence[str] = ()) -> list[str]:
-    """The flags of a grid for a row, each as --NAME=VALUE, also those of files.
+def split_flags(flags: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """The flags of a grid without hyper-parameters, and these, name -> value; also of files."""
+    values, known = config_flags.read_flags(flags), config_flags.hyperparameter_flags()
+    others = [f'--{name}={value}' for name, value in values.items() if name not in known]
+    return others, {name: value for name, value in values.items() if name in known}
 
-    A hyper-parameter is one of the methods that take it, and replaces that of the row.
 
-    Raises:
-      ValueError: if the cells differ in a hyper-parameter that is set.
-    """
-    known = config_flags.hyperparameter_flags()
-    own, varied = (config_flags.read_flags(some).keys() for some in (row.flags, variant))
-    found = []
-    for name, value in config_flags.read_flags(flags).items():
-        if name in known and not _takes(row, name):
-            continue
-        key = name.rpartition('.')[2]
-        if name in known and varied & {name, key}:
+def check_taken(cells: Iterable[Cell], hyperparameters: Mapping[str, Any]) -> None:
+    """Raise a ValueError for a hyper-parameter of a grid that the method of no cell takes."""
+    cells = list(cells)
+    taken = {name for cell in cells for name in cell.config.hyperparameters}
+    for name, value in hyperparameters.items():
+        if name not in taken:
+            rows = ', '.join(dict.fromkeys(cell.row for cell in cells))
             raise ValueError(
-                f'--{name}={value}: the cells of {row.name} differ in it; leave it out after --.'
-            )
-        # METHOD.NAME and NAME together would be two values.
-        found.append(f'--{key if name in known and key in own else name}={value}')
-    return found
-
-
-def check_taken(rows: Sequence[GridRow], flags: Sequence[str]) -> None:
-    """Raise a ValueError for a hyper-parameter that no method of a grid takes."""
-    known, names = config_flags.hyperparameter_flags(), dict.fromkeys(row.name for row in rows)
-    for name, value in config_flags.read_flags(flags).items():
-        if name in known and not any(_takes(row, name) for row in rows):
-            raise ValueError(
-                f'--{name}={value}: no selected method takes it ({", ".join(names)}); select one '
-                'that does, or leave it out after --.'
+                f'--{name}={value}: no selected method takes it ({rows}); select one that does, '
+                'or leave it out after --.'
             )
 
 
-def _takes(row: GridRow, name: str) -> bool:
-    """Whether the method of a row has a hyper-parameter, NAME or METHOD.NAME."""
-    method = config_flags.read_flags(row.flags).get('method', DEFAULTS['method'])
-    part, _, key = name.rpartition('.')
-    parts = methods.resolve(method, {})
-    return any(key in values and part in ('', known) for known, values, _ in parts)
+def _with_taken(config: Config, hyperparameters: Mapping[str, Any]) -> Config:
+    """Set the hyper-parameters that the method takes, NAME or METHOD.NAME."""
+    parts, found = methods.resolve(config.method, {}), dict(config.hyperparameters)
+    for name, value in hyperparameters.items():
+        part, _, key = name.rpartition('.')
+        if any(key in values and part in ('', known) for known, values, _ in parts):
+            found.pop(key, None)  # METHOD.NAME and NAME together would be two values
+            found[name] = value
+    return dataclasses.replace(config, hyperparameters=found)
 
 
 def with_seed(cell: Cell, seed: int) -> Cell:

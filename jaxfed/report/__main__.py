@@ -6,7 +6,7 @@
 import glob
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,17 +151,16 @@ def main(arguments: Sequence[str]) -> int:
         groups = group(runs)
         for warning in (run.warning for run in runs if run.warning):
             console.show_warning(warning)
-        texts = {
-            'output': render(groups, target=target, baseline=flags.baseline, score=flags.score),
-            'csv': table_of_runs(groups, target),
-            'latex': paper.latex_table(groups, target),
+        page = render(groups, target=target, baseline=flags.baseline, score=flags.score)
+        writers: dict[str, Callable[[Path], None]] = {
+            'figure': lambda path: paper.draw(groups, path),
+            'output': lambda path: files.write_atomic(path, page),
+            'csv': lambda path: files.write_atomic(path, table_of_runs(groups, target)),
+            'latex': lambda path: files.write_atomic(path, paper.latex_table(groups, target)),
         }
         for flag, path in ((flag, path) for flag, path in paths.items() if path):
             try:
-                if flag == 'figure':
-                    paper.draw(groups, path)
-                else:
-                    files.write_atomic(path, texts[flag])
+                writers[flag](path)
             except OSError as error:
                 raise ValueError(f'--{flag}={path} cannot be written: {error}.') from error
             console.say(f'{path}: {console.counted(len(runs), "run")}')

@@ -335,13 +335,13 @@ def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> 
         spread = '' if deviation is None else f' ± {100 * deviation:.2f}'
         return '-' if mean is None else f'{100 * mean:.2f}{spread}'
 
-    best_of_all = best_points(outcomes, config)
+    best_of_each = best_points(outcomes, config)
     swept = [name for name, _ in outcomes[0].point]
     given = of_problem(swept, config)
     with_personal = any(value is not None for outcome in outcomes for value in outcome.personal)
     rows = []
     for point, final, best, rounds, stopped, failed, personal, _ in outcomes:
-        notes = ['best'] * (point in best_of_all)
+        notes = ['best'] * (point in best_of_each)
         some = f'{stopped} of {len(final)} ' * (stopped < len(final))
         notes += [f'{some}stopped early'] * bool(stopped) + [f'{failed} failed'] * bool(failed)
         values = [shortest(value) for _, value in point]
@@ -355,15 +355,15 @@ def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> 
     where = 'held-out training examples' if config.validation else 'test examples'
     seeds = max(len(outcome.final) for outcome in outcomes)
     caption = f'mean ± standard deviation of {seeds} seeds' if seeds > 1 else ''
-    if best_of_all:
-        judged = next(o.judged for o in outcomes if o.point in best_of_all)
+    if best_of_each:
+        judged = next(o.judged for o in outcomes if o.point in best_of_each)
         caption += '; ' * bool(caption) + f'best: the highest {judged} accuracy'
         caption += f' for each {", ".join(given)}' if given else ''
         caption += ' of those not stopped' * any(outcome.stopped for outcome in outcomes)
     display.show_sweep(
         f'{config.method} on {config.dataset}: accuracy on {where}', names, rows, caption
     )
-    if not config.validation and best_of_all:
+    if not config.validation and best_of_each:
         console.say(
             'A choice among these settings uses test data; --validation=0.1 compares them on '
             'held-out training data.'

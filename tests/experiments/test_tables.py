@@ -740,15 +740,15 @@ def test_hyperparameters_of_files_and_without_a_value_are_distributed(tmp_path):
     row = GridRow('FedRS+LMD', ('--method=fedrs+fedlmd', '--beta=1'))
     mine = tmp_path / 'mine.flags'
     mine.write_text('--tau=4\n--nocontinuous\n--shards_per_client=3\n--max_weight=0.5')
-    flags = [f'--flagfile={mine}', '--fedlmd.beta=0.5']
-    expected = ['--beta=0.5', '--continuous=False', '--shards_per_client=3', '--tau=4.0']
-    assert sorted(runner.flags_of_row(row, flags)) == expected
+    others, given = runner.split_flags([f'--flagfile={mine}', '--fedlmd.beta=0.5'])
+    assert others == ['--shards_per_client=3']
     cell = runner.make_cell(
-        'fedlmd/cifar10_sharding2', row, 0, output=tmp_path, flags=runner.flags_of_row(row, flags)
+        'fedlmd/cifar10_sharding2', row, 0, output=tmp_path, flags=others, hyperparameters=given
     )
-    assert cell.config.hyperparameters == {'beta': 0.5, 'continuous': False, 'tau': 4}
+    assert cell.config.hyperparameters == {'fedlmd.beta': 0.5, 'continuous': False, 'tau': 4}
+    assert cell.config.shards_per_client == 3
     with pytest.raises(ValueError, match=r'--max_weight=0\.5: no selected method takes it'):
-        runner.check_taken([row], flags)
+        runner.check_taken([cell], given)
     with pytest.raises(ValueError, match=r'--beta=0\.5: the cells of FedLMD differ in it'):
         figures.make_plan(
             'fedlmd/9', None, 1, columns=None, methods=None, runs=tmp_path, flags_=('--beta=0.5',)
