@@ -1,6 +1,7 @@
 """The work that jaxfed and its alternatives share."""
 
 import json
+import types
 
 import numpy as np
 import pytest
@@ -68,3 +69,24 @@ def test_evaluations_follow_every_few_rounds_and_the_last():
 def test_unknown_systems_are_refused(names):
     with pytest.raises(app.UsageError, match=r'must be jaxfed and others of jaxfed, torch'):
         alternatives.find_systems(names)
+
+
+@pytest.mark.parametrize('free_threaded', [False, True])
+def test_threads_need_a_python_without_the_global_interpreter_lock(free_threaded, monkeypatch):
+    monkeypatch.setattr(
+        alternatives.reporting, 'has', lambda module: module in {'blazefl', 'torch'}
+    )
+    monkeypatch.setattr(alternatives.reporting, 'free_threaded', lambda: free_threaded)
+    names = ['jaxfed', 'blazefl', 'blazefl_threads']
+    assert alternatives.find_systems(names) == names[: 2 + free_threaded]
+
+
+def test_images_come_from_a_file(tmp_path):
+    task = TASK._replace(shards=0)
+    known = alternatives.synthetic(task)
+    file = tmp_path / 'images.npz'
+    np.savez(file, **{k: v for k, v in known._asdict().items() if k != 'name'})
+    args = types.SimpleNamespace(dataset='npz', data_dir=None, npz=file)
+    data = alternatives.sample(args, task)
+    assert pairs(data) == pairs(known)
+    assert data.x_test.shape == known.x_test.shape

@@ -4,7 +4,8 @@ Every system trains the same network by federated averaging on the same images o
 without momentum, no augmentation, and evaluations on the same test images. The systems run one
 after another in separate processes, so that they share neither cores nor memory. The first round is
 not counted. The PyTorch loop trains client after client on all cores; BlazeFL and Flower train one
-client per core at a time in processes; pfl-research trains client after client on all cores.
+client per core at a time in processes, BlazeFL also in threads, which need a Python without the
+global interpreter lock; pfl-research trains client after client on all cores.
 
 Tasks: `cifar10`, the FedNTD CNN, 10 clients, one local epoch, batches of 50. `blazefl`, the CNN
 benchmark of BlazeFL: LeNet, 100 clients that all train in each of 5 rounds, each with shards of two
@@ -128,13 +129,14 @@ def synthetic(task: Task) -> Data:
     return Data('synthetic images', x[:train], y[:train], x[train:], y[train:])
 
 
-def sample(name: str, data_dir: str, task: Task) -> Data:
-    """Random images of the dataset `name` in `data_dir`.
+def sample(args: flags.FlagValues, task: Task) -> Data:
+    """Random images of the dataset that the flags select.
 
     Raises:
       ValueError: if there is no such dataset, or it does not fit the task.
     """
-    dataset = load_dataset(name, data_dir=data_dir)
+    name = args.dataset
+    dataset = load_dataset(name, data_dir=args.data_dir, npz=args.npz)
     train, test = task.clients * task.examples_per_client, task.test_examples
     sizes = len(dataset.y_train), len(dataset.y_test)
     if train > sizes[0] or test > sizes[1]:
@@ -177,12 +179,14 @@ def load(args: flags.FlagValues) -> tuple[Data, Task]:
             f'--examples_per_client={task.examples_per_client} must be a multiple of the '
             f'{task.shards} shards of a client.'
         )
-    if args.data_dir is None:
+    if args.data_dir is None and args.npz is None:
         if args['dataset'].present:
-            raise app.UsageError(f'--dataset={args.dataset} needs --data_dir, its folder.')
+            raise app.UsageError(
+                f'--dataset={args.dataset} needs --data_dir, its folder, or --npz, its file.'
+            )
         return deal(synthetic(task), task), task
     try:
-        return deal(sample(args.dataset, args.data_dir, task), task), task
+        return deal(sample(args, task), task), task
     except ValueError as error:
         raise app.UsageError(str(error)) from error
 
@@ -288,10 +292,11 @@ def find_systems(names: Sequence[str]) -> list[str]:
     keys = []
     for key in SYSTEMS:
         system = SYSTEMS[key]
-        if key in names and all(map(reporting.has, system.needs)):
+        runs = reporting.free_threaded() or not system.free_threaded
+        if key in names and runs and all(map(reporting.has, system.needs)):
             keys.append(key)
         elif key in names:
-            hint = f'{system.name} is not installed and is left out: {system.install}'
+            hint = f'{system.name} is not installed here and is left out: {system.install}'
             reporting.console.print(hint, markup=False, soft_wrap=True)
     return keys
 
@@ -392,7 +397,8 @@ if __name__ == '__main__':
     }.items():
         flags.DEFINE_integer(name, None, text, lower_bound=1)
     flags.DEFINE_list('systems', list(SYSTEMS), f'Of {", ".join(SYSTEMS)}; jaxfed is among them.')
-    flags.DEFINE_string('dataset', 'cifar10', 'TFDS image classification set.')
+    flags.DEFINE_string('dataset', 'cifar10', 'TFDS image classification set, or npz with --npz.')
     flags.DEFINE_string('data_dir', None, 'Directory of TFDS datasets [synthetic images].')
+    flags.DEFINE_string('npz', None, 'File of a data set, as of jaxfed.main.')
     flags.DEFINE_string('output', None, reporting.JSON_FILE)
     reporting.run(main)

@@ -1,10 +1,12 @@
-"""The work of `alternatives` with BlazeFL's pool of processes, which loads these classes by name.
+"""The work of `alternatives` with BlazeFL's pools of processes and of threads.
 
-As in BlazeFL's own benchmark, processes are spawned and share memory. Threads, which it also
-offers, need a Python without the global interpreter lock.
+As in BlazeFL's own benchmark, processes are spawned, load these classes by name, and share memory.
+Threads need a Python without the global interpreter lock.
 """
 
 import multiprocessing
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,8 +37,9 @@ class Models:
         self.work = work
 
     def select_model(self, model_name: str) -> torch.nn.Module:
-        """The network; a process for clients computes on one core."""
-        if multiprocessing.parent_process():
+        """The network; a process or thread for clients computes on one core."""
+        main_thread = threading.current_thread() is threading.main_thread()
+        if multiprocessing.parent_process() or not main_thread:
             torch.set_num_threads(1)
         return network(self.work)
 
@@ -69,14 +72,23 @@ class Examples:
         return DataLoader(examples, batch_size=size, shuffle=True, generator=generator)
 
 
-def run(work: Work) -> Rounds:
-    """Runs the work: one client per core at a time, evaluation on all cores."""
+def run(work: Work, *, threads: bool = False) -> Rounds:
+    """Runs the work: one client per core at a time, evaluation on all cores.
+
+    Raises:
+      RuntimeError: if threads would wait for each other.
+    """
     import torch.multiprocessing
-    from blazefl.contrib import FedAvgBaseServerHandler, FedAvgProcessPoolClientTrainer
+    from blazefl.contrib import (
+        FedAvgBaseServerHandler,
+        FedAvgProcessPoolClientTrainer,
+        FedAvgThreadPoolClientTrainer,
+    )
     from blazefl.core import IPCMode
 
+    if threads and getattr(sys, '_is_gil_enabled', lambda: True)():
+        raise RuntimeError('a module has turned the global interpreter lock on; set PYTHON_GIL=0')
     torch.multiprocessing.set_start_method('spawn')
-    torch.set_num_threads(work.cores)
     task = work.task
     tested = read_examples(work, 'test', slice(None))
     common: dict[str, Any] = {
@@ -93,15 +105,20 @@ def run(work: Work) -> Rounds:
         sample_ratio=task.clients_per_round / task.clients,
         **common,
     )
-    clients = FedAvgProcessPoolClientTrainer(
-        share_dir=Path(work.folder, 'blazefl', 'share'),
-        state_dir=Path(work.folder, 'blazefl', 'state'),
-        epochs=task.local_epochs,
-        lr=task.learning_rate,
-        num_parallels=min(work.cores, task.clients_per_round),
-        ipc_mode=IPCMode.SHARED_MEMORY,
-        **common,
-    )
+    common |= {
+        'epochs': task.local_epochs,
+        'lr': task.learning_rate,
+        'num_parallels': min(work.cores, task.clients_per_round),
+    }
+    if threads:
+        clients: Any = FedAvgThreadPoolClientTrainer(**common)
+    else:
+        clients = FedAvgProcessPoolClientTrainer(
+            share_dir=Path(work.folder, 'blazefl', 'share'),
+            state_dir=Path(work.folder, 'blazefl', 'state'),
+            ipc_mode=IPCMode.SHARED_MEMORY,
+            **common,
+        )
     seconds, accuracy = [], 0.0
     for number in range(1, task.rounds + 1):
         start = time.perf_counter()
@@ -109,6 +126,7 @@ def run(work: Work) -> Rounds:
         for upload in clients.uplink_package():
             server.load(upload)
         if task.evaluates(number):
+            torch.set_num_threads(work.cores)
             accuracy = measure_accuracy(server.model, tested)
         seconds.append(time.perf_counter() - start)
     return Rounds(seconds, accuracy)

@@ -42,6 +42,7 @@ class System(NamedTuple):
     needs: tuple[str, ...] = ()  # modules
     install: str = ''  # the command that installs them
     processes: bool = False  # whether it starts processes
+    free_threaded: bool = False  # whether it needs a Python without the global interpreter lock
 
 
 def run_jaxfed(work: Work) -> Rounds:
@@ -207,6 +208,13 @@ def run_blazefl(work: Work) -> Rounds:
     return run(work)
 
 
+def run_blazefl_threads(work: Work) -> Rounds:
+    """Runs the work with BlazeFL's pool of threads: one client per core at a time."""
+    from experiments.benchmarks.alternatives.blazefl_system import run
+
+    return run(work, threads=True)
+
+
 def run_pfl(work: Work) -> Rounds:
     """Runs the work with pfl-research."""
     from experiments.benchmarks.alternatives.pfl_system import run
@@ -223,6 +231,14 @@ SYSTEMS = {
         ('blazefl', 'torch'),
         "pip install 'jaxfed[bench]' 'blazefl[contrib,reproducibility]'",
         processes=True,
+    ),
+    'blazefl_threads': System(
+        'BlazeFL, threads',
+        run_blazefl_threads,
+        ('blazefl', 'torch'),
+        'a free-threaded Python, and there '
+        "pip install 'jaxfed[bench]' 'blazefl[contrib,reproducibility]'",
+        free_threaded=True,
     ),
     'flower': System(
         'Flower',

@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import json
 import platform
+import sysconfig
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -81,6 +82,11 @@ def has(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
+def free_threaded() -> bool:
+    """Whether this Python has no global interpreter lock."""
+    return bool(sysconfig.get_config_var('Py_GIL_DISABLED'))
+
+
 def machine() -> dict[str, str | int]:
     """The measured hardware, and the versions of the software."""
     return {
@@ -88,7 +94,7 @@ def machine() -> dict[str, str | int]:
         'processor': processor(),
         'device': jax.devices()[0].device_kind,
         'devices': len(jax.devices()),
-        'python': platform.python_version(),
+        'python': platform.python_version() + (' free-threaded' if free_threaded() else ''),
         'jaxfed': recorded_versions()['jaxfed'],
         'jax': jax.__version__,
         'flax': version('flax'),
