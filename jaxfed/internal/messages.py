@@ -52,7 +52,9 @@ def located(place: str, error: BaseException, end: str = '.') -> ValueError:
       error: the exception.
       end: of the message, as from `suggestion`.
     """
-    return ValueError(f'{place}{user_line(error)}: {one_line(error).rstrip(".:")}{end}')
+    line = one_line(error).rstrip('.:')
+    asks = line.endswith('?')  # newer versions of Python suggest a name, too
+    return ValueError(f'{place}{user_line(error)}: {line}{"" if asks else end}')
 
 
 @contextlib.contextmanager

@@ -36,12 +36,11 @@ class _Entry(NamedTuple):
 class _Member(tarfile.TarInfo):
     """A member of a .tar file; refuses long headers, which tarfile reads at once."""
 
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> '_Member':
-        member = super().frombuf(buf, encoding, errors)
-        if member.type not in tarfile.REGULAR_TYPES and member.size > _HEADER:
-            raise ValueError(f'a header of {member.size} bytes')
-        return member
+    # tarfile says that subclasses may override this; newer versions do not call `frombuf`.
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type not in tarfile.REGULAR_TYPES and self.size > _HEADER:
+            raise ValueError(f'a header of {self.size} bytes')
+        return super()._proc_member(tar)  # type: ignore[misc]
 
 
 def check_checksum(archive: Path, checksum: str | None) -> None:
