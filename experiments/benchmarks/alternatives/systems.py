@@ -236,8 +236,10 @@ SYSTEMS = {
         'BlazeFL, threads',
         run_blazefl_threads,
         ('blazefl', 'torch'),
-        'a free-threaded Python, and there '
-        "pip install 'jaxfed[bench]' 'blazefl[contrib,reproducibility]'",
+        # array-record has no files for such a Python.
+        'in a free-threaded Python install the dependencies of jaxfed but array-record and '
+        'tensorflow-datasets, then pip install --no-deps jaxfed && pip install psutil torch '
+        "'blazefl[contrib,reproducibility]'",
         free_threaded=True,
     ),
     'flower': System(
