@@ -123,10 +123,10 @@ def run(work: Work, *, threads: bool = False) -> Rounds:
     for number in range(1, task.rounds + 1):
         start = time.perf_counter()
         clients.local_process(server.downlink_package(), server.sample_clients())
+        torch.set_num_threads(work.cores)  # a client's thread sets 1 for the others, too
         for upload in clients.uplink_package():
             server.load(upload)
         if task.evaluates(number):
-            torch.set_num_threads(work.cores)
             accuracy = measure_accuracy(server.model, tested)
         seconds.append(time.perf_counter() - start)
     return Rounds(seconds, accuracy)
