@@ -145,9 +145,16 @@ def needs(names: Sequence[str]) -> set[Need]:
     return {need for name in names for need in MEASURES[name].needs}
 
 
+def _advice(measure: Measure, function: str) -> str:
+    """The end of an error of a function which reads an input that `needs` does not name."""
+    code = getattr(getattr(measure, function), '__code__', None)
+    unset = set(code.co_names if code else ()) & set(get_args(Need)) - set(measure.needs)
+    return f"; it reads {min(unset)}, so add needs=('{min(unset)}',) to it." if unset else '.'
+
+
 def _fields_of(name: str, function: str, *arguments: Any) -> Fields:
     """What a function of a measure returns; raises a ValueError if it fails or is no dictionary."""
-    with locate_errors(f'MEASURES[{name!r}].{function}'):
+    with locate_errors(f'MEASURES[{name!r}].{function}', _advice(MEASURES[name], function)):
         found = getattr(MEASURES[name], function)(*arguments)
     if not isinstance(found, dict):
         raise ValueError(

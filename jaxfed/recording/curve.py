@@ -3,14 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from jaxfed.internal.files import atomic_path
+from jaxfed.recording.style import COLOURS, style, write
 
 
 def draw_accuracy(metrics: list[dict[str, Any]], path: Path, *, title: str) -> None:
     """Draw test accuracy, average local accuracy and training loss by round to a PNG file."""
     from matplotlib.figure import Figure
-
-    from jaxfed.recording.style import COLOURS, style
 
     def accuracies(field: str) -> tuple[list[int], list[float]]:
         """Rounds with a value, and the values in percent."""
@@ -36,5 +34,4 @@ def draw_accuracy(metrics: list[dict[str, Any]], path: Path, *, title: str) -> N
         right.grid(False)
         right.spines['right'].set_visible(True)
         figure.legend(loc='outside lower center', ncols=3)
-        with atomic_path(path) as temporary:
-            figure.savefig(temporary, dpi=150, format='png')
+        write(figure, path)

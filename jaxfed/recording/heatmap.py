@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jaxfed.internal.files import atomic_path
 from jaxfed.partition.counts import one_class_share
+from jaxfed.recording.style import write
 
 _MAX_NUMBERED = 20  # clients and classes up to which the cells of the figure have numbers
 _MAX_LINED = 150  # clients or classes up to which lines separate them
@@ -21,11 +21,11 @@ _ASCII = str.maketrans('·░▒▓█', '.-=*#')  # for terminals without Unico
 
 
 def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str) -> None:
-    """Draw the examples of each class at each client to a PNG file; zero is white.
+    """Draw the examples of each class at each client to a file; zero is white.
 
     Args:
       counts: [N, C] integers, examples of class c at client i.
-      path: the file to write.
+      path: the file to write, which ends in .png, .svg or .pdf.
       title: the title of the figure.
 
     Reference:
@@ -65,8 +65,7 @@ def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str
     ticks = np.asarray(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]).tick_values(1, largest))
     inside = ticks[(ticks > 1) & (ticks <= largest)]
     figure.colorbar(image, label='examples (white: none)', ticks=[1, *inside])
-    with atomic_path(Path(path)) as temporary:
-        figure.savefig(temporary, dpi=150, format='png')
+    write(figure, Path(path))
 
 
 def print_heatmap(counts: np.ndarray, console: Console, *, most: int = _PRINTED_CLIENTS) -> None:

@@ -4,16 +4,24 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from jaxfed.internal.files import atomic_path
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's colours without yellow, which is faint on white.
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000')
 DASHES = ('-', '--', ':', '-.')
 SEQUENTIAL = 'cividis'  # perceptually uniform, the same with colour blindness
+
+# The suffix of a file -> settings of its format.
+FORMATS: dict[str, dict[str, Any]] = {
+    '.png': {'dpi': 150},
+    '.svg': {'metadata': {'Date': None}},
+    '.pdf': {'metadata': {'CreationDate': None}},
+}
 
 _SETTINGS: Any = {
     'font.size': 10,
@@ -45,7 +53,7 @@ def line(i: int) -> dict[str, Any]:
     return {'color': COLOURS[i % n], 'linestyle': DASHES[i // n % len(DASHES)]}
 
 
-def save(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
+def save(figure: 'Figure', path: str | os.PathLike[str]) -> list[Path]:
     """Write a figure to PATH.png and PATH.svg atomically, and return both files."""
     files = [Path(f'{path}.png'), Path(f'{path}.svg')]
     for file in files:
@@ -53,12 +61,8 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
     return files
 
 
-def write(figure: Figure, path: Path) -> None:
-    """Write a figure to a .png, .svg or .pdf file atomically, without the date."""
-    settings: dict[str, dict[str, Any]] = {
-        '.png': {'dpi': 150},
-        '.svg': {'metadata': {'Date': None}},
-        '.pdf': {'metadata': {'CreationDate': None}},
-    }
+def write(figure: 'Figure', path: Path) -> None:
+    """Write a figure to a file that ends in one of FORMATS atomically, without the date."""
+    suffix = path.suffix.lower()
     with atomic_path(path) as temporary:
-        figure.savefig(temporary, format=path.suffix[1:], **settings[path.suffix])
+        figure.savefig(temporary, format=suffix[1:], **FORMATS[suffix])

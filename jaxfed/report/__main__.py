@@ -15,6 +15,7 @@ from jaxfed.internal.command_line import Parser
 from jaxfed.internal.csv_text import csv_text
 from jaxfed.internal.include import HELP, include
 from jaxfed.recording import run_files, trackers
+from jaxfed.recording.style import FORMATS
 from jaxfed.report import paper, tables
 from jaxfed.report.comparison import SCORES
 from jaxfed.report.grouping import RunGroup, group
@@ -22,7 +23,7 @@ from jaxfed.report.reading import RecordedRun, read_run
 from jaxfed.report.render import render
 
 # Flag -> suffixes of its file.
-SUFFIXES = {'figure': paper.PICTURES, 'output': ('.html',), 'csv': ('.csv',), 'latex': ('.tex',)}
+SUFFIXES = {'figure': tuple(FORMATS), 'output': ('.html',), 'csv': ('.csv',), 'latex': ('.tex',)}
 
 
 def make_parser() -> Parser:

@@ -13,7 +13,6 @@ from jaxfed.report import grouping, pictures, tables
 from jaxfed.report.grouping import RunGroup
 from jaxfed.report.tables import Cell
 
-PICTURES = ('.svg', '.pdf', '.png')
 _LEFT_OUT = {'in round', 'time', 'client-steps/s', 'seeds', 'state'}
 
 
@@ -60,7 +59,7 @@ def draw(groups: Sequence[RunGroup], path: Path) -> None:
 
     Args:
       groups: the groups of runs.
-      path: the file, of a suffix in `PICTURES`.
+      path: the file, of a suffix in `style.FORMATS`.
 
     Raises:
       ValueError: if no run was evaluated.

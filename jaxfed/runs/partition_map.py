@@ -18,6 +18,7 @@ from jaxfed.internal.include import check_included, include_first
 from jaxfed.partition.file import SUFFIXES
 from jaxfed.recording.entries import title_of
 from jaxfed.recording.heatmap import draw_heatmap, print_heatmap
+from jaxfed.recording.style import FORMATS
 from jaxfed.runs import checks, config_flags, deal
 from jaxfed.runs.experiment import method_of
 from jaxfed.runs.listings import list_methods
@@ -84,8 +85,8 @@ def main(arguments: Sequence[str]) -> int:
         output, indices = flags.FLAGS.output, flags.FLAGS.output_indices
         if indices and Path(indices).suffix not in SUFFIXES:
             raise ValueError(f'--output_indices={indices} must end in {" or ".join(SUFFIXES)}.')
-        if output and Path(output).suffix.lower() != '.png':
-            raise ValueError(f'--output={output} must end in .png.')
+        if output and Path(output).suffix.lower() not in FORMATS:
+            raise ValueError(f'--output={output} must end in {" or ".join(FORMATS)}.')
         for flag, path in (('output', output), ('output_indices', indices)):
             if path and not Path(path).parent.is_dir():
                 raise ValueError(f'--{flag}={path}: there is no such folder; create it first.')
@@ -118,7 +119,7 @@ if __name__ == '__main__':
     except ValueError as error:
         console.show_error(str(error))
         sys.exit(2)
-    flags.DEFINE_string('output', None, 'PNG file for the partition map')
+    flags.DEFINE_string('output', None, 'file for the partition map: PNG, SVG or PDF')
     flags.DEFINE_string(
         'output_indices',
         None,

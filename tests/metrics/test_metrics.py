@@ -20,6 +20,7 @@ from jaxfed.engine import evaluation, local_evaluation
 from jaxfed.engine.devices import make_mesh
 from jaxfed.engine.stacking import row
 from jaxfed.metrics import selection
+from jaxfed.metrics.accuracy import Evaluation
 from jaxfed.metrics.history import empty_history
 from jaxfed.metrics.measures import MEASURES, Measure, RoundData
 from jaxfed.metrics.selection import parse_clients, parse_measures
@@ -614,6 +615,21 @@ def test_an_error_in_a_measure_names_its_line(monkeypatch):
     message = r"MEASURES\['mine'\]\.of_round \(test_metrics\.py, line \d+\): ZeroDivisionError: "
     with pytest.raises(ValueError, match=message):
         selection.measure_round(('mine',), 0, None, None)
+
+
+def test_an_error_in_a_measure_names_the_input_that_it_did_not_ask_for(monkeypatch):
+    def sharpness(data, now):
+        return {'sharpness': now.logits.max()}
+
+    mine = Measure('Mine.', scalars=('sharpness',), of_global=sharpness)
+    monkeypatch.setitem(MEASURES, 'mine', mine)
+    now = Evaluation(*np.zeros(len(Evaluation._fields) - 1))
+    advice = r"no attribute 'max'; it reads logits, so add needs=\('logits',\) to it\.$"
+    with pytest.raises(ValueError, match=advice):
+        selection.measure_round(('mine',), None, now, None)
+    monkeypatch.setitem(MEASURES, 'mine', mine._replace(needs=('logits',)))
+    with pytest.raises(ValueError, match=r"no attribute 'max'\.$"):
+        selection.measure_round(('mine',), None, now, None)
 
 
 @pytest.mark.parametrize('devices, measure', [('1', 'mine'), ('2', 'mine,teacher_kl')])

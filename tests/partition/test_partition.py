@@ -700,7 +700,10 @@ def test_counts_are_shown_as_they_are_trained(tmp_path):
 
 @pytest.mark.parametrize(
     'name, message',
-    [('no/such.png', 'there is no such folder; create it first'), ('map.pdf', 'must end in .png.')],
+    [
+        ('no/such.png', 'there is no such folder; create it first'),
+        ('map.jpg', 'must end in .png or .svg or .pdf.'),
+    ],
 )
 def test_a_map_that_cannot_be_written_names_the_flag(name, message, tmp_path, monkeypatch, capsys):
     path = tmp_path / name

@@ -679,7 +679,7 @@ def test_invalid_arguments_are_refused(runs, tmp_path, capsys, monkeypatch):
         ([run, '--output=/proc/page.html'], '--output=/proc/page.html'),
         ([run, f'--output={page}', f'--csv={run}/metrics.csv'], '--csv='),
         ([run, f'--output={page}', '--latex=a.html'], '--latex must end in .tex, got a.html'),
-        ([run, f'--output={page}', '--figure=a'], '--figure must end in .svg or .pdf or .png'),
+        ([run, f'--output={page}', '--figure=a'], '--figure must end in .png or .svg or .pdf'),
         ([run, f'--output={page}', '--target_accuracy=60'], 'at most 1, got 60.'),
         ([run, f'--output={page}', '--target_accuracy=x'], '--target_accuracy: invalid float'),
         ([run, f'--output={page}', '--target_accuracy=nan'], 'at most 1, got nan.'),
