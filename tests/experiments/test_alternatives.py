@@ -58,6 +58,10 @@ def test_every_system_reads_the_same_clients(tmp_path):
             mine = arrays['users'] == client
             rows = slice(20 * client, 20 * (client + 1))
             np.testing.assert_array_equal(arrays['x_train'][mine], data.x_train[rows])
+            x, y = torch_work.read_arrays(work, 'train', rows)
+            np.testing.assert_allclose(x * work.std + work.mean, data.x_train[rows], atol=1e-3)
+            np.testing.assert_array_equal(y, data.y_train[rows])
+            assert x.dtype == np.float32
 
 
 def test_evaluations_follow_every_few_rounds_and_the_last():

@@ -1,11 +1,12 @@
-"""Seconds a round of the same work: jaxfed, a PyTorch loop, BlazeFL, Flower, pfl-research.
+"""Seconds a round of the same work: jaxfed, a PyTorch loop, BlazeFL, Flower, pfl-research, FedJAX.
 
 Every system trains the same network by federated averaging on the same images of equal clients: SGD
 without momentum, no augmentation, and evaluations on the same test images. The systems run one
 after another in separate processes, so that they share neither cores nor memory. The first round is
 not counted. The PyTorch loop trains client after client on all cores; BlazeFL and Flower train one
 client per core at a time in processes, BlazeFL also in threads, which need a Python without the
-global interpreter lock; pfl-research trains client after client on all cores.
+global interpreter lock; pfl-research and FedJAX train client after client on all cores, FedJAX with
+the networks of jaxfed and XLA's convolutions.
 
 Tasks: `cifar10`, the FedNTD CNN, 10 clients, one local epoch, batches of 50. `blazefl`, the CNN
 benchmark of BlazeFL: LeNet, 100 clients that all train in each of 5 rounds, each with shards of two
@@ -278,8 +279,8 @@ def describe_machine() -> dict[str, Any]:
     )
     result = subprocess.run([sys.executable, '-c', code], stdout=subprocess.PIPE, check=True)
     machine = json.loads(result.stdout.splitlines()[-1])
-    peers = {name: version(name) for name in ('blazefl', 'flwr', 'pfl') if reporting.has(name)}
-    return {**machine, **peers}
+    peers = filter(reporting.has, ('blazefl', 'flwr', 'pfl', 'fedjax'))
+    return {**machine, **{name: version(name) for name in peers}}
 
 
 def find_systems(names: Sequence[str]) -> list[str]:

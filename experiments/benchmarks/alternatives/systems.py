@@ -1,5 +1,5 @@
-"""The systems of `alternatives`, each run in its own process: jaxfed, PyTorch, BlazeFL,
-Flower and pfl-research.
+"""The systems of `alternatives`, each run in its own process: jaxfed, PyTorch, BlazeFL, Flower,
+pfl-research and FedJAX.
 
 jaxfed and torch are imported by the functions that need them: every module that a system's process
 imports counts as its memory.
@@ -222,6 +222,13 @@ def run_pfl(work: Work) -> Rounds:
     return run(work)
 
 
+def run_fedjax(work: Work) -> Rounds:
+    """Runs the work with FedJAX."""
+    from experiments.benchmarks.alternatives.fedjax_system import run
+
+    return run(work)
+
+
 SYSTEMS = {
     'jaxfed': System('jaxfed', run_jaxfed),
     'torch': System('PyTorch loop', run_torch, ('torch',), "pip install 'jaxfed[bench]'"),
@@ -257,6 +264,13 @@ SYSTEMS = {
         "pip install 'jaxfed[bench]' multiprocess dp-accounting prv-accountant && "
         'pip install --no-deps pfl',
     ),
+    'fedjax': System(
+        'FedJAX',
+        run_fedjax,
+        ('fedjax',),
+        # Its last release needs a JAX that jaxfed does not support.
+        'pip install git+https://github.com/google/fedjax',
+    ),
 }
 
 
@@ -280,7 +294,7 @@ def main(key: str, folder: str) -> None:
         rounds = SYSTEMS[key].run(work)
     except Exception as error:
         traceback.print_exc()
-        print(json.dumps({'error': traceback.format_exception_only(error)[-1].strip()}))
+        print(json.dumps({'error': traceback.format_exception_only(error)[0].strip()}))
         sys.exit(1)
     print(json.dumps({'rounds': rounds._asdict(), 'peak_mib': peak_memory()}))
 

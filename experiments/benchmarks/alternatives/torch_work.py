@@ -1,4 +1,4 @@
-"""The work of `alternatives` in PyTorch, for every system but jaxfed.
+"""The work of `alternatives`: its arrays, and its network in PyTorch for the systems that need it.
 
 torch is imported by the functions that need it: every module that a system's process imports counts
 as its memory.
@@ -67,13 +67,18 @@ def network(work: Work) -> 'torch.nn.Module':
     return model.to('cuda' if work.gpu else 'cpu')
 
 
+def read_arrays(work: Work, split: str, rows: slice) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of 'train' or 'test', normalised: [n, H, W, channels] float32 and labels [n] int32."""
+    x, y = (np.load(f'{work.folder}/{part}_{split}.npy', mmap_mode='r')[rows] for part in 'xy')
+    return (x - np.asarray(work.mean, np.float32)) / np.asarray(work.std, np.float32), y
+
+
 def read_examples(work: Work, split: str, rows: slice) -> 'torch.utils.data.TensorDataset':
     """Rows of 'train' or 'test', normalised: [n, channels, H, W] float32 and labels [n] int64."""
     import torch
 
-    x, y = (np.load(f'{work.folder}/{part}_{split}.npy', mmap_mode='r')[rows] for part in 'xy')
-    scaled = (x - np.asarray(work.mean, np.float32)) / np.asarray(work.std, np.float32)
-    images = torch.from_numpy(scaled).permute(0, 3, 1, 2).contiguous()
+    x, y = read_arrays(work, split, rows)
+    images = torch.from_numpy(x).permute(0, 3, 1, 2).contiguous()
     return torch.utils.data.TensorDataset(images, torch.from_numpy(y.astype(np.int64)))
 
 
