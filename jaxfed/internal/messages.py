@@ -58,7 +58,7 @@ def located(place: str, error: BaseException, end: str = '.') -> ValueError:
 
 
 @contextlib.contextmanager
-def locate_errors(place: str, end: str = '.') -> Iterator[None]:
+def locate_errors(place: str) -> Iterator[None]:
     """Replaces an exception of a user's function by `located`; errors of jaxfed's own pass."""
     try:
         yield
@@ -66,7 +66,7 @@ def locate_errors(place: str, end: str = '.') -> Iterator[None]:
         # A call with other arguments than the function takes is a TypeError outside of it.
         if not user_line(error) and not isinstance(error, TypeError):
             raise
-        raise located(place, error, end) from error
+        raise located(place, error) from error
 
 
 def printable(text: str) -> str:

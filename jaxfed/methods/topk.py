@@ -33,7 +33,8 @@ def topk(*, share: float = 0.1) -> Method:
     def number_of(size: int) -> Array:
         # 0.1 * 30 is above 3 as a float, but 3 entries are sent. The share of a sweep is a float32,
         # so the product is wrong by up to 2e-7 of its size.
-        return jnp.maximum(jnp.ceil(share * size * (1 - 4e-7) - 1e-6).astype(jnp.int32), 1)
+        number = jnp.ceil(share * size * (1 - 4e-7) - 1e-6).astype(jnp.int32)
+        return jnp.where(share < 1, jnp.maximum(number, 1), size)
 
     def largest(u: Array) -> Array:
         # Bits of numbers of one sign have the same order; NaN is the largest, so that it is sent.

@@ -145,17 +145,31 @@ def needs(names: Sequence[str]) -> set[Need]:
     return {need for name in names for need in MEASURES[name].needs}
 
 
+# Function of a measure -> the inputs that it has only if `needs` names them.
+_OPTIONAL: dict[str, tuple[Need, ...]] = {
+    'of_round': (),
+    'of_global': ('logits',),
+    'of_locals': get_args(Need),
+}
+
+
 def _advice(measure: Measure, function: str) -> str:
-    """The end of an error of a function which reads an input that `needs` does not name."""
+    """What to add to an error of a function that reads an input which it did not ask for."""
     code = getattr(getattr(measure, function), '__code__', None)
-    unset = set(code.co_names if code else ()) & set(get_args(Need)) - set(measure.needs)
-    return f"; it reads {min(unset)}, so add needs=('{min(unset)}',) to it." if unset else '.'
+    read = [
+        n for n in _OPTIONAL[function] if code and n in code.co_names and n not in measure.needs
+    ]
+    return f"; it reads {read[0]}, so add needs=('{read[0]}',) to the measure" if read else ''
 
 
 def _fields_of(name: str, function: str, *arguments: Any) -> Fields:
     """What a function of a measure returns; raises a ValueError if it fails or is no dictionary."""
-    with locate_errors(f'MEASURES[{name!r}].{function}', _advice(MEASURES[name], function)):
-        found = getattr(MEASURES[name], function)(*arguments)
+    with locate_errors(f'MEASURES[{name!r}].{function}'):
+        try:
+            found = getattr(MEASURES[name], function)(*arguments)
+        except (AttributeError, TypeError) as error:  # of the None or () in its place
+            error.args = (f'{error}{_advice(MEASURES[name], function)}',)
+            raise
     if not isinstance(found, dict):
         raise ValueError(
             f"MEASURES[{name!r}].{function} must return a dictionary of fields, as {{'name': 0.5}}"

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxfed.partition.counts import one_class_share
-from jaxfed.recording.style import write
+from jaxfed.recording.style import style, write
 
 _MAX_NUMBERED = 20  # clients and classes up to which the cells of the figure have numbers
 _MAX_LINED = 150  # clients or classes up to which lines separate them
@@ -20,6 +20,7 @@ _SHADES = ' ░▒▓█'
 _ASCII = str.maketrans('·░▒▓█', '.-=*#')  # for terminals without Unicode
 
 
+@style()
 def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str) -> None:
     """Draw the examples of each class at each client to a file; zero is white.
 
@@ -27,6 +28,9 @@ def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str
       counts: [N, C] integers, examples of class c at client i.
       path: the file to write, which ends in .png, .svg or .pdf.
       title: the title of the figure.
+
+    Raises:
+      ValueError: if the file ends in something else.
 
     Reference:
       FedCAD, figure 3; FedSSD, figure 6.
@@ -43,6 +47,8 @@ def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str
     figure = Figure(figsize=(max(size[0], 5) + 2, max(size[1], 2) + 1.3), layout='constrained')
     axes = figure.add_subplot(xlabel='client', ylabel='class')
     axes.set_title(title, parse_math=False)  # names may contain $
+    axes.grid(False)
+    axes.spines[:].set_visible(True)
     # One hue from light to dark is readable with colour blindness and in grey print. The square
     # root separates few examples from many, and the lightest shade 1 from 0, which is white.
     shades = ListedColormap(colormaps['Blues'](np.linspace(0.15, 1, 256)))
@@ -55,7 +61,7 @@ def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str
             axis.set_ticks(range(number))
         if number <= _MAX_LINED:
             axis.set_ticks(np.arange(number + 1) - 0.5, minor=True)
-            axis.grid(which='minor', color='0.85', linewidth=0.5)
+            axis.grid(which='minor', color='0.85', linewidth=0.5, alpha=1)
         axis.set_tick_params(which='minor', length=0)
     if numbered:
         for (i, c), count in np.ndenumerate(counts):

@@ -34,6 +34,7 @@ _SETTINGS: Any = {
     'legend.frameon': False,
     'image.cmap': SEQUENTIAL,
     'svg.fonttype': 'path',  # letters as curves, for machines without the font
+    'pdf.fonttype': 42,  # TrueType; many venues refuse Type 3
     'svg.hashsalt': 'jaxfed',  # the same file every time
 }
 
@@ -62,7 +63,13 @@ def save(figure: 'Figure', path: str | os.PathLike[str]) -> list[Path]:
 
 
 def write(figure: 'Figure', path: Path) -> None:
-    """Write a figure to a file that ends in one of FORMATS atomically, without the date."""
+    """Write a figure to a file atomically, without the date.
+
+    Raises:
+      ValueError: if the file does not end in one of FORMATS.
+    """
     suffix = path.suffix.lower()
+    if suffix not in FORMATS:
+        raise ValueError(f'{path} must end in {" or ".join(FORMATS)}.')
     with atomic_path(path) as temporary:
         figure.savefig(temporary, format=suffix[1:], **FORMATS[suffix])

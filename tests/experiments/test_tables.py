@@ -749,10 +749,21 @@ def test_hyperparameters_of_files_and_without_a_value_are_distributed(tmp_path):
     assert cell.config.shards_per_client == 3
     with pytest.raises(ValueError, match=r'--max_weight=0\.5: no selected method takes it'):
         runner.check_taken([cell], given)
-    with pytest.raises(ValueError, match=r'--beta=0\.5: the cells of FedLMD differ in it'):
-        figures.make_plan(
-            'fedlmd/9', None, 1, columns=None, methods=None, runs=tmp_path, flags_=('--beta=0.5',)
+
+
+def test_a_figure_is_drawn_with_a_hyperparameter_in_which_its_cells_do_not_differ(tmp_path):
+    def plan(key, flag):
+        figure = figures.make_plan(
+            key, None, 1, columns=None, methods=None, runs=tmp_path, flags_=(flag,)
         )
+        return {cell.row: cell.config.hyperparameters for cell in cells_of(figure.panels)}
+
+    with pytest.raises(ValueError, match=r'--beta=0\.5: the cells of FedLMD differ in it'):
+        plan('fedlmd/9', '--beta=0.5')
+    with pytest.raises(ValueError, match=r'--fedntd\.beta=0\.5: no selected method takes it'):
+        plan('fedlmd/9', '--fedntd.beta=0.5')
+    assert plan('fedssd/7', '--mu=0.1')['FedProx'] == {'mu': 0.1}
+    assert plan('fedcad/abstract1', '--source=server')['FedCAD']['source'] == 'server'
 
 
 def test_a_table_without_a_finished_run_is_not_written(tmp_path, capsys):

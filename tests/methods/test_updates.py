@@ -131,6 +131,8 @@ def test_topk_keeps_the_rest_for_the_next_round():
     assert_array_equal(least.send(view)['w'], [0, 0, 0, 4.5])
     assert least.message_size(view.update, MessageSize(4)).kept == 1
     everything = METHODS['topk'](share=1.0)
+    large = {'w': jax.ShapeDtypeStruct((8_000_000,), jnp.float32)}
+    assert everything.message_size(large, MessageSize(8_000_000)).kept == 8_000_000
     assert_array_equal(everything.send(view)['w'], [1, -3, 2, 4.5])
 
 

@@ -624,11 +624,15 @@ def test_an_error_in_a_measure_names_the_input_that_it_did_not_ask_for(monkeypat
     mine = Measure('Mine.', scalars=('sharpness',), of_global=sharpness)
     monkeypatch.setitem(MEASURES, 'mine', mine)
     now = Evaluation(*np.zeros(len(Evaluation._fields) - 1))
-    advice = r"no attribute 'max'; it reads logits, so add needs=\('logits',\) to it\.$"
+    advice = r"no attribute 'max'; it reads logits, so add needs=\('logits',\) to the measure\.$"
     with pytest.raises(ValueError, match=advice):
         selection.measure_round(('mine',), None, now, None)
     monkeypatch.setitem(MEASURES, 'mine', mine._replace(needs=('logits',)))
     with pytest.raises(ValueError, match=r"no attribute 'max'\.$"):
+        selection.measure_round(('mine',), None, now, None)
+    divides = Measure('Mine.', scalars=('one',), of_global=lambda data, now: now.logits or 1 / 0)
+    monkeypatch.setitem(MEASURES, 'mine', divides)
+    with pytest.raises(ValueError, match=r'division by zero\.$'):
         selection.measure_round(('mine',), None, now, None)
 
 

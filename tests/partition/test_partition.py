@@ -718,6 +718,24 @@ def test_a_map_that_cannot_be_written_names_the_flag(name, message, tmp_path, mo
     assert message in shown
 
 
+@pytest.mark.parametrize(
+    'suffix, start', [('.png', b'\x89PNG'), ('.SVG', b'<?xml'), ('.pdf', b'%PDF')]
+)
+def test_a_map_is_the_same_file_every_time(suffix, start, tmp_path, monkeypatch):
+    path = tmp_path / f'map{suffix}'
+    flags = {'include': None, 'output': str(path), 'output_indices': None}
+    values = types.SimpleNamespace(method='fedavg', **flags)
+    monkeypatch.setattr(show, 'flags', types.SimpleNamespace(FLAGS=values))
+    monkeypatch.setattr(show.command_line, 'quiet_libraries', lambda: None)
+    monkeypatch.setattr(show.config_flags, 'from_flags', Config)
+    written = []
+    for _ in range(2):
+        assert show.main(['partition']) == 0
+        written.append(path.read_bytes())
+    assert written[0] == written[1]
+    assert written[0].startswith(start) and b'/Type3' not in written[0]
+
+
 def test_one_class_share_by_hand():
     counts = np.array([[19, 1, 0], [18, 2, 0], [0, 0, 5], [0, 0, 0]])
     assert one_class_share(counts) == (20 + 5) / 45

@@ -297,7 +297,7 @@ def find_systems(names: Sequence[str]) -> list[str]:
         if key in names and runs and all(map(reporting.has, system.needs)):
             keys.append(key)
         elif key in names:
-            hint = f'{system.name} is not installed here and is left out: {system.install}'
+            hint = f'{system.name} cannot run here and is left out: {system.install}'
             reporting.console.print(hint, markup=False, soft_wrap=True)
     return keys
 
