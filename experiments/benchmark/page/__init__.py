@@ -1,6 +1,7 @@
 """The page of a benchmark, one HTML file without external resources."""
 
 import io
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -146,9 +147,11 @@ def diagram(ranks: Ranks | None) -> str:
         import scikit_posthocs
 
         figure = Figure(figsize=(WIDTH, 1.5 + 0.22 * len(ranks.mean)), layout='constrained')
-        scikit_posthocs.critical_difference_diagram(
+        drawn = scikit_posthocs.critical_difference_diagram(
             ranks.mean, ranks.nemenyi, ax=figure.add_subplot()
         )
+        for bar in itertools.chain.from_iterable(drawn['crossbars']):
+            bar.set_xdata(sorted(bar.get_xdata()))  # it joins the points in the order of a set
         return figure
 
     text = (
