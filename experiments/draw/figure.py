@@ -154,9 +154,9 @@ def _check_varied(planned: Sequence[Planned], hyperparameters: Mapping[str, Any]
     for name, value in hyperparameters.items():
         flags: dict[tuple[str, str], list[str]] = {}
         for series, (cell, *_) in every:
-            own = [flag for flag in series.variant if _key(runner.flag_name(flag)) == _key(name)]
             if name not in cell.config.hyperparameters:
                 continue
+            own = [flag for flag in series.variant if _key(runner.flag_name(flag)) == _key(name)]
             if flags.setdefault((series.column, series.row.name), own) != own:
                 raise ValueError(
                     f'--{name}={value}: the cells of {series.name} differ in it; leave it out '

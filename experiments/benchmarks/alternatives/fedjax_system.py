@@ -1,6 +1,6 @@
 """The work of `alternatives` with FedJAX: a jitted step for each batch, client after client.
 
-Its other way to train clients, `pmap`, calls functions that JAX removed before 0.10.
+Its other way to train clients, `pmap`, calls functions that JAX has removed.
 """
 
 import time
