@@ -151,18 +151,23 @@ def allocate(states: PyTree, rows: int) -> PyTree:
 
 
 def scatter(whole: PyTree, like: PyTree, rows: int) -> PyTree:
-    """Distributes the rows of the first process; returns writable rows of this process.
+    """Distributes the rows of the first process to those of every process, and returns these.
 
     Args:
       whole: [N, ...] on the first process; not read elsewhere.
-      like: rows of this process, of any values.
+      like: rows of this process as `create` made them, which are overwritten.
       rows: N, of all processes.
     """
-    if distributed.process_count() == 1:
-        return jax.tree.map(np.array, whole)
-    row, first = np.arange(rows), np.zeros(rows, int)
-    held = whole if distributed.is_leader() else like
-    return _exchange(held, row, first, row % distributed.process_count())
+    mine = whole
+    if distributed.process_count() > 1:
+        row, first = np.arange(rows), np.zeros(rows, int)
+        held = whole if distributed.is_leader() else like
+        mine = _exchange(held, row, first, row % distributed.process_count())
+    for leaf, saved in zip(jax.tree.leaves(like), jax.tree.leaves(mine), strict=True):
+        # Zeros over zeros would take memory.
+        changed = slice(None) if leaf.any() else saved.reshape(len(saved), -1).any(axis=1)
+        leaf[changed] = saved[changed]
+    return like
 
 
 def broadcast(tree: PyTree) -> PyTree:

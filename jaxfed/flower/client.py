@@ -30,6 +30,7 @@ from jaxfed.flower.programs import Programs, make_programs
 from jaxfed.internal.program_cache import kept_programs
 from jaxfed.runs.deal import Dealt, deal
 from jaxfed.runs.experiment import build_method
+from jaxfed.runs.own_optimizer import name_optimizers
 from jaxfed.runs.seeds import seed_of
 from jaxfed.types import Cohort, PyTree
 
@@ -63,6 +64,8 @@ def client_app(config: Config | None = None, *, data: LoadData | None = None) ->
       The app.
     """
     app = ClientApp()
+    if config is not None:
+        (config,) = name_optimizers([config])
 
     @app.query()
     def describe(message: Message, context: Context) -> Message:

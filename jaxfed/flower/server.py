@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
-from jaxfed.config import Config
+from jaxfed.config import DEFAULTS, Config
 from jaxfed.data.augment import normalise
 from jaxfed.engine.devices import make_mesh, memory, replicate
 from jaxfed.engine.remote import add_up
@@ -101,14 +101,15 @@ def server_app(
 
 
 def check_supported(config: Config) -> None:
-    """Raises a ValueError in one line for settings that need what stays with the clients."""
-    for name, allowed in (('local_eval_every', 0), ('personal_test', 0.0), ('measure', 'none')):
+    """Raises a ValueError in one line for settings of a simulation."""
+    reads = 'it reads the models or the examples of the clients'
+    trains = 'a client of Flower trains alone on one device'
+    reasons = dict.fromkeys(('local_eval_every', 'personal_test', 'measure'), reads)
+    reasons |= dict.fromkeys(('lanes', 'devices', 'stream'), trains)
+    for name, reason in reasons.items():
         value = getattr(config, name)
-        if value != allowed:
-            raise ValueError(
-                f'--{name}={value} is for simulation: it reads the models or the examples of the '
-                'clients; remove it.'
-            )
+        if value != DEFAULTS[name]:
+            raise ValueError(f'--{name}={value} is for simulation: {reason}; remove it.')
 
 
 def run(grid: Grid, experiment: Experiment, timeout: float | None) -> None:

@@ -105,6 +105,12 @@ def _check_clients(config: Config) -> None:
         most = config.clients_per_round // max(config.lanes, 1)
         each = f'a client of --clients_per_round={config.clients_per_round} for each lane'
         _require(config, 'devices', int(config.devices) <= most, f'at most {most}, {each}')
+    fails = config.dropout or config.stragglers or config.over_selection
+    if config.cohort_seed is not None and config.sampling == 'fedntd' and not fails:
+        raise ValueError(
+            f'--cohort_seed={config.cohort_seed} has no effect with --sampling=fedntd, which has '
+            'the same clients for every seed; remove it.'
+        )
     effective = not config.stragglers or config.local_epochs > 1
     rule = '0 with --local_epochs=1, which a late client completes, too'
     _require(config, 'stragglers', effective, rule)

@@ -43,7 +43,7 @@ def needed_memory(
       programs: of the round, compiled.
       evaluation: bytes of the programs of an evaluation on each device.
       server: [X, ...].
-      client_states: [X N, ...].
+      client_states: this process's rows of [X N, ...].
       data: training data.
       streams: whether images are sent in waves.
     """
@@ -64,8 +64,13 @@ def needed_memory(
     stay += in_memory(e.dealt.dataset for e in experiments)
     row = size_of(client_states) * distributed.process_count() // clients
     # The rows written so far, and two copies of a round's rows.
-    rows = min(clients, config.rounds * cohort_size) // distributed.process_count()
-    stay += row * (rows + 2 * cohort_size)
+    written = min(1.0, config.rounds * cohort_size / clients)
+    # Of a state that does not start at zero, all rows are written before the first round.
+    stay += sum(
+        int(leaf.nbytes * (1.0 if leaf[:1].any() else written))
+        for leaf in jax.tree.leaves(client_states)
+    )
+    stay += 2 * cohort_size * row
     if config.checkpoint_every:
         # A checkpoint copies all rows; the first of several processes gathers them before. The
         # state of the server is copied once more to be written.

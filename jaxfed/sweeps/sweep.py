@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jaxfed.config import SETTINGS, Config
+from jaxfed.config import SEEDS, SETTINGS, Config
 from jaxfed.internal import console, files
 from jaxfed.internal.csv_text import csv_text
 from jaxfed.internal.locks import exclusive_lock
@@ -32,6 +32,7 @@ from jaxfed.sweeps.runner import check_same_data, is_done, run_groups, set_up_al
 from jaxfed.sweeps.training import group, unwritten
 
 TABLE = 'sweep.csv'
+_PART_SEEDS = tuple(name for name in SEEDS if name != 'seed')
 
 
 class Member(NamedTuple):
@@ -93,6 +94,11 @@ def expand(config: Config, points: Sequence[Point], seeds: int, folder: Path) ->
         name = '_'.join([*(f'{key}{shortest(value)}' for key, value in point), f'seed{seed}'])
         changed = with_values(config, dict(point), seed=seed, workdir=str(folder / name))
         checks.check(changed)
+        if seeds > 1 and all(getattr(changed, part) is not None for part in _PART_SEEDS):
+            raise ValueError(
+                f'--seeds={seeds} changes nothing, because --{", --".join(_PART_SEEDS)} are all '
+                'set; remove one of them, or --seeds.'
+            )
         method_of(changed)
         members.append(Member(point, seed, changed))
     return members
@@ -197,11 +203,14 @@ def _plan(
         most=most or len(unfinished) * bool(rungs),
         settings=[member.point for member in unfinished] if rungs else (),
     )
-    alone = all(len({unfinished[i].point for i in numbers}) == 1 for numbers in groups)
-    if rungs and unfinished and alone:
+    alone = sum(len({unfinished[i].point for i in numbers}) == 1 for numbers in groups)
+    if rungs and alone:
+        missing = 'no two of these can share one, so none stops early'
+        if alone < len(groups):
+            lone = console.counted(alone, 'setting')
+            missing = f'{lone} of these can share none and will not stop early'
         console.show_warning(
-            f'--halving={joined(rungs)} compares settings in one program, but no two '
-            'of these can share one, so none stops early.'
+            f'--halving={joined(rungs)} compares settings in one program, but {missing}.'
         )
     return done, unfinished, groups
 

@@ -7,12 +7,14 @@ import tomllib
 
 import jax
 import numpy as np
+import optax
 import pytest
 from flwr.app import Context, RecordDict
 from flwr.common.config import flatten_dict
 from numpy.testing import assert_allclose
 
 import jaxfed
+from jaxfed.engine.optimizers import OPTIMIZERS
 from jaxfed.flower import __main__ as command
 from jaxfed.flower import client_app, messages, server
 from jaxfed.runs import seeds
@@ -265,11 +267,18 @@ def test_data_that_does_not_fit_the_servers(tmp_path):
     [
         ({'local_eval_every': 1}, '--local_eval_every=1 is for simulation'),
         ({'measure': 'norms'}, '--measure=norms is for simulation'),
+        ({'devices': '1'}, '--devices=1 is for simulation: a client of Flower trains alone'),
     ],
 )
 def test_settings_for_simulation_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         server.check_supported(jaxfed.Config(**settings))
+
+
+def test_a_client_knows_an_optimizer_that_is_a_function():
+    optimizer = functools.partial(optax.lion, b1=0.7)
+    client_app(jaxfed.Config(optimizer=optimizer))
+    assert 'optax.lion(b1=0.7)' in OPTIMIZERS
 
 
 def test_init_writes_a_project_whose_apps_read_its_settings(tmp_path, capsys, monkeypatch):

@@ -72,6 +72,18 @@ def test_the_memory_of_a_cpu_includes_arrays_beside_their_copies(cheap_runs, tmp
     assert difference == x.nbytes
 
 
+@pytest.mark.parametrize('method, share', [('moon', 1.0), ('scaffold', 0.02)])
+def test_the_memory_of_a_cpu_includes_states_that_are_written(method, share, cheap_runs, tmp_path):
+    config = Config(
+        method=method, model='mlp', partition='iid', num_clients=300, clients_per_round=2,
+        rounds=3, devices='1', checkpoint_every=0, workdir=str(tmp_path / 'out'),
+    )  # fmt: skip
+    prepared = prepare.prepare([set_up(config)])
+    states = sum(leaf.nbytes for leaf in jax.tree.leaves(prepared.client_states))
+    rest = prepared.needed - share * states
+    assert 0 < rest < states / 2
+
+
 def test_the_memory_of_a_cpu_includes_its_kernels(cheap_runs, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     needed = {}

@@ -89,3 +89,10 @@ def test_first_parameters_and_batches(cheap_runs, tmp_path):
     assert losses('init', init_seed=7) != first
     assert losses('batch', batch_seed=7) != first
     assert losses('same', seed=3, **dict.fromkeys(STREAMS, 0)) == first
+
+
+def test_a_seed_of_clients_that_the_sampling_ignores_is_refused():
+    with pytest.raises(ValueError, match='--cohort_seed=7 has no effect with --sampling=fedntd'):
+        checks.check(Config(sampling='fedntd', cohort_seed=7))
+    checks.check(Config(sampling='fedntd', cohort_seed=7, dropout=0.1))
+    checks.check(Config(sampling='fedntd', seed=7))

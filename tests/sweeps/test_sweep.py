@@ -343,6 +343,28 @@ def test_the_table_names_its_columns_and_the_best_point_in_80_columns(
     assert 'rounds ┃\n' in shown and 'note' not in shown and 'seeds' not in shown
 
 
+def test_seeds_that_change_nothing_are_refused(tmp_path):
+    seeds = {'partition_seed': 1, 'cohort_seed': 2, 'init_seed': 3}
+    assert len(sweep.expand(small(**seeds), [()], 2, tmp_path)) == 2
+    assert len(sweep.expand(small(**seeds, batch_seed=4), [()], 1, tmp_path)) == 1
+    message = r'--seeds=2 changes nothing, because --partition_seed, .* --batch_seed are all set'
+    with pytest.raises(ValueError, match=message):
+        sweep.expand(small(**seeds, batch_seed=4), [()], 2, tmp_path)
+
+
+def test_halving_warns_of_a_setting_that_shares_no_program(tmp_path, capsys):
+    for most, warning in (
+        (2, '1 setting of these can share none and will not stop early'),
+        (3, ''),
+    ):
+        config = small(method='fedlmd', rounds=4, validation=0.2)
+        points = grid.parse_grid('beta=1,2,3', config)
+        members = sweep.expand(config, points, 1, tmp_path / f'{most}')
+        sweep._plan(members, tmp_path / f'{most}', rungs=[2], most=most)
+        shown = ' '.join(capsys.readouterr().err.split())
+        assert warning in shown and ('--halving' in shown) == bool(warning)
+
+
 @pytest.mark.slow
 def test_halving_keeps_the_better_half(cheap_runs, programs, tmp_path):
     config = small(rounds=4, validation=0.2)
