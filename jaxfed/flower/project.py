@@ -72,7 +72,8 @@ def write_project(folder: Path, arguments: Sequence[str]) -> Config:
     package = folder / 'app'
     package.mkdir(parents=True)
     name = re.sub(r'[^a-z0-9]+', '-', folder.resolve().name.lower()).strip('-') or 'federation'
-    (folder / 'pyproject.toml').write_text(_PROJECT.format(name=name, settings=settings))
+    project = _PROJECT.format(name=name, settings=settings)
+    (folder / 'pyproject.toml').write_text(project, encoding='utf-8')  # as TOML requires
     (package / '__init__.py').write_text('"""Federated training with jaxfed."""\n')
     for what in ('client', 'server'):
         text = _APP.format(what=what, maker=f'{what}_app')

@@ -64,7 +64,7 @@ def _flags_of(path: str, values: flags.FlagValues) -> list[str]:
     """The flags that a file sets; a run's config.json those that differ from the default."""
     source = f'--config={printable(path)}'
     try:
-        content = yaml.load(Path(path).read_text(), _Loader)
+        content = yaml.load(Path(path).read_text(encoding='utf-8'), _Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         reason = ' '.join(str(error).split()) or type(error).__name__
         raise ValueError(f'{source} cannot be read ({printable(reason)[:300]}).') from error
