@@ -698,6 +698,22 @@ def test_counts_are_shown_as_they_are_trained(tmp_path):
         deal_examples(Config(hyperparameters={'mu': 1.0}))
 
 
+@pytest.fixture
+def show_map(monkeypatch):
+    """The exit status of `python -m jaxfed.partition --output=PATH`."""
+
+    def run(path):
+        values = {'method': 'fedavg', 'include': None, 'output': str(path), 'output_indices': None}
+        monkeypatch.setattr(
+            show, 'flags', types.SimpleNamespace(FLAGS=types.SimpleNamespace(**values))
+        )
+        monkeypatch.setattr(show.command_line, 'quiet_libraries', lambda: None)
+        monkeypatch.setattr(show.config_flags, 'from_flags', Config)
+        return show.main(['partition'])
+
+    return run
+
+
 @pytest.mark.parametrize(
     'name, message',
     [
@@ -705,14 +721,9 @@ def test_counts_are_shown_as_they_are_trained(tmp_path):
         ('map.jpg', 'must end in .png or .svg or .pdf.'),
     ],
 )
-def test_a_map_that_cannot_be_written_names_the_flag(name, message, tmp_path, monkeypatch, capsys):
+def test_a_map_that_cannot_be_written_names_the_flag(name, message, tmp_path, show_map, capsys):
     path = tmp_path / name
-    flags = {'include': None, 'output': str(path), 'output_indices': None}
-    values = types.SimpleNamespace(method='fedavg', **flags)
-    monkeypatch.setattr(show, 'flags', types.SimpleNamespace(FLAGS=values))
-    monkeypatch.setattr(show.command_line, 'quiet_libraries', lambda: None)
-    monkeypatch.setattr(show.config_flags, 'from_flags', Config)
-    assert show.main(['partition']) == 2
+    assert show_map(path) == 2
     shown = ' '.join(capsys.readouterr().err.split())
     assert f'--output={path}' in shown.replace(' ', '')
     assert message in shown
@@ -721,16 +732,11 @@ def test_a_map_that_cannot_be_written_names_the_flag(name, message, tmp_path, mo
 @pytest.mark.parametrize(
     'suffix, start', [('.png', b'\x89PNG'), ('.SVG', b'<?xml'), ('.pdf', b'%PDF')]
 )
-def test_a_map_is_the_same_file_every_time(suffix, start, tmp_path, monkeypatch):
+def test_a_map_is_the_same_file_every_time(suffix, start, tmp_path, show_map):
     path = tmp_path / f'map{suffix}'
-    flags = {'include': None, 'output': str(path), 'output_indices': None}
-    values = types.SimpleNamespace(method='fedavg', **flags)
-    monkeypatch.setattr(show, 'flags', types.SimpleNamespace(FLAGS=values))
-    monkeypatch.setattr(show.command_line, 'quiet_libraries', lambda: None)
-    monkeypatch.setattr(show.config_flags, 'from_flags', Config)
     written = []
     for _ in range(2):
-        assert show.main(['partition']) == 0
+        assert show_map(path) == 0
         written.append(path.read_bytes())
     assert written[0] == written[1]
     assert written[0].startswith(start) and b'/Type3' not in written[0]

@@ -279,8 +279,8 @@ def describe_machine() -> dict[str, Any]:
     )
     result = subprocess.run([sys.executable, '-c', code], stdout=subprocess.PIPE, check=True)
     machine = json.loads(result.stdout.splitlines()[-1])
-    peers = filter(reporting.has, ('blazefl', 'flwr', 'pfl', 'fedjax'))
-    return {**machine, **{name: version(name) for name in peers}}
+    peers = sorted({module for system in SYSTEMS.values() for module in system.needs})
+    return {**machine, **{name: version(name) for name in peers if reporting.has(name)}}
 
 
 def find_systems(names: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ python -m experiments.benchmarks.alternatives.systems SYSTEM FOLDER
 """
 
 import copy
+import importlib
 import itertools
 import json
 import os
@@ -201,32 +202,14 @@ def run_flower(work: Work) -> Rounds:
     return Rounds(seconds, ended[-1][1])
 
 
-def run_blazefl(work: Work) -> Rounds:
-    """Runs the work with BlazeFL's pool of processes: one client per core at a time."""
-    from experiments.benchmarks.alternatives.blazefl_system import run
+def run_module(name: str, **options: Any) -> Callable[[Work], Rounds]:
+    """The `run` of a module of this package, which is imported when it is called."""
 
-    return run(work)
+    def run(work: Work) -> Rounds:
+        rounds: Rounds = importlib.import_module(f'{__package__}.{name}').run(work, **options)
+        return rounds
 
-
-def run_blazefl_threads(work: Work) -> Rounds:
-    """Runs the work with BlazeFL's pool of threads: one client per core at a time."""
-    from experiments.benchmarks.alternatives.blazefl_system import run
-
-    return run(work, threads=True)
-
-
-def run_pfl(work: Work) -> Rounds:
-    """Runs the work with pfl-research."""
-    from experiments.benchmarks.alternatives.pfl_system import run
-
-    return run(work)
-
-
-def run_fedjax(work: Work) -> Rounds:
-    """Runs the work with FedJAX."""
-    from experiments.benchmarks.alternatives.fedjax_system import run
-
-    return run(work)
+    return run
 
 
 SYSTEMS = {
@@ -234,14 +217,14 @@ SYSTEMS = {
     'torch': System('PyTorch loop', run_torch, ('torch',), "pip install 'jaxfed[bench]'"),
     'blazefl': System(
         'BlazeFL',
-        run_blazefl,
+        run_module('blazefl_system'),
         ('blazefl', 'torch'),
         "pip install 'jaxfed[bench]' 'blazefl[contrib,reproducibility]'",
         processes=True,
     ),
     'blazefl_threads': System(
         'BlazeFL, threads',
-        run_blazefl_threads,
+        run_module('blazefl_system', threads=True),
         ('blazefl', 'torch'),
         # array-record has no files for such a Python.
         'in a free-threaded Python install the dependencies of jaxfed but array-record and '
@@ -258,7 +241,7 @@ SYSTEMS = {
     ),
     'pfl': System(
         'pfl-research',
-        run_pfl,
+        run_module('pfl_system'),
         ('pfl', 'torch'),
         # It asks for NumPy 1, which jaxfed does not support, but works with NumPy 2.
         "pip install 'jaxfed[bench]' multiprocess dp-accounting prv-accountant && "
@@ -266,7 +249,7 @@ SYSTEMS = {
     ),
     'fedjax': System(
         'FedJAX',
-        run_fedjax,
+        run_module('fedjax_system'),
         ('fedjax',),
         # Its last release needs a JAX that jaxfed does not support.
         'pip install git+https://github.com/google/fedjax',
