@@ -429,6 +429,22 @@ def test_a_uniform_teacher_is_teacher_free():
     )
 
 
+def test_equation_8_of_fedlmd_scales_the_gradients_of_minority_classes():
+    z, _, _, _, _ = inputs(4)
+    y, minority = jnp.array([0, 1, 2, 3, 4, 1]), jnp.array([False, True, True, False, True])
+    others = ~jax.nn.one_hot(y, 5, dtype=bool)
+
+    def of_the_paper(z):  # 1 / m for each of the m minority classes, without the term of y
+        student = jax.nn.log_softmax(jnp.where(others, z, -jnp.inf))
+        return -jnp.sum(jnp.where(others & minority, student, 0.0) / 3)
+
+    ours = jax.grad(
+        lambda z: losses.label_masking_teacher_free(z, y, ~minority, temperature=1.0).sum()
+    )(z)
+    scale = jnp.where(minority[y], 2 / 3, 1.0)[:, None]
+    np.testing.assert_allclose(jax.grad(of_the_paper)(z), scale * ours, rtol=1e-5, atol=1e-7)
+
+
 def test_a_constant_class_weight_scales_the_soft_cross_entropy():
     z, zg, y, _, _ = inputs(5)
     np.testing.assert_allclose(
