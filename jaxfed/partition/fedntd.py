@@ -55,7 +55,8 @@ def fedntd_dirichlet(
     rng = np.random.RandomState()
     rng.set_state(state)
     by_class = [np.flatnonzero(labels == label) for label in classes]
-    dealt = [np.split(*one) for one in _draw(rng, by_class, num_clients, alpha)]
+    drawn, _ = _draw(rng, by_class, num_clients, alpha)
+    dealt = [np.split(shuffled, edges[:-1]) for shuffled, edges in drawn]
     return [np.sort(np.concatenate(part)) for part in zip(*dealt, strict=True)]
 
 
@@ -69,9 +70,8 @@ def _accepted_state(
     for _ in range(DRAWS):
         state = rng.get_state()
         with np.errstate(all='ignore'):  # a tiny alpha may draw no share at all
-            drawn = _draw(rng, by_class, num_clients, alpha)
-        sizes = sum(np.diff(edges, prepend=0, append=x.size) for x, edges in drawn)
-        if np.min(sizes) >= min_size and all((edges >= 0).all() for _, edges in drawn):
+            drawn, sizes = _draw(rng, by_class, num_clients, alpha)
+        if sizes.min() >= min_size and all((edges >= 0).all() for _, edges in drawn):
             return state
     raise ValueError(
         f'--min_size={min_size}: --alpha={alpha} left some client with fewer examples in {DRAWS} '
@@ -81,17 +81,20 @@ def _accepted_state(
 
 def _draw(
     rng: np.random.RandomState, by_class: list[np.ndarray], num_clients: int, alpha: float
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The shuffled examples of each class, and where each client's end but the last one's."""
-    total, sizes, drawn = sum(map(len, by_class)), np.zeros(num_clients, np.int64), []
+) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray]:
+    """The shuffled examples of each class and where each client's end, and the clients' sizes."""
+    most, alphas = sum(map(len, by_class)) / num_clients, np.full(num_clients, alpha)
+    sizes, drawn = np.zeros(num_clients, np.int64), []
     for examples in by_class:
         shuffled = rng.permutation(examples)
-        share = rng.dirichlet(np.full(num_clients, alpha)) * (sizes < total / num_clients)
+        share = rng.dirichlet(alphas) * (sizes < most)
         # Rounded down after the sum, as in the released code; rounding changes the partition.
-        edges = (np.cumsum(share / share.sum()) * shuffled.size).astype(int)[:-1]
-        sizes += np.diff(edges, prepend=0, append=shuffled.size)
+        edges = (np.cumsum(share / share.sum()) * shuffled.size).astype(int)
+        edges[-1] = shuffled.size
+        sizes += edges
+        sizes[1:] -= edges[:-1]
         drawn.append((shuffled, edges))
-    return drawn
+    return drawn, sizes
 
 
 def fedntd_sharding(
