@@ -2,9 +2,11 @@
 
 python -m experiments.fedlmd.causes
 
-prints the table of `experiments/results/fedlmd_cifar10_lda0.05/README.md` from the runs beside it.
+prints the tables of causes and of weights in `experiments/results/fedlmd_cifar10_lda0.05/README.md`
+from the runs beside it.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,6 @@ from experiments.draw.table.markup import markdown_table
 from jaxfed.report.reading import read_run
 
 RECORDS = Path(__file__).parent.parent / 'results' / 'fedlmd_cifar10_lda0.05'
-METHODS = 'FedAvg', 'FedLMD'
 CAUSES = {
     'Dirichlet 0.05': '.',
     'Dirichlet 0.05, `--balanced`': 'causes/cap',
@@ -21,6 +22,10 @@ CAUSES = {
     'Dirichlet 0.05, schedule of the released code': 'causes/schedule',
     'the partition of the released code': 'causes/partition',
     'its partition, schedule of clients and cutout': 'released',
+}
+WEIGHTS = {
+    'the sizes of the clients': 'released',
+    'equal (`--aggregation=uniform`)': 'causes/uniform',
 }
 SPANS = {'1 to 50': slice(0, 50), '51 to 100': slice(50, 100)}
 
@@ -34,16 +39,21 @@ def describe(run: Path) -> list[str]:
     ]
 
 
-def make_table(records: Path = RECORDS) -> str:
-    """The causes in Markdown: means and best of the first 100 rounds of both methods."""
-    header = [f'{method}, {number}' for method in METHODS for number in (*SPANS, 'best')]
+def make_table(folders: Mapping[str, str], methods: Sequence[str]) -> str:
+    """Means and best of the first 100 rounds of methods in Markdown, a row for each folder."""
+    header = [f'{method}, {number}' for method in methods for number in (*SPANS, 'best')]
     rows = []
-    for cause, folder in CAUSES.items():
-        column = records / folder / 'fedlmd' / 'cifar10_lda0.05'
-        cells = (cell for method in METHODS for cell in describe(column / method / 'seed0'))
-        rows.append([cause, *cells])
+    for name, folder in folders.items():
+        column = RECORDS / folder / 'fedlmd' / 'cifar10_lda0.05'
+        cells = (cell for method in methods for cell in describe(column / method / 'seed0'))
+        rows.append([name, *cells])
     return markdown_table(header, rows)
 
 
+def make_tables() -> tuple[str, str]:
+    """The tables of causes and of weights."""
+    return make_table(CAUSES, ('FedAvg', 'FedLMD')), make_table(WEIGHTS, ('FedAvg', 'FedAvg+LS'))
+
+
 if __name__ == '__main__':
-    print(make_table())
+    print(*make_tables(), sep='\n\n')
