@@ -429,6 +429,7 @@ MAPPINGS = tuple(name for name in FIELDS if name not in SETTINGS)
 PATHS = ('workdir', *(name for name, setting in SETTINGS.items() if setting.local_path))
 # The seed of all randomness, then the seeds of its parts, which default to it.
 SEEDS = tuple(name for name, setting in SETTINGS.items() if setting.affects == 'randomness')
+PART_SEEDS = SEEDS[1:]  # all but --seed: each of one part of the randomness
 
 
 def settings_that_affect(*what: Affects) -> tuple[str, ...]:

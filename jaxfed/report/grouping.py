@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxfed.config import SEEDS, SETTINGS, settings_that_affect
+from jaxfed.config import PART_SEEDS, SEEDS, SETTINGS, settings_that_affect
 from jaxfed.internal.console import counted
 from jaxfed.partition import PARTITIONS, partition_settings
 from jaxfed.recording.run_files import OF_PARTITION, flat_settings, with_defaults
@@ -70,7 +70,7 @@ def settings(run: RecordedRun) -> dict[str, str]:
     config = with_defaults(run.config)
     # Runs in which a part of the randomness is fixed are no samples of runs in which all varies.
     config['fixed seeds'] = (
-        ', '.join(name for name in SEEDS[1:] if config[name] is not None) or None
+        ', '.join(name for name in PART_SEEDS if config[name] is not None) or None
     )
     config = flat_settings(config)
     skipped = {*SEEDS, 'parts', 'versions', 'device', *settings_that_affect('machine', 'records')}
@@ -145,7 +145,7 @@ def _samples(runs: list[RecordedRun]) -> list[list[RecordedRun]]:
     """Split runs that share values of their fixed seeds, as a partition, from those with others."""
     found: dict[Any, list[RecordedRun]] = {}
     for run in runs:
-        found.setdefault(tuple(run.config.get(name) for name in SEEDS[1:]), []).append(run)
+        found.setdefault(tuple(run.config.get(name) for name in PART_SEEDS), []).append(run)
     shared = any(len(members) > 1 for members in found.values())
     return list(found.values()) if shared else [runs]
 
@@ -172,7 +172,7 @@ def _labels(runs: Sequence[RecordedRun]) -> list[str]:
 
 def _fixed_seeds(run: RecordedRun) -> str:
     """', partition_seed 1' for a run with this fixed seed."""
-    values = {name: run.config.get(name) for name in SEEDS[1:]}
+    values = {name: run.config.get(name) for name in PART_SEEDS}
     return ''.join(f', {name} {value}' for name, value in values.items() if value is not None)
 
 

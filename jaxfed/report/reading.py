@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxfed.config import SEEDS
+from jaxfed.config import PART_SEEDS, SEEDS
 from jaxfed.metrics import forgetting as forgetting_of
 from jaxfed.metrics import moving_average, rounds_to_target
 from jaxfed.metrics.selection import fields_by_class
@@ -58,7 +58,7 @@ class RecordedRun(NamedTuple):
     @property
     def seed(self) -> str:
         """The seeds in config.json, as '3' or '3, batch_seed 4'."""
-        parts = [name for name in SEEDS[1:] if self.config.get(name) is not None]
+        parts = [name for name in PART_SEEDS if self.config.get(name) is not None]
         return ', '.join([str(self.config['seed']), *(f'{n} {self.config[n]}' for n in parts)])
 
     @property
@@ -275,7 +275,7 @@ def _check_config(config: dict[str, Any]) -> dict[str, Any]:
         _need(isinstance(config.get(name), str), f'"{name}" is not a string')
     for name, least in _INTEGERS.items():
         _need(_is_integer(config.get(name), least), f'"{name}" is not an integer from {least}')
-    for name in SEEDS[1:]:
+    for name in PART_SEEDS:
         seed = config.get(name)
         _need(seed is None or _is_integer(seed, 0), f'"{name}" is not an integer from 0')
     target = config.get('target_accuracy')

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jaxfed.config import SEEDS, SETTINGS, Config
+from jaxfed.config import PART_SEEDS, SETTINGS, Config
 from jaxfed.internal import console, files
 from jaxfed.internal.csv_text import csv_text
 from jaxfed.internal.locks import exclusive_lock
@@ -32,7 +32,6 @@ from jaxfed.sweeps.runner import check_same_data, is_done, run_groups, set_up_al
 from jaxfed.sweeps.training import group, unwritten
 
 TABLE = 'sweep.csv'
-_PART_SEEDS = tuple(name for name in SEEDS if name != 'seed')
 
 
 class Member(NamedTuple):
@@ -94,9 +93,9 @@ def expand(config: Config, points: Sequence[Point], seeds: int, folder: Path) ->
         name = '_'.join([*(f'{key}{shortest(value)}' for key, value in point), f'seed{seed}'])
         changed = with_values(config, dict(point), seed=seed, workdir=str(folder / name))
         checks.check(changed)
-        if seeds > 1 and all(getattr(changed, part) is not None for part in _PART_SEEDS):
+        if seeds > 1 and all(getattr(changed, part) is not None for part in PART_SEEDS):
             raise ValueError(
-                f'--seeds={seeds} changes nothing, because --{", --".join(_PART_SEEDS)} are all '
+                f'--seeds={seeds} changes nothing, because --{", --".join(PART_SEEDS)} are all '
                 'set; remove one of them, or --seeds.'
             )
         method_of(changed)
