@@ -1,5 +1,8 @@
 """Label skew from a Dirichlet distribution (LDA)."""
 
+import copy
+import functools
+
 import numpy as np
 
 from jaxfed.partition.checks import Seed, checked_labels, generator
@@ -44,17 +47,33 @@ def dirichlet(
       and FedLMD.
     """
     labels = checked_labels(labels, num_clients)
-    rng = generator(seed)
     _, class_sizes = np.unique(labels, return_counts=True)
+    counts, rng = _accepted(
+        seed, tuple(class_sizes.tolist()), num_clients, alpha, min_size, balanced
+    )
+    return deal_counts(copy.deepcopy(rng), labels, counts)
+
+
+@functools.lru_cache(maxsize=32)  # the experiments of a sweep or a table share their draws
+def _accepted(
+    seed: Seed,
+    class_sizes: tuple[int, ...],
+    num_clients: int,
+    alpha: float,
+    min_size: int,
+    balanced: bool,
+) -> tuple[np.ndarray, np.random.Generator]:
+    """The counts [N, C] of the first acceptable draw, and the generator after it."""
+    rng, sizes = generator(seed), np.array(class_sizes)
     counts = draw_counts(
         rng,
-        class_sizes,
-        np.ones((num_clients, class_sizes.size), bool),
+        sizes,
+        np.ones((num_clients, sizes.size), bool),
         alpha=alpha,
         min_size=min_size,
         draw=_draw_balanced if balanced else draw_by_client,
     )
-    return deal_counts(rng, labels, counts)
+    return counts, rng
 
 
 def _draw_balanced(
