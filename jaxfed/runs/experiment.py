@@ -255,7 +255,15 @@ def build_model(
     network = make_network(config, input_shape, num_classes, vocabulary)
     if config.init_from is not None:
         network = start_from(Path(config.init_from), network, config.model)
-    return network, with_precision(method.adapt(network), config.precision)
+    adapted = method.adapt(network)
+    if config.init_from is not None and config.init_seed is not None:
+        one, other = (adapted.init(jax.random.key(seed)) for seed in (0, 1))
+        if jax.tree.all(jax.tree.map(np.array_equal, one, other)):
+            raise ValueError(
+                f'--init_seed={config.init_seed} has no effect with --init_from, which gives all '
+                'initial parameters; remove it.'
+            )
+    return network, with_precision(adapted, config.precision)
 
 
 def _check_optimizer(config: Config, method: Method) -> None:

@@ -46,6 +46,18 @@ def test_both_models_of_ditto_start_from_the_file(tmp_path):
             assert_array_equal(array, arrays[name], err_msg=name)
 
 
+@pytest.mark.parametrize('method', ['fedavg', 'ditto'])
+def test_a_seed_of_initial_parameters_without_effect(tmp_path, method):
+    write(path := tmp_path / 'start.safetensors')
+    with pytest.raises(ValueError, match='--init_seed=3 has no effect with --init_from, which'):
+        start(path, model='mlp', method=method, init_seed=3)
+
+
+def test_the_seed_of_a_projection_that_the_file_lacks(tmp_path):
+    write(path := tmp_path / 'start.safetensors')
+    start(path, model='mlp', method='moon', hyperparameters={'projection': True}, init_seed=3)
+
+
 def test_float64_is_rounded(tmp_path):
     path = tmp_path / 'start.safetensors'
     write(path, change=lambda arrays: {n: a.astype(np.float64) for n, a in arrays.items()})
