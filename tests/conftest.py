@@ -7,6 +7,7 @@ programs.
 
 import argparse
 import contextlib
+import gc
 import os
 import signal
 
@@ -60,6 +61,12 @@ def positive(text):
 def interrupts():
     """SIGINT has an effect, also if a shell that starts the tests in the background ignores it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope='session', autouse=True)
+def frozen_modules():
+    """Runs collect garbage before they train; modules are none, and many."""
+    gc.freeze()
 
 
 @pytest.fixture(scope='session', autouse=True)

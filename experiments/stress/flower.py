@@ -128,9 +128,11 @@ def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
     raise RuntimeError(f'it ended with {process.returncode} before it listened at port {port}')
 
 
-def difference(method: str, workdir: Path, folder: Path) -> float:
+def difference(method: str, workdir: Path, folder: Path, **settings: Any) -> float:
     """The largest difference of a final parameter from that of `jaxfed.simulate`."""
-    config = jaxfed.Config(**SETTINGS, method=method, workdir=str(folder), csv=False)  # type: ignore[arg-type]
+    config = jaxfed.Config(
+        **{**SETTINGS, **settings}, method=method, workdir=str(folder), csv=False
+    )
     result = jaxfed.simulate(config, quiet=True)
     pairs = zip(
         jax.tree.leaves(result.params), jax.tree.leaves(jaxfed.load(workdir).params), strict=True
@@ -138,7 +140,7 @@ def difference(method: str, workdir: Path, folder: Path) -> float:
     return max(float(np.abs(a - b).max()) for a, b in pairs)
 
 
-def compare(engine: str, methods: list[str], folder: Path) -> dict[str, float]:
+def compare(engine: str, methods: list[str], folder: Path, **settings: Any) -> dict[str, float]:
     """Runs methods in an engine; method -> difference from simulation."""
     differences = {}
     home = folder / engine
@@ -151,13 +153,13 @@ def compare(engine: str, methods: list[str], folder: Path) -> dict[str, float]:
             options = ['--federation-config', f'num-supernodes={SETTINGS["num_clients"]}']
             stack.callback(end_local_superlink, home)
         for method in methods:
-            project = project_of(home / method.replace('+', '_'), method)
+            project = project_of(home / method.replace('+', '_'), method, **settings)
             printed = flower.run(project, *options)
             finished = list(project.glob('runs/*/summary.json'))
             if not finished:
                 raise RuntimeError(f'{engine}, {method}:\n{printed[-3000:]}')
             alone = folder / f'{engine}_{project.name}'
-            differences[method] = difference(method, finished[0].parent, alone)
+            differences[method] = difference(method, finished[0].parent, alone, **settings)
             reporting.console.print(f'{engine}, {method}: {differences[method]:.1e}')
     return differences
 

@@ -10,4 +10,5 @@ from experiments.stress import flower
     ('engine', 'method'), [('simulation', 'fedcad'), ('deployment', 'scaffold')]
 )
 def test_engine_equals_simulation(engine, method, tmp_path, cheap_runs):
-    assert flower.compare(engine, [method], tmp_path)[method] < 1e-5
+    # In two rounds of three of five clients one trains twice, so its state is used.
+    assert flower.compare(engine, [method], tmp_path, rounds=2)[method] < 1e-5

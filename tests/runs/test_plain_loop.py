@@ -86,10 +86,9 @@ def test_a_deviation_from_the_plain_loop_is_found(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('seed', [1000, 2000])
-def test_random_combinations_equal_the_plain_loop(seed, request):
+def test_random_combinations_equal_the_plain_loop(request):
     groups = []
-    seed += request.config.getoption('fuzz_seed')
+    seed = 1000 + request.config.getoption('fuzz_seed')
     print(f'seed {seed}')  # before the comparison, so that a failure shows it
     found, largest, _ = combinations.run(
         100, seed, members=8, checked=lambda group, outcomes: groups.append(outcomes)
