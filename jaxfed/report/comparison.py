@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jaxfed.metrics.intervals import holm, mean_interval, paired
-from jaxfed.report.grouping import MISSING, RunGroup, data_of
+from jaxfed.report.grouping import MISSING, RunGroup, condition_of, data_of
 from jaxfed.report.reading import RecordedRun
 from jaxfed.report.tables import PERSONAL, Cell, GroupTable
 
@@ -30,12 +30,13 @@ def compare(
 ) -> Comparison | None:
     """Compare the accuracies of groups with those of a baseline.
 
-    Only completed runs on equal data are compared, by the seeds that both have.
+    Only completed runs on equal data are compared, by the seeds that both have. Of several
+    baselines on the same data, each group has the one whose `condition_of` differs least.
 
     Args:
       groups: the groups of runs.
-      baseline: method or label of the group to compare with, the first one on the same data; None
-        for FedAvg, or for the first group if there is no FedAvg.
+      baseline: method or label of the group to compare with; None for FedAvg, or for the first
+        group if there is no FedAvg.
       score: one of `SCORES`.
 
     Returns:
@@ -84,8 +85,8 @@ def compare(
         )
     columns = [title, 'difference (points)', 'p, adjusted', 'common seeds']
     methods = {groups[base].runs[0].config['method'] for base in known}
-    name = baseline or (min(methods) if len(methods) == 1 else 'run')
-    several = f'the first {name} on the same data'
+    name = baseline or (min(methods) if len(methods) == 1 else 'the run')
+    several = f'{name} on the same data with the most similar settings'
     label = several if len(known) > 1 else groups[min(known)].label
     return Comparison(label, GroupTable(columns, rows))
 
@@ -102,7 +103,13 @@ def _find(groups: Sequence[RunGroup], baseline: str | None) -> list[int | None]:
             f'{known or "none"}.'
         )
     data = [data_of(group) for group in groups]
-    return [next((i for i in wanted or done if data[i] == of_group), None) for of_group in data]
+    conditions = [condition_of(group) for group in groups]
+
+    def base_of(i: int) -> int | None:
+        same_data = [j for j in wanted or done if data[j] == data[i]]
+        return max(same_data, key=lambda j: len(conditions[i] & conditions[j]), default=None)
+
+    return [base_of(i) for i in range(len(groups))]
 
 
 def _by_seed(

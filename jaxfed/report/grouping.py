@@ -94,6 +94,13 @@ def data_of(group: RunGroup) -> tuple[Any, ...]:
     return (*of_data, ('partition_seed', seeds.pop() if len(seeds) == 1 else None))
 
 
+def condition_of(group: RunGroup) -> set[tuple[str, str]]:
+    """The settings that are no choice of a method: rounds, attack, network and so on."""
+    chosen = {'method', *(name for name, setting in SETTINGS.items() if setting.searched)}
+    values = settings(group.runs[0]).items()
+    return {(name, value) for name, value in values if name in SETTINGS and name not in chosen}
+
+
 def header(groups: Sequence[RunGroup]) -> dict[str, tuple[str, str]]:
     """Return the most important settings: setting -> (its name in the header, its values)."""
     runs = [run for group in groups for run in group.runs]

@@ -11,22 +11,26 @@ from jaxfed.report.reading import read_run
 from jaxfed.report.render import render
 from tests.recorded_runs import entry, make_run
 
-OTHER_DATA = {
+OTHER_SETTINGS = {
     '': {},
     'other': {'alpha': 3.0},
     'noisy': {'label_noise': 0.4},
     'users': {'user_column': 'city'},
     'fixed': {'batch_seed': 7},
+    'attacked': {'malicious': 0.2},
+    'small': {'model': 'lenet'},
 }
 
 
 def groups_of(folder, **accuracies):
-    """Groups of runs with these last accuracies by seed; a name may end in a key of OTHER_DATA."""
+    """Groups of runs with these accuracies by seed; a name may end in a key of OTHER_SETTINGS."""
     for name, values in accuracies.items():
         for seed, last in enumerate(values):
-            method, _, data = name.partition('_')
+            method, _, other = name.partition('_')
             lines = [entry(1, 0.1), entry(2, 0.1), entry(3, last)]
-            make_run(folder / f'{name}{seed}', lines, method=method, seed=seed, **OTHER_DATA[data])
+            make_run(
+                folder / f'{name}{seed}', lines, method=method, seed=seed, **OTHER_SETTINGS[other]
+            )
     return grouping.group([read_run(path) for path in sorted(folder.iterdir())])
 
 
@@ -65,7 +69,7 @@ def test_every_partition_has_its_own_baseline(no_pictures, tmp_path):
         fedavg_other=(0.7, 0.5), kd_other=(0.7, 0.6),
     )  # fmt: skip
     comparison = compare(groups)
-    assert comparison.baseline == 'the first fedavg on the same data'
+    assert comparison.baseline == 'fedavg on the same data with the most similar settings'
     differences = {
         (group.runs[0].config['method'], group.runs[0].config['alpha']): row[1].text[:6]
         for group, row in zip(groups, comparison.table.rows, strict=True)
@@ -76,11 +80,26 @@ def test_every_partition_has_its_own_baseline(no_pictures, tmp_path):
             ('fedavg', 3.0): '–', ('kd', 3.0): '+5.00 ',
         }.items()
     )  # fmt: skip
-    assert 'Compared with the first fedavg on the same data, by seed' in render(groups)
+    assert (
+        'Compared with fedavg on the same data with the most similar settings, by seed'
+        in render(groups)
+    )
     label = next(g.label for g in groups if g.label.startswith('kd'))
     chosen = compare(groups, baseline=label)
     assert chosen.baseline == label
     assert sum(row[1].text != '–' for row in chosen.table.rows) == 2
+
+
+def test_the_baseline_has_the_same_attack_and_network(tmp_path):
+    groups = groups_of(
+        tmp_path, fedavg=(0.5, 0.5), fedavg_attacked=(0.2, 0.2), fedavg_small=(0.4, 0.4),
+        median=(0.5, 0.6), median_attacked=(0.5, 0.6), median_small=(0.5, 0.6),
+    )  # fmt: skip
+    rows = zip(groups, compare(groups).table.rows, strict=True)
+    differences = [row[1].text[:6] for group, row in rows if group.label.startswith('median')]
+    assert sorted(differences) == ['+15.00', '+35.00', '+5.00 ']
+    rows = compare(groups, baseline='fedavg').table.rows
+    assert [row[1].text == '–' for row in rows].count(True) == 3
 
 
 def test_p_is_adjusted_for_the_runs_on_the_same_data(tmp_path):
@@ -102,7 +121,7 @@ def test_without_fedavg_the_first_run_on_the_same_data_is_the_baseline(tmp_path)
         tmp_path, kd=(0.5, 0.6), moon=(0.4, 0.4), kd_other=(0.9, 0.8), moon_other=(0.7, 0.5)
     )
     comparison = compare(groups)
-    assert comparison.baseline == 'the first kd on the same data'
+    assert comparison.baseline == 'kd on the same data with the most similar settings'
     assert sum(row[1].text != '–' for row in comparison.table.rows) == 2
 
 
@@ -117,7 +136,7 @@ def test_runs_of_another_fixed_partition_are_not_compared(no_pictures, tmp_path)
         f'fedavg, learning_rate {rate}, partition_seed {i}' for rate in (0.1, 0.2) for i in (1, 2)
     ]
     comparison = compare(groups)
-    assert comparison.baseline == 'the first fedavg on the same data'
+    assert comparison.baseline == 'fedavg on the same data with the most similar settings'
     texts = [row[1].text for row in comparison.table.rows]
     assert texts == ['–', '–', '+10.00 ± 0.00', '+10.00 ± 0.00']
 
