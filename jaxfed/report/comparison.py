@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jaxfed.metrics.intervals import holm, mean_interval, paired
-from jaxfed.report.grouping import MISSING, RunGroup, condition_of, data_of
+from jaxfed.report.grouping import MISSING, RunGroup, conditions_of, data_of
 from jaxfed.report.reading import RecordedRun
 from jaxfed.report.tables import PERSONAL, Cell, GroupTable
 
@@ -31,12 +31,13 @@ def compare(
     """Compare the accuracies of groups with those of a baseline.
 
     Only completed runs on equal data are compared, by the seeds that both have. Of several
-    baselines on the same data, each group has the one whose `condition_of` differs least.
+    baselines on the same data, each group has the one with which it shares most settings, and the
+    others of them have the first.
 
     Args:
       groups: the groups of runs.
-      baseline: method or label of the group to compare with; None for FedAvg, or for the first
-        group if there is no FedAvg.
+      baseline: method or label of the group to compare with; None for FedAvg, or without it for
+        the method of the first group.
       score: one of `SCORES`.
 
     Returns:
@@ -84,11 +85,13 @@ def compare(
             ]
         )
     columns = [title, 'difference (points)', 'p, adjusted', 'common seeds']
+    if len(known) == 1:
+        return Comparison(groups[min(known)].label, GroupTable(columns, rows))
+    for i, (of_group, row) in enumerate(zip(bases, rows, strict=True)):
+        row.append(Cell(MISSING if of_group in (None, i) else groups[of_group].label))
     methods = {groups[base].runs[0].config['method'] for base in known}
-    name = baseline or (min(methods) if len(methods) == 1 else 'the run')
-    several = f'{name} on the same data with the most similar settings'
-    label = several if len(known) > 1 else groups[min(known)].label
-    return Comparison(label, GroupTable(columns, rows))
+    name = baseline or ' or '.join(sorted(methods))
+    return Comparison(f'{name} on the same data', GroupTable([*columns, 'baseline'], rows))
 
 
 def _find(groups: Sequence[RunGroup], baseline: str | None) -> list[int | None]:
@@ -102,12 +105,15 @@ def _find(groups: Sequence[RunGroup], baseline: str | None) -> list[int | None]:
             f'--baseline={baseline} is no method or label of a finished run: choose from '
             f'{known or "none"}.'
         )
-    data = [data_of(group) for group in groups]
-    conditions = [condition_of(group) for group in groups]
+    data, conditions = [data_of(group) for group in groups], [conditions_of(g) for g in groups]
 
     def base_of(i: int) -> int | None:
-        same_data = [j for j in wanted or done if data[j] == data[i]]
-        return max(same_data, key=lambda j: len(conditions[i] & conditions[j]), default=None)
+        there = [j for j in wanted or done if data[j] == data[i]]
+        if not wanted:
+            there = [j for j in there if names[j][0] == names[there[0]][0]]
+        if not there or i in there:
+            return there[0] if there else None
+        return max(there, key=lambda j: len(conditions[i] & conditions[j]))
 
     return [base_of(i) for i in range(len(groups))]
 

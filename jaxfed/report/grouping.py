@@ -94,11 +94,10 @@ def data_of(group: RunGroup) -> tuple[Any, ...]:
     return (*of_data, ('partition_seed', seeds.pop() if len(seeds) == 1 else None))
 
 
-def condition_of(group: RunGroup) -> set[tuple[str, str]]:
-    """The settings that are no choice of a method: rounds, attack, network and so on."""
-    chosen = {'method', *(name for name, setting in SETTINGS.items() if setting.searched)}
-    values = settings(group.runs[0]).items()
-    return {(name, value) for name, value in values if name in SETTINGS and name not in chosen}
+def conditions_of(group: RunGroup) -> set[tuple[str, str]]:
+    """The settings that affect training, without hyper-parameters of the method."""
+    counted = settings_that_affect('training')
+    return {pair for pair in settings(group.runs[0]).items() if pair[0] in counted}
 
 
 def header(groups: Sequence[RunGroup]) -> dict[str, tuple[str, str]]:

@@ -69,7 +69,7 @@ def test_every_partition_has_its_own_baseline(no_pictures, tmp_path):
         fedavg_other=(0.7, 0.5), kd_other=(0.7, 0.6),
     )  # fmt: skip
     comparison = compare(groups)
-    assert comparison.baseline == 'fedavg on the same data with the most similar settings'
+    assert comparison.baseline == 'fedavg on the same data'
     differences = {
         (group.runs[0].config['method'], group.runs[0].config['alpha']): row[1].text[:6]
         for group, row in zip(groups, comparison.table.rows, strict=True)
@@ -80,10 +80,7 @@ def test_every_partition_has_its_own_baseline(no_pictures, tmp_path):
             ('fedavg', 3.0): '–', ('kd', 3.0): '+5.00 ',
         }.items()
     )  # fmt: skip
-    assert (
-        'Compared with fedavg on the same data with the most similar settings, by seed'
-        in render(groups)
-    )
+    assert 'Compared with fedavg on the same data, by seed' in render(groups)
     label = next(g.label for g in groups if g.label.startswith('kd'))
     chosen = compare(groups, baseline=label)
     assert chosen.baseline == label
@@ -95,11 +92,42 @@ def test_the_baseline_has_the_same_attack_and_network(tmp_path):
         tmp_path, fedavg=(0.5, 0.5), fedavg_attacked=(0.2, 0.2), fedavg_small=(0.4, 0.4),
         median=(0.5, 0.6), median_attacked=(0.5, 0.6), median_small=(0.5, 0.6),
     )  # fmt: skip
+    table = compare(groups).table
+    found = {
+        group.label: (row[1].text.split()[0], row[-1].text)
+        for group, row in zip(groups, table.rows, strict=True)
+    }
+    assert table.columns[-1] == 'baseline'
+    assert found == {
+        'fedavg, malicious 0.0, model cnn': ('–', '–'),
+        'fedavg, malicious 0.2, model cnn': ('-30.00', 'fedavg, malicious 0.0, model cnn'),
+        'fedavg, malicious 0.0, model lenet': ('-10.00', 'fedavg, malicious 0.0, model cnn'),
+        'median, malicious 0.0, model cnn': ('+5.00', 'fedavg, malicious 0.0, model cnn'),
+        'median, malicious 0.2, model cnn': ('+35.00', 'fedavg, malicious 0.2, model cnn'),
+        'median, malicious 0.0, model lenet': ('+15.00', 'fedavg, malicious 0.0, model lenet'),
+    }
+    assert compare(groups, baseline='fedavg').table.rows == table.rows
+
+
+@pytest.mark.parametrize('method', ['fedavg', 'kd'])
+def test_runs_of_one_method_are_compared_with_the_first(method, tmp_path):
+    groups = groups_of(
+        tmp_path,
+        **{method: (0.5, 0.5), f'{method}_attacked': (0.2, 0.2)},
+        **{f'{method}_small': (0.4, 0.4)},
+    )
+    comparison = compare(groups)
+    assert comparison.baseline == groups[0].label
+    assert sum(row[1].text != '–' for row in comparison.table.rows) == 2
+
+
+def test_without_fedavg_each_network_has_its_own_baseline(tmp_path):
+    groups = groups_of(
+        tmp_path, kd=(0.5, 0.5), kd_small=(0.4, 0.4), moon=(0.6, 0.6), moon_small=(0.6, 0.6)
+    )
     rows = zip(groups, compare(groups).table.rows, strict=True)
-    differences = [row[1].text[:6] for group, row in rows if group.label.startswith('median')]
-    assert sorted(differences) == ['+15.00', '+35.00', '+5.00 ']
-    rows = compare(groups, baseline='fedavg').table.rows
-    assert [row[1].text == '–' for row in rows].count(True) == 3
+    differences = [row[1].text.split()[0] for group, row in rows if group.label.startswith('moon')]
+    assert sorted(differences) == ['+10.00', '+20.00']
 
 
 def test_p_is_adjusted_for_the_runs_on_the_same_data(tmp_path):
@@ -121,7 +149,7 @@ def test_without_fedavg_the_first_run_on_the_same_data_is_the_baseline(tmp_path)
         tmp_path, kd=(0.5, 0.6), moon=(0.4, 0.4), kd_other=(0.9, 0.8), moon_other=(0.7, 0.5)
     )
     comparison = compare(groups)
-    assert comparison.baseline == 'kd on the same data with the most similar settings'
+    assert comparison.baseline == 'kd on the same data'
     assert sum(row[1].text != '–' for row in comparison.table.rows) == 2
 
 
@@ -136,7 +164,7 @@ def test_runs_of_another_fixed_partition_are_not_compared(no_pictures, tmp_path)
         f'fedavg, learning_rate {rate}, partition_seed {i}' for rate in (0.1, 0.2) for i in (1, 2)
     ]
     comparison = compare(groups)
-    assert comparison.baseline == 'fedavg on the same data with the most similar settings'
+    assert comparison.baseline == 'fedavg on the same data'
     texts = [row[1].text for row in comparison.table.rows]
     assert texts == ['–', '–', '+10.00 ± 0.00', '+10.00 ± 0.00']
 
