@@ -65,7 +65,7 @@ def interrupts():
 
 @pytest.fixture(scope='session', autouse=True)
 def frozen_modules():
-    """Runs collect garbage before they train; modules are none, and many."""
+    """Collections of garbage, one before each training, leave the loaded modules out."""
     gc.freeze()
 
 

@@ -142,7 +142,7 @@ def difference(method: str, workdir: Path, folder: Path, **settings: Any) -> flo
 
 def compare(engine: str, methods: list[str], folder: Path, **settings: Any) -> dict[str, float]:
     """Runs methods in an engine; method -> difference from simulation."""
-    differences = {}
+    differences, clients = {}, {**SETTINGS, **settings}['num_clients']
     home = folder / engine
     home.mkdir()
     with contextlib.ExitStack() as stack:
@@ -150,7 +150,7 @@ def compare(engine: str, methods: list[str], folder: Path, **settings: Any) -> d
             flower, options = stack.enter_context(deployment(home)).flower, []
         else:
             flower = Flower(home)
-            options = ['--federation-config', f'num-supernodes={SETTINGS["num_clients"]}']
+            options = ['--federation-config', f'num-supernodes={clients}']
             stack.callback(end_local_superlink, home)
         for method in methods:
             project = project_of(home / method.replace('+', '_'), method, **settings)

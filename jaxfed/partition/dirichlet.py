@@ -48,13 +48,13 @@ def dirichlet(
     """
     labels = checked_labels(labels, num_clients)
     _, class_sizes = np.unique(labels, return_counts=True)
-    counts, rng = _accepted(
-        seed, tuple(class_sizes.tolist()), num_clients, alpha, min_size, balanced
-    )
+    # Equal integers are equal seeds.
+    draw = _accepted if isinstance(seed, int | np.integer) else _accepted.__wrapped__
+    counts, rng = draw(seed, tuple(class_sizes.tolist()), num_clients, alpha, min_size, balanced)
     return deal_counts(copy.deepcopy(rng), labels, counts)
 
 
-@functools.lru_cache(maxsize=32)  # the experiments of a sweep or a table share their draws
+@functools.lru_cache(maxsize=16)  # the experiments of a sweep or a table share their draws
 def _accepted(
     seed: Seed,
     class_sizes: tuple[int, ...],

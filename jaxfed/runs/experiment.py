@@ -258,9 +258,9 @@ def build_model(
     adapted = method.adapt(network)
     if config.init_from is not None and config.init_seed is not None:
         one, other = (adapted.init(jax.random.key(seed)) for seed in (0, 1))
-        if jax.tree.all(jax.tree.map(np.array_equal, one, other)):
+        if all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(other))):
             raise ValueError(
-                f'--init_seed={config.init_seed} has no effect with --init_from, which gives all '
+                f'--init_seed={config.init_seed} has no effect with --init_from, which sets the '
                 'initial parameters; remove it.'
             )
     return network, with_precision(adapted, config.precision)
