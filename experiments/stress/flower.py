@@ -128,11 +128,9 @@ def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
     raise RuntimeError(f'it ended with {process.returncode} before it listened at port {port}')
 
 
-def difference(method: str, workdir: Path, folder: Path, **settings: Any) -> float:
+def difference(method: str, workdir: Path, folder: Path) -> float:
     """The largest difference of a final parameter from that of `jaxfed.simulate`."""
-    config = jaxfed.Config(
-        **{**SETTINGS, **settings}, method=method, workdir=str(folder), csv=False
-    )
+    config = jaxfed.Config(**SETTINGS, method=method, workdir=str(folder), csv=False)  # type: ignore[arg-type]
     result = jaxfed.simulate(config, quiet=True)
     pairs = zip(
         jax.tree.leaves(result.params), jax.tree.leaves(jaxfed.load(workdir).params), strict=True
@@ -140,9 +138,9 @@ def difference(method: str, workdir: Path, folder: Path, **settings: Any) -> flo
     return max(float(np.abs(a - b).max()) for a, b in pairs)
 
 
-def compare(engine: str, methods: list[str], folder: Path, **settings: Any) -> dict[str, float]:
+def compare(engine: str, methods: list[str], folder: Path) -> dict[str, float]:
     """Runs methods in an engine; method -> difference from simulation."""
-    differences, clients = {}, {**SETTINGS, **settings}['num_clients']
+    differences = {}
     home = folder / engine
     home.mkdir()
     with contextlib.ExitStack() as stack:
@@ -150,16 +148,16 @@ def compare(engine: str, methods: list[str], folder: Path, **settings: Any) -> d
             flower, options = stack.enter_context(deployment(home)).flower, []
         else:
             flower = Flower(home)
-            options = ['--federation-config', f'num-supernodes={clients}']
+            options = ['--federation-config', f'num-supernodes={SETTINGS["num_clients"]}']
             stack.callback(end_local_superlink, home)
         for method in methods:
-            project = project_of(home / method.replace('+', '_'), method, **settings)
+            project = project_of(home / method.replace('+', '_'), method)
             printed = flower.run(project, *options)
             finished = list(project.glob('runs/*/summary.json'))
             if not finished:
                 raise RuntimeError(f'{engine}, {method}:\n{printed[-3000:]}')
             alone = folder / f'{engine}_{project.name}'
-            differences[method] = difference(method, finished[0].parent, alone, **settings)
+            differences[method] = difference(method, finished[0].parent, alone)
             reporting.console.print(f'{engine}, {method}: {differences[method]:.1e}')
     return differences
 
