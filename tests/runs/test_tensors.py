@@ -54,8 +54,15 @@ def test_a_seed_of_initial_parameters_without_effect(tmp_path, method):
 
 
 def test_the_seed_of_a_projection_that_the_file_lacks(tmp_path):
-    write(path := tmp_path / 'start.safetensors')
-    start(path, model='mlp', method='moon', hyperparameters={'projection': True}, init_seed=3)
+    in_file = write(path := tmp_path / 'start.safetensors')
+    moon = {'method': 'moon', 'hyperparameters': {'projection': True}, 'model': 'mlp'}
+    config = jaxfed.Config(init_from=str(path), init_seed=3, **{**QUICK, **moon})
+    model = make_experiment(config).model
+    one, other = (named(model.init(jax.random.key(seed)), ()) for seed in (0, 1))
+    drawn = {name.partition('.')[0] for name in one if not np.array_equal(one[name], other[name])}
+    assert drawn == {'project1', 'project2', 'classifier'}  # which reads the projection
+    for name in ('hidden1.kernel', 'hidden2.bias'):
+        assert_array_equal(one[name], in_file[name])
 
 
 def test_float64_is_rounded(tmp_path):
