@@ -155,6 +155,7 @@ def test_a_sweep_replaces_settings_before_they_are_checked(settings, swept, mess
         main.check_settings(made, sweep_='')
 
 
+@pytest.mark.slow
 def test_a_sweep_with_recorded_divergence_ends_with_status_0(cheap_runs, command, tmp_path):
     arguments = '--method=fedavg', '--model=mlp', '--rounds=2', '--learning_rate=1e6', '--seeds=2'
     assert command(*arguments, '--workdir=ended') == 1

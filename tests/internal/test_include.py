@@ -91,6 +91,7 @@ def test_files_that_cannot_run_are_refused(name, text, message, tmp_path):
     assert include.include_again() == [] and 'broken' not in sys.modules
 
 
+@pytest.mark.slow
 def test_commands_include_files(file):
     words = [sys.executable, '-m', 'jaxfed', f'--include={file}', '--method=list']
     shown = subprocess.run(words, capture_output=True, text=True, timeout=600)

@@ -13,7 +13,6 @@ from jaxfed.partition import from_flower, make_partition, read_indices, to_flowe
 from jaxfed.runs import deal
 from jaxfed.runs.partition_map import deal_examples, write_indices
 from jaxfed.runs.seeds import sample_cohort
-from tests.marks import only_fast
 
 CLIENTS = [[4, 0], [], [7, 2, 5]]
 QUICK = {'model': 'mlp', 'rounds': 2, 'local_epochs': 1, 'clients_per_round': 2, 'num_clients': 6}
@@ -123,7 +122,8 @@ def test_files_that_cannot_be_read(tmp_path):
         read_indices(tmp_path / 'd.npz')
 
 
-@pytest.mark.parametrize('suffix', only_fast(['json', 'npz'], 'npz'))
+@pytest.mark.slow
+@pytest.mark.parametrize('suffix', ['json', 'npz'])
 def test_a_written_partition_trains_the_same_clients(suffix, tmp_path, cheap_runs):
     def run(name, **settings):
         config = jaxfed.Config(workdir=str(tmp_path / name), **{**QUICK, **settings})

@@ -54,7 +54,7 @@ def dataset(make):
     return jaxfed.Dataset.from_arrays(x[:200], LABELS[:200], x[200:], LABELS[200:])
 
 
-@pytest.mark.parametrize('name', INPUTS)
+@pytest.mark.parametrize('name', only_fast(INPUTS, 'text', 'signals'))
 @pytest.mark.parametrize('method', only_fast(['fedavg', 'fedlmd'], 'fedlmd'))
 def test_runs_learn_and_load(name, method, tmp_path, cheap_runs):
     make, settings = INPUTS[name]

@@ -89,7 +89,7 @@ def test_the_memory_of_a_cpu_includes_its_kernels(cheap_runs, monkeypatch, tmp_p
     needed = {}
     for scratch in (0, 1000, 2**60):
         monkeypatch.setattr(memory, 'SCRATCH', scratch)
-        settings = {'rounds': 1, 'devices': '1', 'workdir': f'run{scratch}'}
+        settings = {'model': 'mlp', 'rounds': 1, 'devices': '1', 'workdir': f'run{scratch}'}
         needed[scratch] = simulate.simulate(Config(**settings), quiet=True).summary['memory_bytes']
     assert needed[1000] == needed[0] + 1000
     assert needed[1000] < needed[2**60] < 2 * needed[0]  # at most the program's own size

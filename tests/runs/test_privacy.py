@@ -139,6 +139,7 @@ def test_a_private_client_uploads_nothing_else():
         simulate(config, method=leaking, quiet=True)
 
 
+@pytest.mark.slow
 def test_private_experiments_in_one_program(tmp_path, cheap_runs):
     from jaxfed.sweeps.runner import simulate_all
 

@@ -268,6 +268,7 @@ def test_results_and_models_are_one_line(cheap_runs, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_work_directories_with_any_characters(tmp_path, cheap_runs, stopped_before):
     name = 'it\'s "q" $(touch owned) `id`; & | * é %s {0} <b> #?%41'
     workdir = str(tmp_path / name)
@@ -340,6 +341,7 @@ def altered(path, seed, shift=0):
     np.savez(path, x_train=x, y_train=y, x_test=x[:8], y_test=(y[:8] + shift) % 4)
 
 
+@pytest.mark.slow
 def test_changed_images_lines_and_lost_checkpoints_are_noticed(
     cheap_runs, tmp_path, stopped_before, capsys
 ):

@@ -595,6 +595,7 @@ def test_a_group_that_cannot_be_recorded_stops_no_other(
     assert 'error: fedavg: local_epochs 1, 2 seeds: no space left' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_resumed_experiments_that_do_not_fit_are_not_restarted(
     cheap_runs, programs, tmp_path, monkeypatch, stopped_before, capsys
 ):
@@ -790,6 +791,7 @@ def test_seeds_that_halving_compares_share_a_program(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_halving_that_compares_nothing_is_named(cheap_runs, tmp_path, capsys):
     config = small(rounds=2, validation=0.2)
     _, outcomes = run(config, 'local_epochs=1,2', 1, tmp_path, rungs=[1])
@@ -864,6 +866,7 @@ def test_halving_of_a_split_program(cheap_runs, programs, tmp_path, monkeypatch)
     assert trained == {1e-6: [1, 1], 0.1: [3, 3], 1e-5: [1, 1]}
 
 
+@pytest.mark.slow
 def test_a_program_that_ended_between_two_summaries_is_finished(
     cheap_runs, tmp_path, monkeypatch, capsys
 ):
@@ -1050,6 +1053,7 @@ def test_seeds_that_halving_stopped_in_other_rounds_have_no_mean(cheap_runs, tmp
     assert capsys.readouterr().out.count('1 of 2 stopped early') == 2
 
 
+@pytest.mark.slow
 def test_a_sweep_with_examples_on_the_server_and_noisy_labels_is_extended(cheap_runs, tmp_path):
     config = small(method='fedcad', rounds=1, label_noise=0.2)
     run(config, '', 1, tmp_path)
@@ -1078,6 +1082,7 @@ def test_a_sweep_is_not_extended_with_other_data(cheap_runs, tmp_path):
         jaxfed.simulate_all({'a': config}, folder / 'seed0', quiet=True)
 
 
+@pytest.mark.slow
 def test_experiments_that_lost_their_checkpoints_say_so(
     cheap_runs, tmp_path, stopped_before, capsys
 ):
