@@ -166,11 +166,11 @@ METHODS = [
     'fedlmd+topk+quantize+dp+fedavgm',
     'fedlmd+fedper+topk+fedbuff+fedavgm',
 ]
-# One of each kind: no state, client state, server state, uploads, weights, passes around training,
-# own parameters, sums, a pair of parameters.
+# One of each kind: no state, server state, client state, a pass before and after training, uploads,
+# weights, own parameters, messages, combined updates, a pair of parameters.
 KINDS = [
-    'fedlmd', 'fedavgm', 'scaffold', 'fedcurv', 'moon', 'fednova', 'drifting',
-    'fedper+fedlmd', 'median', 'ditto',
+    'fedlmd', 'fedavgm', 'scaffold', 'fedcad source=client', 'fedcurv', 'moon', 'fednova',
+    'drifting', 'fedper+fedlmd', 'topk', 'median', 'ditto',
 ]  # fmt: skip
 
 

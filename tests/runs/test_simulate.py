@@ -341,7 +341,6 @@ def altered(path, seed, shift=0):
     np.savez(path, x_train=x, y_train=y, x_test=x[:8], y_test=(y[:8] + shift) % 4)
 
 
-@pytest.mark.slow
 def test_changed_images_lines_and_lost_checkpoints_are_noticed(
     cheap_runs, tmp_path, stopped_before, capsys
 ):
