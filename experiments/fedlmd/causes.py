@@ -52,7 +52,8 @@ def make_table(folders: Mapping[str, str], methods: Sequence[str]) -> str:
 
 def make_tables() -> tuple[str, str]:
     """The tables of causes and of weights."""
-    return make_table(CAUSES, ('FedAvg', 'FedLMD')), make_table(WEIGHTS, ('FedAvg', 'FedAvg+LS'))
+    weights = make_table(WEIGHTS, ('FedAvg', 'FedLMD', 'FedAvg+LS'))
+    return make_table(CAUSES, ('FedAvg', 'FedLMD')), weights
 
 
 if __name__ == '__main__':
