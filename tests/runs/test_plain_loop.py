@@ -8,6 +8,7 @@ from jaxfed import methods
 from jaxfed.runs.experiment import set_up
 from jaxfed.runs.simulate import train
 from tests import combinations, extremes, plain
+from tests.marks import slow
 
 
 @pytest.fixture(autouse=True)
@@ -50,9 +51,7 @@ def test_values_that_are_not_numbers_are_refused(method, case, tmp_path):
     assert extremes.check(method, case, tmp_path).kind == 'refused'
 
 
-@pytest.mark.parametrize(
-    'method, case', [*FAST, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)]
-)
+@pytest.mark.parametrize('method, case', [*FAST, *(slow(*pair) for pair in SLOW)])
 def test_extremes_equal_the_plain_loop_or_are_refused(method, case, tmp_path):
     extremes.check(method, case, tmp_path)
 

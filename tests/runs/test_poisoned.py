@@ -11,6 +11,7 @@ from jaxfed.runs.experiment import set_up
 from jaxfed.runs.seeds import sample_cohort
 from jaxfed.runs.simulate import train
 from tests import extremes, plain
+from tests.marks import slow
 
 
 @pytest.fixture(autouse=True)
@@ -67,10 +68,6 @@ def untrained(experiment):
     dealt = experiment.dealt
     used = np.concatenate([*dealt.partition, dealt.auxiliary])
     return np.setdiff1d(np.arange(len(dealt.dataset.y_train)), used)
-
-
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 HELD_OUT = {'personal_test': 0.3, 'validation': 0.2, 'local_eval_every': 1}

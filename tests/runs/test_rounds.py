@@ -14,6 +14,7 @@ from jaxfed.runs.experiment import client_steps, cohort_of, make_experiment, tot
 from jaxfed.runs.prepare import prepare
 from jaxfed.runs.rounds import no_recorder, train_rounds
 from jaxfed.runs.state import first_state
+from tests.marks import slow
 
 QUICK = {
     'model': 'mlp',
@@ -44,12 +45,7 @@ def test_training_without_records_gives_the_same_parameters(cheap_runs, tmp_path
 
 @pytest.mark.parametrize(
     'method, model',
-    [
-        pytest.param('median', 'mlp', marks=pytest.mark.slow),
-        ('dp', 'mlp'),
-        ('fedavg', 'mlp'),
-        ('median', 'normal'),
-    ],
+    [slow('median', 'mlp'), ('dp', 'mlp'), ('fedavg', 'mlp'), ('median', 'normal')],
 )
 def test_a_client_that_diverges_ends_training_only_if_it_reaches_the_model(
     method, model, cheap_runs, tmp_path, monkeypatch
