@@ -1,12 +1,14 @@
-"""Seconds a round of the same work: jaxfed, a PyTorch loop, BlazeFL, Flower, pfl-research, FedJAX.
+"""Seconds a round of the same work: jaxfed and other simulators.
 
 Every system trains the same network by federated averaging on the same images of equal clients: SGD
 without momentum, no augmentation, and evaluations on the same test images. The systems run one
 after another in separate processes, so that they share neither cores nor memory. The first round is
-not counted. The PyTorch loop trains client after client on all cores; BlazeFL and Flower train one
-client per core at a time in processes, BlazeFL also in threads, which need a Python without the
-global interpreter lock; pfl-research and FedJAX train client after client on all cores, FedJAX with
-the networks of jaxfed and XLA's convolutions.
+not counted.
+
+The PyTorch loop, pfl-research, PFLlib, FedJAX and, by default, FL-bench train client after client
+on all cores, FedJAX with the networks of jaxfed and XLA's convolutions. BlazeFL, Flower and
+`flbench_parallel` train one client per core at a time in processes; BlazeFL also in threads, which
+need a Python without the global interpreter lock. A flag names the checkout of FL-bench or PFLlib.
 
 Tasks: `cifar10`, the FedNTD CNN, 10 clients, one local epoch, batches of 50. `blazefl`, the CNN
 benchmark of BlazeFL: LeNet, 100 clients that all train in each of 5 rounds, each with shards of two
@@ -23,13 +25,14 @@ python -m experiments.benchmarks.alternatives --output=experiments/results/alter
 
 import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,6 +106,7 @@ TASKS = {
     ),
 }
 TASKS['pfl_dirichlet'] = TASKS['pfl']._replace(alpha=0.1, rounds=101)
+CHECKOUTS = sorted({system.flag for system in SYSTEMS.values() if system.flag})
 SAMPLING_SECONDS = 1.0  # a sample takes 20 ms
 
 
@@ -232,8 +236,14 @@ def tree_memory(pid: int) -> float | None:
     return total / MIB
 
 
-def run(key: str, folder: str, steps: int) -> dict[str, Any]:
+def run(key: str, folder: str, steps: int, checkout: str | None = None) -> dict[str, Any]:
     """Runs a system of `SYSTEMS`, with `steps` client-steps a round, in its own process.
+
+    Args:
+      key: of `SYSTEMS`.
+      folder: that `prepare` wrote.
+      steps: of all clients of a round.
+      checkout: the folder with the system's package.
 
     Returns:
       Its entry in the file, without the ratio to jaxfed; numbers are None if it fails.
@@ -241,9 +251,13 @@ def run(key: str, folder: str, steps: int) -> dict[str, Any]:
     system = SYSTEMS[key]
     output, errors = Path(folder, f'{key}.out'), Path(folder, f'{key}.err')
     command = [sys.executable, '-m', 'experiments.benchmarks.alternatives.systems', key, folder]
+    env = dict(os.environ)
+    if checkout is not None:
+        modules = Path(checkout, system.package).absolute().parent
+        env['PYTHONPATH'] = os.pathsep.join([str(modules), *filter(None, [env.get('PYTHONPATH')])])
     peak: float | None = None
     with output.open('w') as out, errors.open('w') as err:
-        process = subprocess.Popen(command, stdout=out, stderr=err)
+        process = subprocess.Popen(command, stdout=out, stderr=err, env=env)
         try:
             while system.processes and process.poll() is None:
                 memory = tree_memory(process.pid)
@@ -271,8 +285,12 @@ def run(key: str, folder: str, steps: int) -> dict[str, Any]:
     }
 
 
-def describe_machine() -> dict[str, Any]:
-    """The machine, described by another process: in this one, JAX would occupy the device."""
+def describe_machine(checkouts: Mapping[str, str]) -> dict[str, Any]:
+    """The machine, described by another process: in this one, JAX would occupy the device.
+
+    Returns:
+      As `reporting.machine`, with the versions of what systems need, and the commits of checkouts.
+    """
     code = (
         'import json; from experiments.benchmarks.measuring.reporting import machine; '
         'print(json.dumps(machine()))'
@@ -280,11 +298,29 @@ def describe_machine() -> dict[str, Any]:
     result = subprocess.run([sys.executable, '-c', code], stdout=subprocess.PIPE, check=True)
     machine = json.loads(result.stdout.splitlines()[-1])
     peers = sorted({module for system in SYSTEMS.values() for module in system.needs})
-    return {**machine, **{name: version(name) for name in peers if reporting.has(name)}}
+    distributions = [name for peer in peers for name in packages_distributions().get(peer, [])]
+    commits = {flag: reporting.commit_of(folder) for flag, folder in checkouts.items()}
+    return {**machine, **{name: version(name) for name in distributions}, **commits}
 
 
-def find_systems(names: Sequence[str]) -> list[str]:
-    """The installed ones of some keys of `SYSTEMS`; prints how to install the others."""
+def check_checkouts(checkouts: Mapping[str, str]) -> None:
+    """Raises UsageError if a folder, flag -> folder, lacks the package of its system."""
+    for system in SYSTEMS.values():
+        given = checkouts.get(system.flag)
+        if given is not None and not Path(given, system.package).is_dir():
+            raise app.UsageError(
+                f'--{system.flag}={given} must be a checkout of {system.name}, but has no folder '
+                f'{system.package}.'
+            )
+
+
+def find_systems(names: Sequence[str], checkouts: Mapping[str, str]) -> list[str]:
+    """The keys of `SYSTEMS`, of some, that can run here; prints how to install the others.
+
+    Args:
+      names: the keys.
+      checkouts: flag -> folder, of `System.flag`.
+    """
     unknown = [name for name in names if name not in SYSTEMS]
     if unknown or 'jaxfed' not in names:
         raise app.UsageError(
@@ -294,6 +330,7 @@ def find_systems(names: Sequence[str]) -> list[str]:
     for key in SYSTEMS:
         system = SYSTEMS[key]
         runs = reporting.free_threaded() or not system.free_threaded
+        runs = runs and (not system.flag or system.flag in checkouts)
         if key in names and runs and all(map(reporting.has, system.needs)):
             keys.append(key)
         elif key in names:
@@ -305,11 +342,12 @@ def find_systems(names: Sequence[str]) -> list[str]:
 def notes(report: dict[str, Any], task: Task) -> list[str]:
     """The lines below the table."""
     memory = 'peak memory is the resident memory of the process'
-    names = [entry['system'] for entry in report['systems']]
-    if any(system.processes and system.name in names for system in SYSTEMS.values()):
+    ran = {entry['system'] for entry in report['systems']}
+    several = [one.name for one in SYSTEMS.values() if one.processes and one.name in ran]
+    if several:
         summed = "all processes' sum, each second, shared pages once (psutil)"
         known = summed if reporting.has('psutil') else 'not measured, pip install psutil'
-        memory += f'; of BlazeFL and Flower: {known}'
+        memory += f'; of {" and ".join(several)}: {known}'
     shape = ' x '.join(map(str, task.shape))
     lines = [
         f'{report["data"]}, {shape}, {task.classes} classes, {task.examples_per_client} examples a '
@@ -358,16 +396,18 @@ def show(report: dict[str, Any], task: Task) -> None:
 
 def main(args: flags.FlagValues) -> None:
     """Measures, prints the table and writes the file."""
-    keys, entries = find_systems(args.systems), {}
+    checkouts: dict[str, Any] = {flag: args[flag].value for flag in CHECKOUTS if args[flag].present}
+    check_checkouts(checkouts)
+    keys, entries = find_systems(args.systems, checkouts), {}
     data, task = load(args)
-    machine = describe_machine()
+    machine = describe_machine(checkouts)
     steps = task.local_epochs * -(-task.examples_per_client // task.batch_size)
     steps *= task.clients_per_round
     with tempfile.TemporaryDirectory(prefix='jaxfed-', ignore_cleanup_errors=True) as folder:
         prepare(data, task, folder, machine)
         for key in keys:
             with reporting.console.status(f'running {SYSTEMS[key].name}'):
-                entries[key] = run(key, folder, steps)
+                entries[key] = run(key, folder, steps, checkouts.get(SYSTEMS[key].flag))
     reference = entries['jaxfed']['seconds_per_round']
     for entry in entries.values():
         seconds = entry['seconds_per_round']
@@ -398,6 +438,9 @@ if __name__ == '__main__':
     }.items():
         flags.DEFINE_integer(name, None, text, lower_bound=1)
     flags.DEFINE_list('systems', list(SYSTEMS), f'Of {", ".join(SYSTEMS)}; jaxfed is among them.')
+    for flag in CHECKOUTS:
+        names = [system.name for system in SYSTEMS.values() if system.flag == flag]
+        flags.DEFINE_string(flag, None, f'Folder with a checkout of {names[0]} [not run].')
     flags.DEFINE_string('dataset', 'cifar10', 'TFDS image classification set, or npz with --npz.')
     flags.DEFINE_string('data_dir', None, 'Directory of TFDS datasets [synthetic images].')
     flags.DEFINE_string('npz', None, 'File of a data set, as of jaxfed.main.')

@@ -1,5 +1,5 @@
 """The systems of `alternatives`, each run in its own process: jaxfed, PyTorch, BlazeFL, Flower,
-pfl-research and FedJAX.
+pfl-research, FedJAX, FL-bench and PFLlib.
 
 jaxfed and torch are imported by the functions that need them: every module that a system's process
 imports counts as its memory.
@@ -44,6 +44,8 @@ class System(NamedTuple):
     install: str = ''  # the command that installs them
     processes: bool = False  # whether it starts processes
     free_threaded: bool = False  # whether it needs a Python without the global interpreter lock
+    flag: str = ''  # with its checkout, if it cannot be installed
+    package: str = ''  # the folder of a Python package in the checkout
 
 
 def run_jaxfed(work: Work) -> Rounds:
@@ -212,6 +214,13 @@ def run_module(name: str, **options: Any) -> Callable[[Work], Rounds]:
     return run
 
 
+FL_BENCH: dict[str, Any] = {
+    'needs': ('hydra', 'pandas', 'pynvml', 'ray', 'sklearn', 'torch', 'torchvision'),
+    'install': "pip install 'jaxfed[bench]' hydra-core nvidia-ml-py pandas ray scikit-learn torchvision "
+    '&& git clone https://github.com/KarhouTam/FL-bench, and --flbench=FL-bench',
+    'flag': 'flbench',
+    'package': 'src',
+}
 SYSTEMS = {
     'jaxfed': System('jaxfed', run_jaxfed),
     'torch': System('PyTorch loop', run_torch, ('torch',), "pip install 'jaxfed[bench]'"),
@@ -253,6 +262,22 @@ SYSTEMS = {
         ('fedjax',),
         # Its last release needs a JAX that jaxfed does not support.
         'pip install git+https://github.com/google/fedjax',
+    ),
+    'flbench': System('FL-bench', run_module('flbench_system'), **FL_BENCH),
+    'flbench_parallel': System(
+        'FL-bench, parallel',
+        run_module('flbench_system', parallel=True),
+        processes=True,
+        **FL_BENCH,
+    ),
+    'pfllib': System(
+        'PFLlib',
+        run_module('pfllib_system'),
+        ('h5py', 'sklearn', 'torch'),
+        "pip install 'jaxfed[bench]' h5py scikit-learn && git clone "
+        'https://github.com/TsingZ0/PFLlib, and --pfllib=PFLlib',
+        flag='pfllib',
+        package='system/flcore',
     ),
 }
 

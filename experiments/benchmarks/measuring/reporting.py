@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import json
 import platform
+import subprocess
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
@@ -80,6 +81,13 @@ def settings(args: flags.FlagValues, *names: str) -> dict[str, Any]:
 def has(module: str) -> bool:
     """Whether a module is installed."""
     return importlib.util.find_spec(module) is not None
+
+
+def commit_of(checkout: str | Path) -> str:
+    """The commit of a Git checkout, or 'unknown'."""
+    command = ['git', '-C', str(checkout), 'rev-parse', 'HEAD']
+    found = subprocess.run(command, capture_output=True, text=True)
+    return found.stdout.strip() if found.returncode == 0 else 'unknown'
 
 
 def free_threaded() -> bool:

@@ -320,13 +320,6 @@ def table(scores: dict[str, Scores]) -> list[str]:
     return lines
 
 
-def version_of(checkout: Path) -> str:
-    """The commit of PFLlib's checkout, or 'unknown'."""
-    command = ['git', '-C', str(checkout), 'rev-parse', 'HEAD']
-    found = subprocess.run(command, capture_output=True, text=True)
-    return found.stdout.strip() if found.returncode == 0 else 'unknown'
-
-
 def document(report: dict[str, Any]) -> str:
     """The result as Markdown."""
     protocol = report['protocol']
@@ -398,7 +391,7 @@ def main(args: flags.FlagValues) -> None:
         'versions': {
             'jaxfed': jaxfed.__version__,
             'jax': jax.__version__,
-            'PFLlib': version_of(checkout),
+            'PFLlib': reporting.commit_of(checkout),
             'torch': json.loads(torch.read_text())['torch'] if torch else 'unknown',
         },
         'command': command_of(args),

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from safetensors.numpy import save_file
 
+from experiments.benchmarks.programs.pfllib import write_examples
 from jaxfed import Config, Dataset
 from jaxfed.data import channel_statistics, load_dataset
 from jaxfed.export import torch_kernel
@@ -96,9 +97,8 @@ def write_clients(config: Config, dataset: Dataset, folder: Path) -> list[tuple[
     for part, clients in (('train', dealt.partition), ('test', dealt.personal)):
         (folder / part).mkdir(parents=True, exist_ok=True)
         for client, rows in enumerate(clients):
-            x = ((dataset.x_train[rows] - mean) / std).astype(np.float32).transpose(0, 3, 1, 2)
-            data = {'x': np.ascontiguousarray(x), 'y': dataset.y_train[rows].astype(np.int64)}
-            np.savez(folder / part / f'{client}.npz', data=np.array(data, dtype=object))
+            x = (dataset.x_train[rows] - mean) / std
+            write_examples(folder / part / f'{client}.npz', x, dataset.y_train[rows])
     return [(len(a), len(b)) for a, b in zip(dealt.partition, dealt.personal, strict=True)]
 
 

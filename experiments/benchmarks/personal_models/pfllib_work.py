@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from experiments.benchmarks.programs.pfllib import DEFAULTS
+
 SERVERS = {
     'FedAvg': 'serveravg',
     'FedPer': 'serverper',
@@ -28,35 +30,6 @@ SERVERS = {
     'APFL': 'serverapfl',
 }
 SPLIT = ('FedAvg', 'FedPer', 'FedRep')  # PFLlib's main.py gives them a network of base and head
-# The settings of PFLlib's main.py that its classes read, at its defaults.
-DEFAULTS = {
-    'device': 'cpu',
-    'dataset': 'Cifar10',
-    'num_classes': 10,
-    'local_epochs': 1,
-    'plocal_epochs': 1,
-    'join_ratio': 1.0,
-    'random_join_ratio': False,
-    'few_shot': 0,
-    'goal': 'test',
-    'time_select': False,
-    'time_threthold': 10000,
-    'save_folder_name': 'items',
-    'top_cnt': 100,
-    'auto_break': False,
-    'client_drop_rate': 0.0,
-    'train_slow_rate': 0.0,
-    'send_slow_rate': 0.0,
-    'dlg_eval': False,
-    'dlg_gap': 100,
-    'batch_num_per_client': 2,
-    'num_new_clients': 0,
-    'fine_tuning_epoch_new': 0,
-    'learning_rate_decay': False,
-    'learning_rate_decay_gamma': 0.99,
-    'mu': 0.0,
-    'alpha': 1.0,
-}
 
 
 def make_network(start: Path, algorithm: str, *, normalised: bool) -> torch.nn.Module:
