@@ -72,7 +72,7 @@ def test_evaluations_follow_every_few_rounds_and_the_last():
 @pytest.mark.parametrize('names', [['jaxfed', 'flow'], ['torch']])
 def test_unknown_systems_are_refused(names):
     with pytest.raises(app.UsageError, match=r'must be jaxfed and others of jaxfed, torch'):
-        alternatives.find_systems(names)
+        alternatives.find_systems(names, {})
 
 
 @pytest.mark.parametrize('free_threaded', [False, True])
@@ -82,7 +82,24 @@ def test_threads_need_a_python_without_the_global_interpreter_lock(free_threaded
     )
     monkeypatch.setattr(alternatives.reporting, 'free_threaded', lambda: free_threaded)
     names = ['jaxfed', 'blazefl', 'blazefl_threads']
-    assert alternatives.find_systems(names) == names[: 2 + free_threaded]
+    assert alternatives.find_systems(names, {}) == names[: 2 + free_threaded]
+
+
+def test_systems_that_cannot_be_installed_need_their_checkout(monkeypatch):
+    monkeypatch.setattr(alternatives.reporting, 'has', lambda module: True)
+    names = ['jaxfed', 'flbench', 'flbench_parallel', 'pfllib']
+    assert alternatives.find_systems(names, {'pfllib': 'PFLlib'}) == ['jaxfed', 'pfllib']
+    assert alternatives.find_systems(names, {'flbench': 'FL-bench'}) == names[:3]
+
+
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
+    given = {'pfllib': str(tmp_path)}
+    with pytest.raises(app.UsageError, match=r'--pfllib=.*, but has no folder system/flcore\.$'):
+        alternatives.check_checkouts(given)
+    (tmp_path / 'system' / 'flcore').mkdir(parents=True)
+    alternatives.check_checkouts(given)
+    with pytest.raises(app.UsageError, match=r'--flbench=.* must be a checkout of FL-bench'):
+        alternatives.check_checkouts({**given, 'flbench': str(tmp_path)})
 
 
 def test_images_come_from_a_file(tmp_path):
