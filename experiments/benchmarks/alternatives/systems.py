@@ -216,8 +216,8 @@ def run_module(name: str, **options: Any) -> Callable[[Work], Rounds]:
 
 FL_BENCH: dict[str, Any] = {
     'needs': ('hydra', 'pandas', 'pynvml', 'ray', 'sklearn', 'torch', 'torchvision'),
-    'install': "pip install 'jaxfed[bench]' hydra-core nvidia-ml-py pandas ray scikit-learn torchvision "
-    '&& git clone https://github.com/KarhouTam/FL-bench, and --flbench=FL-bench',
+    'install': "pip install 'jaxfed[bench]' hydra-core nvidia-ml-py pandas ray scikit-learn "
+    'torchvision && git clone https://github.com/KarhouTam/FL-bench, then --flbench=FL-bench',
     'flag': 'flbench',
     'package': 'src',
 }
@@ -275,7 +275,7 @@ SYSTEMS = {
         run_module('pfllib_system'),
         ('h5py', 'sklearn', 'torch'),
         "pip install 'jaxfed[bench]' h5py scikit-learn && git clone "
-        'https://github.com/TsingZ0/PFLlib, and --pfllib=PFLlib',
+        'https://github.com/TsingZ0/PFLlib, then --pfllib=PFLlib',
         flag='pfllib',
         package='system/flcore',
     ),
