@@ -1,6 +1,8 @@
 """The work that jaxfed and its alternatives share."""
 
 import json
+import subprocess
+import sys
 import types
 
 import numpy as np
@@ -93,13 +95,36 @@ def test_systems_that_cannot_be_installed_need_their_checkout(monkeypatch):
 
 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
-    given = {'pfllib': str(tmp_path)}
+    checkouts = {'pfllib': str(tmp_path)}
     with pytest.raises(app.UsageError, match=r'--pfllib=.*, but has no folder system/flcore\.$'):
-        alternatives.check_checkouts(given)
+        alternatives.check_checkouts(checkouts)
     (tmp_path / 'system' / 'flcore').mkdir(parents=True)
-    alternatives.check_checkouts(given)
+    alternatives.check_checkouts(checkouts)
     with pytest.raises(app.UsageError, match=r'--flbench=.* must be a checkout of FL-bench'):
-        alternatives.check_checkouts({**given, 'flbench': str(tmp_path)})
+        alternatives.check_checkouts({**checkouts, 'flbench': str(tmp_path)})
+
+
+@pytest.mark.parametrize('key', ['flbench', 'pfllib'])
+def test_a_system_finds_the_package_of_its_checkout(key, tmp_path):
+    system = alternatives.SYSTEMS[key]
+    package = tmp_path / system.package
+    package.mkdir(parents=True)
+    (package / 'mine.py').touch()
+    command = [sys.executable, '-c', f'import {package.name}.mine']
+    for checkout, status in ((str(tmp_path), 0), (None, 1)):
+        env = alternatives.environment(system, checkout)
+        assert subprocess.run(command, env=env, stderr=subprocess.DEVNULL).returncode == status
+
+
+def test_the_commit_of_a_checkout_is_known(tmp_path):
+    subprocess.run(['git', 'init', '-q', tmp_path], check=True)
+    who = ['-c', 'user.name=a', '-c', 'user.email=a@b']
+    git = ['git', '-C', tmp_path, *who]
+    subprocess.run([*git, 'commit', '-q', '--allow-empty', '-m', 'empty'], check=True)
+    commit = subprocess.check_output([*git, 'log', '-1', '--format=%H'], text=True).strip()
+    assert alternatives.reporting.commit_of(tmp_path) == commit
+    (tmp_path / 'unpacked').mkdir()
+    assert alternatives.reporting.commit_of(tmp_path / 'unpacked') == 'unknown'
 
 
 def test_images_come_from_a_file(tmp_path):

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import app, flags
 
-from experiments.benchmarks.alternatives.systems import MIB, SYSTEMS
+from experiments.benchmarks.alternatives.systems import MIB, SYSTEMS, System
 from experiments.benchmarks.alternatives.torch_work import Rounds, Task, Work
 from experiments.benchmarks.measuring import reporting
 from jaxfed.data import channel_statistics, load_dataset
@@ -236,6 +236,15 @@ def tree_memory(pid: int) -> float | None:
     return total / MIB
 
 
+def environment(system: System, checkout: str | None) -> dict[str, str]:
+    """The environment of a system's process, which finds the package of its checkout."""
+    env = dict(os.environ)
+    if checkout is not None:
+        modules = str(Path(checkout, system.package).absolute().parent)
+        env['PYTHONPATH'] = os.pathsep.join(filter(None, [modules, env.get('PYTHONPATH')]))
+    return env
+
+
 def run(key: str, folder: str, steps: int, checkout: str | None = None) -> dict[str, Any]:
     """Runs a system of `SYSTEMS`, with `steps` client-steps a round, in its own process.
 
@@ -251,13 +260,11 @@ def run(key: str, folder: str, steps: int, checkout: str | None = None) -> dict[
     system = SYSTEMS[key]
     output, errors = Path(folder, f'{key}.out'), Path(folder, f'{key}.err')
     command = [sys.executable, '-m', 'experiments.benchmarks.alternatives.systems', key, folder]
-    env = dict(os.environ)
-    if checkout is not None:
-        modules = Path(checkout, system.package).absolute().parent
-        env['PYTHONPATH'] = os.pathsep.join([str(modules), *filter(None, [env.get('PYTHONPATH')])])
     peak: float | None = None
     with output.open('w') as out, errors.open('w') as err:
-        process = subprocess.Popen(command, stdout=out, stderr=err, env=env)
+        process = subprocess.Popen(
+            command, stdout=out, stderr=err, env=environment(system, checkout)
+        )
         try:
             while system.processes and process.poll() is None:
                 memory = tree_memory(process.pid)
@@ -298,7 +305,8 @@ def describe_machine(checkouts: Mapping[str, str]) -> dict[str, Any]:
     result = subprocess.run([sys.executable, '-c', code], stdout=subprocess.PIPE, check=True)
     machine = json.loads(result.stdout.splitlines()[-1])
     peers = sorted({module for system in SYSTEMS.values() for module in system.needs})
-    distributions = [name for peer in peers for name in packages_distributions().get(peer, [])]
+    installed = packages_distributions()
+    distributions = [name for peer in peers for name in installed.get(peer, [])]
     commits = {flag: reporting.commit_of(folder) for flag, folder in checkouts.items()}
     return {**machine, **{name: version(name) for name in distributions}, **commits}
 
@@ -306,19 +314,19 @@ def describe_machine(checkouts: Mapping[str, str]) -> dict[str, Any]:
 def check_checkouts(checkouts: Mapping[str, str]) -> None:
     """Raises UsageError if a folder, flag -> folder, lacks the package of its system."""
     for system in SYSTEMS.values():
-        given = checkouts.get(system.flag)
-        if given is not None and not Path(given, system.package).is_dir():
+        folder = checkouts.get(system.flag)
+        if folder is not None and not Path(folder, system.package).is_dir():
             raise app.UsageError(
-                f'--{system.flag}={given} must be a checkout of {system.name}, but has no folder '
+                f'--{system.flag}={folder} must be a checkout of {system.name}, but has no folder '
                 f'{system.package}.'
             )
 
 
 def find_systems(names: Sequence[str], checkouts: Mapping[str, str]) -> list[str]:
-    """The keys of `SYSTEMS`, of some, that can run here; prints how to install the others.
+    """Those of the keys `names` that can run here; prints how to install the others.
 
     Args:
-      names: the keys.
+      names: of `SYSTEMS`.
       checkouts: flag -> folder, of `System.flag`.
     """
     unknown = [name for name in names if name not in SYSTEMS]
@@ -347,7 +355,7 @@ def notes(report: dict[str, Any], task: Task) -> list[str]:
     if several:
         summed = "all processes' sum, each second, shared pages once (psutil)"
         known = summed if reporting.has('psutil') else 'not measured, pip install psutil'
-        memory += f'; of {" and ".join(several)}: {known}'
+        memory += f'; of {"; ".join(several)}: {known}'
     shape = ' x '.join(map(str, task.shape))
     lines = [
         f'{report["data"]}, {shape}, {task.classes} classes, {task.examples_per_client} examples a '

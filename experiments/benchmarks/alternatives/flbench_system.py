@@ -108,22 +108,30 @@ def settings(work: Work, *, parallel: bool) -> DictConfig:
 
 
 def run(work: Work, *, parallel: bool = False) -> Rounds:
-    """Runs the work with federated averaging."""
+    """Runs the work with federated averaging.
+
+    Raises:
+      ValueError: if FL-bench would skip a batch.
+    """
+    if work.task.examples_per_client % work.task.batch_size == 1:
+        raise ValueError('FL-bench skips a batch of one image')
     torch.set_num_threads(work.cores)
     root = Path(work.folder, 'flbench_parallel' if parallel else 'flbench')
     write_clients(work, root)
-    # What FL-bench's command line would set. With its own start of Ray, parallel training needs a
-    # GPU.
-    fedavg.FLBENCH_ROOT = root
+    fedavg.FLBENCH_ROOT = root  # of the data
+    # Hydra's command line would set this.
     HydraConfig.instance().cfg = OmegaConf.create({'hydra': {'runtime': {'output_dir': str(root)}}})
     constants.DATA_MEAN[NAME] = [value / 255 for value in work.mean]
     constants.DATA_STD[NAME] = [value / 255 for value in work.std]
     args = settings(work, parallel=parallel)
     if parallel:
         os.environ['PYTHONPATH'] = os.pathsep.join(sys.path)  # for the actors
+        os.environ['RAY_USAGE_STATS_ENABLED'] = '0'
+        # FL-bench's own start of Ray fails without a GPU.
         workers, gpus = args.parallel.num_workers, args.parallel.num_gpus
         ray.init(num_cpus=workers, num_gpus=gpus, include_dashboard=False, log_to_driver=False)
     server = Server(args, work)
+    server.model.to(server.device)  # evaluates there; FL-bench leaves it on the CPU for its actors
     start = time.perf_counter()
     server.train()
     return Rounds(np.diff([start, *server.ended]).tolist(), server.accuracy)

@@ -60,9 +60,15 @@ def write_clients(work: Work, root: Path) -> None:
 
 
 def run(work: Work) -> Rounds:
-    """Runs the work with federated averaging."""
-    torch.set_num_threads(work.cores)
+    """Runs the work with federated averaging.
+
+    Raises:
+      ValueError: if PFLlib would skip a batch.
+    """
     task, root = work.task, Path(work.folder, 'pfllib')
+    if short := task.examples_per_client % task.batch_size:
+        raise ValueError(f'PFLlib skips the last batch of an epoch, which has only {short} images')
+    torch.set_num_threads(work.cores)
     write_clients(work, root)
     system = root / 'system'
     system.mkdir()

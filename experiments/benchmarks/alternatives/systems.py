@@ -44,7 +44,7 @@ class System(NamedTuple):
     install: str = ''  # the command that installs them
     processes: bool = False  # whether it starts processes
     free_threaded: bool = False  # whether it needs a Python without the global interpreter lock
-    flag: str = ''  # with its checkout, if it cannot be installed
+    flag: str = ''  # names its checkout on the command line; empty for a package
     package: str = ''  # the folder of a Python package in the checkout
 
 

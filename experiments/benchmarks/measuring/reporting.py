@@ -85,6 +85,8 @@ def has(module: str) -> bool:
 
 def commit_of(checkout: str | Path) -> str:
     """The commit of a Git checkout, or 'unknown'."""
+    if not Path(checkout, '.git').exists():  # an unpacked archive may be inside of a checkout
+        return 'unknown'
     command = ['git', '-C', str(checkout), 'rev-parse', 'HEAD']
     found = subprocess.run(command, capture_output=True, text=True)
     return found.stdout.strip() if found.returncode == 0 else 'unknown'
