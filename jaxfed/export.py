@@ -174,6 +174,11 @@ def main(arguments: Sequence[str]) -> int:
         if path.resolve() == (Path(values.workdir) / MODEL).resolve():
             raise ValueError(f'--output={path} is the model of the run; name another file.')
         _, _, network = read_network(values.workdir, conv='grouped')
+        if not all(np.isfinite(array).all() for array in network.arrays.values()):
+            raise ValueError(
+                f'{values.workdir}: the network has values that are not finite, because training '
+                'diverged; nothing is written.'
+            )
         if not path.parent.is_dir():
             raise ValueError(f'--output={path}: there is no folder {path.parent}; make it first.')
         with explain_errors(f'--output={path} cannot be written', 'name another', catch=OSError):

@@ -215,6 +215,14 @@ def test_bad_arguments(arguments, message, capsys, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_network_that_diverged_is_refused(run, tmp_path, capsys):
+    workdir, _ = run('mlp', learning_rate=1e38, weight_decay=1e5, on_divergence='record')
+    path = tmp_path / 'x.safetensors'
+    assert main([str(workdir), '--format=safetensors', f'--output={path}']) == 2
+    assert 'values that are not finite, because' in ' '.join(capsys.readouterr().err.split())
+    assert not path.exists()
+
+
 def test_the_folder_of_the_output_must_exist(run, tmp_path, capsys):
     workdir, _ = run('mlp')
     path = tmp_path / 'no' / 'x.safetensors'

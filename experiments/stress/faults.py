@@ -32,8 +32,7 @@ from absl import app, flags
 
 from experiments.benchmarks.measuring import reporting
 from jaxfed.recording.checkpoints import FOLDER
-from jaxfed.recording.run_files import CONFIG, METRICS, MODEL, SUMMARIES, SUMMARY
-from jaxfed.sweeps.sweep import TABLE
+from jaxfed.recording.run_files import CONFIG, METRICS, MODEL, SUMMARIES, SUMMARY, TABLE
 from jaxfed.sweeps.training import SHARED
 
 # State on server and clients, measures that depend on earlier rounds, a checkpoint a round.

@@ -189,7 +189,7 @@ def train_sweep(folder: Path, after: After) -> list[Any]:
     if errors:
         raise ValueError(errors[0])
     results = [values(runner.read_result(Path(str(m.config.workdir)))) for m in members]
-    table = (folder / sweep.TABLE).read_text().splitlines()[1:]
+    table = (folder / run_files.TABLE).read_text().splitlines()[1:]
     return [*results, [float(cell) for row in table for cell in row.split(',') if cell]]
 
 

@@ -6,8 +6,10 @@ from typing import Any
 from jaxfed.recording.style import COLOURS, style, write
 
 
-def draw_accuracy(metrics: list[dict[str, Any]], path: Path, *, title: str) -> None:
-    """Draw test accuracy, average local accuracy and training loss by round to a PNG file."""
+def draw_accuracy(
+    metrics: list[dict[str, Any]], path: Path, *, title: str, evaluated_on: str = 'test'
+) -> None:
+    """Draw accuracy, average local accuracy and training loss by round to a PNG file."""
     from matplotlib.figure import Figure
 
     def accuracies(field: str) -> tuple[list[int], list[float]]:
@@ -20,9 +22,9 @@ def draw_accuracy(metrics: list[dict[str, Any]], path: Path, *, title: str) -> N
     blue, red, green = COLOURS[:3]
     with style():
         figure = Figure(figsize=(7, 4), layout='constrained')
-        axes = figure.add_subplot(xlabel='round', ylabel='test accuracy (%)')
+        axes = figure.add_subplot(xlabel='round', ylabel=f'{evaluated_on} accuracy (%)')
         axes.set_title(title, parse_math=False)  # names may contain $
-        axes.plot(*accuracies('test_accuracy'), color=blue, label='test accuracy')
+        axes.plot(*accuracies('test_accuracy'), color=blue, label=f'{evaluated_on} accuracy')
         if (local := accuracies('local_accuracy'))[0]:
             axes.plot(*local, color=green, marker='.', label='average local accuracy')
         axes.set_ylim(0, 100)

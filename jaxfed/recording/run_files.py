@@ -34,6 +34,7 @@ PARTITION_MAP = 'partition.png'
 RUNS = 'runs'  # the default parent of work directories
 CURVE = 'accuracy.png'
 CLAIMS = '.claim.lock'  # in a folder of several runs
+TABLE = 'sweep.csv'  # in the folder of a sweep
 OF_PARTITION = 'partition.'  # precedes a setting of the partition in `flat_settings`
 
 

@@ -18,7 +18,7 @@ from jaxfed.recording import run_files, trackers
 from jaxfed.recording.style import FORMATS
 from jaxfed.report import paper, tables
 from jaxfed.report.comparison import SCORES
-from jaxfed.report.grouping import RunGroup, group
+from jaxfed.report.grouping import RunGroup, changed_data, group
 from jaxfed.report.reading import RecordedRun, read_run
 from jaxfed.report.render import render
 
@@ -81,8 +81,10 @@ def check_file(flag: str, name: str | None) -> Path | None:
         raise ValueError(f'{setting}: there is no directory {path.parent}; create it first.')
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise ValueError(f'{setting} cannot be written; name a file in another directory.')
-    if (path.parent / run_files.CONFIG).exists() and path.name == trackers.CSV:
-        raise ValueError(f'{setting} is a record of a run; name another file.')
+    folder = path.parent
+    of_run = (folder / run_files.CONFIG).exists() and path.name == trackers.CSV
+    if of_run or ((folder / run_files.CLAIMS).exists() and path.name == run_files.TABLE):
+        raise ValueError(f'{setting} is a record of a run or sweep; name another file.')
     return path
 
 
@@ -150,7 +152,7 @@ def main(arguments: Sequence[str]) -> int:
             raise ValueError(f'--target_accuracy must be above 0 and at most 1, got {target:g}.')
         runs = read_runs(flags.workdirs)
         groups = group(runs)
-        for warning in (run.warning for run in runs if run.warning):
+        for warning in (*(run.warning for run in runs if run.warning), *changed_data(runs)):
             console.show_warning(warning)
         page = render(groups, target=target, baseline=flags.baseline, score=flags.score)
         writers: dict[str, Callable[[Path], None]] = {

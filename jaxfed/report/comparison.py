@@ -4,17 +4,28 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jaxfed.metrics.intervals import holm, mean_interval, paired
-from jaxfed.report.grouping import MISSING, RunGroup, conditions_of, data_of
+from jaxfed.report.grouping import MISSING, RunGroup, conditions_of, protocol_of
 from jaxfed.report.reading import RecordedRun
 from jaxfed.report.tables import PERSONAL, Cell, GroupTable
 
-# --score -> (accuracy of a run in 0..1, title)
-SCORES: dict[str, tuple[Callable[[RecordedRun], float | None], str]] = {
-    'final': (RecordedRun.final_accuracy, 'last accuracy (%)'),
-    'best': (RecordedRun.best_accuracy, 'best accuracy (%)'),
-    'moving': (RecordedRun.moving_accuracy, 'moving average (%)'),
-    'best_moving': (RecordedRun.best_moving_accuracy, 'best moving average (%)'),
-    'personal': (RecordedRun.personal_accuracy, PERSONAL),
+
+class Score(NamedTuple):
+    """An accuracy that is compared."""
+
+    of: Callable[[RecordedRun], float | None]  # run -> accuracy in 0..1
+    title: str
+    by_round: bool = False  # whether it depends on which rounds are evaluated
+
+
+# --score -> accuracy
+SCORES = {
+    'final': Score(RecordedRun.final_accuracy, 'last accuracy (%)'),
+    'best': Score(RecordedRun.best_accuracy, 'best accuracy (%)', by_round=True),
+    'moving': Score(RecordedRun.moving_accuracy, 'moving average (%)', by_round=True),
+    'best_moving': Score(
+        RecordedRun.best_moving_accuracy, 'best moving average (%)', by_round=True
+    ),
+    'personal': Score(RecordedRun.personal_accuracy, PERSONAL),
 }
 
 
@@ -23,6 +34,8 @@ class Comparison(NamedTuple):
 
     baseline: str  # label of the group, or what the groups of several data sets have in common
     table: GroupTable
+    by_round: bool  # whether groups need equal evaluations to compare
+    without: list[str]  # labels of groups of completed runs that compare with no baseline
 
 
 def compare(
@@ -30,9 +43,9 @@ def compare(
 ) -> Comparison | None:
     """Compare the accuracies of groups with those of a baseline.
 
-    Only completed runs on equal data are compared, by the seeds that both have. Of several
-    baselines on the same data, each group has the one with which it shares most settings, and the
-    others of them have the first.
+    Only completed runs on equal data with as many rounds are compared, by the seeds that both have;
+    some accuracies also need the same evaluations. Of several such baselines, each group has the
+    one with which it shares most settings, and the others of them have the first.
 
     Args:
       groups: the groups of runs.
@@ -47,9 +60,10 @@ def compare(
       ValueError: if no completed run is of the chosen baseline, or no group has two seeds, or no
         completed run has the accuracy of `score`.
     """
-    bases = _find(groups, baseline)
-    accuracy, title = SCORES[score]
+    accuracy, title, by_round = SCORES[score]
+    bases = _find(groups, baseline, by_round=by_round)
     values = [_by_seed(group, accuracy) for group in groups]
+    without = [groups[i].label for i, base in enumerate(bases) if values[i] and base is None]
     known = {base for base in bases if base is not None}
     if score == 'personal' and not any(values):
         raise ValueError(
@@ -86,16 +100,18 @@ def compare(
         )
     columns = [title, 'difference (points)', 'p, adjusted', 'common seeds']
     if len(known) == 1:
-        return Comparison(groups[min(known)].label, GroupTable(columns, rows))
+        label = groups[min(known)].label
+        return Comparison(label, GroupTable(columns, rows), by_round, without)
     for i, (of_group, row) in enumerate(zip(bases, rows, strict=True)):
         row.append(Cell(MISSING if of_group in (None, i) else groups[of_group].label))
     methods = {groups[base].runs[0].config['method'] for base in known}
     name = baseline or ' or '.join(sorted(methods))
-    return Comparison(f'{name} on the same data', GroupTable([*columns, 'baseline'], rows))
+    table = GroupTable([*columns, 'baseline'], rows)
+    return Comparison(f'{name} on the same data', table, by_round, without)
 
 
-def _find(groups: Sequence[RunGroup], baseline: str | None) -> list[int | None]:
-    """The place of the baseline of each group, see `compare`; None without one on its data."""
+def _find(groups: Sequence[RunGroup], baseline: str | None, *, by_round: bool) -> list[int | None]:
+    """The place of the baseline of each group, see `compare`; None without one to compare with."""
     done = [i for i, group in enumerate(groups) if group.counted[0].complete]
     names = {i: (groups[i].runs[0].config['method'], groups[i].label) for i in done}
     wanted = [i for i in done if ('fedavg' if baseline is None else baseline) in names[i]]
@@ -105,10 +121,11 @@ def _find(groups: Sequence[RunGroup], baseline: str | None) -> list[int | None]:
             f'--baseline={baseline} is no method or label of a finished run: choose from '
             f'{known or "none"}.'
         )
-    data, conditions = [data_of(group) for group in groups], [conditions_of(g) for g in groups]
+    protocols = [protocol_of(group, by_round=by_round) for group in groups]
+    conditions = [conditions_of(group) for group in groups]
 
     def base_of(i: int) -> int | None:
-        there = [j for j in wanted or done if data[j] == data[i]]
+        there = [j for j in wanted or done if protocols[j] == protocols[i]]
         if not wanted:
             there = [j for j in there if names[j][0] == names[there[0]][0]]
         if not there or i in there:

@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from jaxfed.report.reading import RecordedRun
 MISSING = '–'  # None in a table
 _MAX_LABEL_SETTINGS = 3
 _MAX_HEADER_VALUES = 6
+_LARGEST_PLAIN = 1e15
 
 # Settings in the header of the page, with their names there; those of the partition follow it.
 _HEADER = {
@@ -74,7 +75,16 @@ def settings(run: RecordedRun) -> dict[str, str]:
     )
     config = flat_settings(config)
     skipped = {*SEEDS, 'parts', 'versions', 'device', *settings_that_affect('machine', 'records')}
+    skipped |= _of_other_partitions(config['partition'])
     return {name: shown(value) for name, value in config.items() if name not in skipped}
+
+
+def _of_other_partitions(partition: str) -> set[str]:
+    """The settings of every run that only other partitions read; none if it is not registered."""
+    if partition not in PARTITIONS:
+        return set()
+    read = {name for other in PARTITIONS for name in partition_settings(other)}
+    return (read & set(SETTINGS)) - set(partition_settings(partition))
 
 
 def settings_of_partition(run: RecordedRun) -> dict[str, str]:
@@ -85,18 +95,50 @@ def settings_of_partition(run: RecordedRun) -> dict[str, str]:
     return {key: value for key, value in every if key in used or key.startswith(OF_PARTITION)}
 
 
-def data_of(group: RunGroup) -> tuple[Any, ...]:
-    """The settings of data and partition, equal for groups whose accuracies compare."""
-    values = settings(group.runs[0]).items()
-    of_data = [pair for pair in values if pair[0] in _DATA or pair[0].startswith(OF_PARTITION)]
+def protocol_of(group: RunGroup, *, by_round: bool) -> tuple[Any, ...]:
+    """The settings that are equal for groups whose accuracies compare: of data and rounds.
+
+    Args:
+      group: the group of runs.
+      by_round: whether the number depends on which rounds are evaluated, as the best accuracy does.
+    """
+    names = {'rounds', 'eval_every'} if by_round else {'rounds'}
     seeds = {run.config.get('partition_seed') for run in group.runs}
     # Runs of one partition compare with others of the same one.
-    return (*of_data, ('partition_seed', seeds.pop() if len(seeds) == 1 else None))
+    fixed = seeds.pop() if len(seeds) == 1 else None
+    return (*_data_of(group.runs[0], names), ('partition_seed', fixed))
+
+
+def _data_of(run: RecordedRun, further: Container[str] = ()) -> tuple[tuple[str, str], ...]:
+    """The settings of a run's data and partition, and further ones."""
+    return tuple(
+        (name, value)
+        for name, value in settings(run).items()
+        if name in _DATA or name in further or name.startswith(OF_PARTITION)
+    )
+
+
+def changed_data(runs: Sequence[RecordedRun]) -> list[str]:
+    """Sentences about runs whose data differs although their settings and seeds do not."""
+    sentences: dict[Any, str] = {}
+    known: dict[Any, RecordedRun] = {}
+    for run in runs:
+        flipped = run.config.get('malicious'), run.config.get('attack')
+        key = _data_of(run), run.seeds, flipped, run.total('auxiliary_examples')
+        first = known.setdefault(key, run)
+        for name, what in (('digest', 'clients'), ('data_digest', 'data')):
+            digests = {run.digests.get(name), first.digests.get(name)} - {None}
+            if len(digests) > 1:
+                sentences[key] = (
+                    f'{first.path} and {run.path} have the same seeds and settings of the data, '
+                    f'but other {what}: a file was changed in between. Do not compare them.'
+                )
+    return list(sentences.values())
 
 
 def conditions_of(group: RunGroup) -> set[tuple[str, str]]:
-    """The settings that affect training, without hyper-parameters of the method."""
-    counted = settings_that_affect('training')
+    """The settings that affect training and evaluation, without hyper-parameters of the method."""
+    counted = settings_that_affect('training', 'evaluation')
     return {pair for pair in settings(group.runs[0]).items() if pair[0] in counted}
 
 
@@ -124,24 +166,28 @@ def _join(texts: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Format a JSON value: strings without quotes, None as a dash."""
+    """Format a JSON value: strings without quotes, None as a dash, 1.0 as 1."""
     if value is None:
         return MISSING
+    if isinstance(value, float) and value == int(value) and abs(value) < _LARGEST_PLAIN:
+        value = int(value)  # from Python, a setting may be an integer or not
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def group(runs: Sequence[RecordedRun]) -> list[RunGroup]:
     """Group runs that differ only in their seeds, in the order of the first runs.
 
-    Runs with equal settings and seeds are not independent samples: they form different groups.
+    Runs with equal settings and seeds are not independent samples: they form different groups, of
+    which the first has a completed run, if there is one.
     """
-    groups: dict[Any, list[RecordedRun]] = {}
+    groups: dict[Any, list[int]] = {}
     copies: Counter[Any] = Counter()
-    for run in runs:
-        key = tuple(sorted(settings(run).items()))
-        groups.setdefault((key, copies[key, run.seeds]), []).append(run)
-        copies[key, run.seeds] += 1
-    samples = itertools.chain(*map(_samples, groups.values()))
+    for i in sorted(range(len(runs)), key=lambda i: not runs[i].complete):
+        key = tuple(sorted(settings(runs[i]).items()))
+        groups.setdefault((key, copies[key, runs[i].seeds]), []).append(i)
+        copies[key, runs[i].seeds] += 1
+    by_first = sorted(groups.values(), key=min)
+    samples = itertools.chain(*(_samples([runs[i] for i in places]) for places in by_first))
     ordered = [sorted(members, key=lambda run: run.seeds) for members in samples]
     labels = _labels([members[0] for members in ordered])
     return [RunGroup(label, tuple(runs)) for label, runs in zip(labels, ordered, strict=True)]

@@ -23,7 +23,8 @@ def latex_table(groups: Sequence[RunGroup], target: float | None) -> str:
       groups: the groups of runs.
       target: the accuracy in 0..1 for 'rounds to target'; None for that of the runs, if equal.
     """
-    table = tables.results(groups, tables.common(tables.targets(groups, target)))
+    target = tables.common(tables.targets(groups, target))
+    table = tables.results(groups, target)
     places = [i for i, name in enumerate(table.columns) if name not in _LEFT_OUT]
     rows = [
         [latex.escape(group.label), *(_marked(row[i]) for i in places)]
@@ -33,6 +34,11 @@ def latex_table(groups: Sequence[RunGroup], target: float | None) -> str:
     seeds = sorted({len(group.counted) for group in groups})
     spread = f'mean and standard deviation over {" or ".join(map(str, seeds))} seeds'
     text = f'{", ".join(names)}: {spread if seeds[-1] > 1 else "one seed"}.'
+    text += '' if target is None else f' Target: {100 * target:g} %.'
+    held_out = _held_out(groups)
+    if any(held_out):
+        whose = '' if all(held_out) else ' of runs with validation above 0'
+        text += f' Accuracies{whose} are on held-out training examples.'
     states = [(group.label, grouping.state(group)) for group in groups]
     text += ''.join(f' {label}: {state}.' for label, state in states if state != 'finished')
     return '\n'.join(
@@ -54,8 +60,13 @@ def _marked(cell: Cell) -> str:
     return (rf'\textbf{{{mean}}}' if cell.best else mean) + space + rest
 
 
+def _held_out(groups: Sequence[RunGroup]) -> list[bool]:
+    """Whether the runs of each group are evaluated on held-out training examples."""
+    return [bool(group.runs[0].config.get('validation')) for group in groups]
+
+
 def draw(groups: Sequence[RunGroup], path: Path) -> None:
-    """Draw test accuracy by round, a curve for each group with a band of one deviation.
+    """Draw the accuracy by round, a curve for each group with a band of one deviation.
 
     Args:
       groups: the groups of runs.
@@ -70,7 +81,9 @@ def draw(groups: Sequence[RunGroup], path: Path) -> None:
         columns = max(1, 75 // (6 + max(map(len, labels))))
         lines = sum(1 + label.count('\n') for label in labels) / columns
         figure = Figure(figsize=(6.5, 3.2 + 0.22 * lines), layout='constrained')
-        axes = figure.add_subplot(xlabel='round', ylabel='test accuracy')
+        held_out = _held_out(groups)
+        kind = 'validation ' if all(held_out) else '' if any(held_out) else 'test '
+        axes = figure.add_subplot(xlabel='round', ylabel=f'{kind}accuracy')
         for i, (label, group) in enumerate(zip(labels, groups, strict=True)):
             if curve := grouping.mean_curve(group, lambda run: run.values('test_accuracy')):
                 pictures.plot_curve(axes, i, curve, bounded=True, label=label)

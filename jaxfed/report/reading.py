@@ -3,7 +3,7 @@
 import base64
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +48,7 @@ class RecordedRun(NamedTuple):
     warning: str | None  # about a skipped line
     forgetting: dict[int, float]  # round -> forgetting
     test_counts: np.ndarray | None = None  # [C] integers; earlier versions recorded none
+    digests: Mapping[str, str] = {}  # of 'digest', the clients, and 'data_digest', if recorded
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -175,9 +176,10 @@ def read_run(path: Path) -> RecordedRun:
     config = _read_object(path / run_files.CONFIG, _check_config)
     summary = _read_object(path / run_files.SUMMARY, _check_summary)
     metrics, warning = _read_metrics(path / run_files.METRICS, ended=summary is not None)
-    counts, tested = _read_object(path / run_files.PARTITION, _counts) or (None, None)
+    partition = _read_object(path / run_files.PARTITION, _partition)
+    counts, tested, digests = partition or (None, None, {})
     png = _read_png(path / run_files.PARTITION_MAP) if counts is None else None
-    run = RecordedRun(path, config, metrics, summary, counts, png, warning, {}, tested)
+    run = RecordedRun(path, config, metrics, summary, counts, png, warning, {}, tested, digests)
     return run._replace(forgetting=forgetting(run))
 
 
@@ -301,16 +303,21 @@ def _check_summary(summary: dict[str, Any]) -> dict[str, Any]:
     return summary
 
 
-def _counts(value: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
-    """The training examples by client and class, and the test examples by class if recorded."""
+def _partition(value: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None, dict[str, str]]:
+    """The training examples by client and class; the test examples and digests if recorded."""
     counts, tested = value.get('label_counts'), value.get('test_counts')
     _need(_is_matrix(counts), '"label_counts" is not a matrix of counts')
+    digests: dict[str, str] = {
+        name: value[name] for name in ('digest', 'data_digest') if name in value
+    }
+    texts = all(isinstance(digest, str) for digest in digests.values())
+    _need(texts, '"digest" or "data_digest" is not a string')
     matrix = np.array(counts)
     if tested is None:
-        return matrix, None
+        return matrix, None, digests
     fits = _is_matrix([tested]) and len(tested) == matrix.shape[1]
     _need(fits, '"test_counts" is not a count for each class')
-    return matrix, np.array(tested)
+    return matrix, np.array(tested), digests
 
 
 def _read_metrics(path: Path, *, ended: bool) -> tuple[list[dict[str, Any]], str | None]:
@@ -352,10 +359,13 @@ def _check_entry(entry: dict[str, Any], before: list[dict[str, Any]]) -> None:
 
 
 def _check_by_class(name: str, values: Any, before: list[dict[str, Any]]) -> None:
-    numbers = isinstance(values, list) and bool(values) and all(map(is_number, values))
+    accuracies = name == 'class_accuracy'
+    numbers = isinstance(values, list) and bool(values)
+    # Another measure may be undefined for a class.
+    numbers = numbers and all(is_number(v) or (v is None and not accuracies) for v in values)
     _need(numbers, f'"{name}" is not a list of numbers')
     _need(len(values) <= _MAX_CLASSES, f'"{name}" has more than {_MAX_CLASSES} classes')
-    shares = name != 'class_accuracy' or all(0 <= value <= 1 for value in values)
+    shares = not accuracies or all(0 <= value <= 1 for value in values)
     _need(shares, f'"{name}" has a number that is not from 0 to 1')
     earlier = next((e[name] for e in reversed(before) if e.get(name) is not None), values)
     _need(len(values) == len(earlier), f'"{name}" has {len(values)} classes, not {len(earlier)}')

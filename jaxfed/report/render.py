@@ -56,7 +56,7 @@ def render(
         distinct_dots=pictures.DOTS,
         seeds_of_means=[grouping.seeds(group) for group in groups],
         seeds_of_curves=[grouping.seeds_by_round(group) for group in groups],
-        warnings=[run.warning for run in runs if run.warning],
+        warnings=[*(run.warning for run in runs if run.warning), *grouping.changed_data(runs)],
         seeds=any(len(group.runs) > 1 for group in groups),
         partial=any(len(group.counted) < len(group.runs) for group in groups),
         marked=any(not group.counted[0].complete for group in groups),

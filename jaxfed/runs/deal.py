@@ -125,9 +125,10 @@ def columns_of(config: Config) -> Columns:
 
 
 def partition_digest(parts: Sequence[np.ndarray]) -> str:
-    """A digest of the examples of each client, which do not depend on the images."""
+    """A digest of the examples of each client in any order, which does not depend on the images."""
     sizes = np.array([len(part) for part in parts], np.int64)
-    return digest({'sizes': sizes, 'indices': np.concatenate(parts).astype(np.int64)})
+    indices = np.concatenate([np.sort(part) for part in parts]).astype(np.int64)
+    return digest({'sizes': sizes, 'indices': indices})
 
 
 def data_digest(dataset: Dataset, known: dict[int, str]) -> str:

@@ -311,7 +311,9 @@ def _finish(
       shared_by: experiments in the program.
     """
     config, metrics, workdir = experiment.config, log.metrics, experiment.workdir
-    draw_accuracy(metrics, workdir / run_files.CURVE, title=f'{config.method}, {title_of(config)}')
+    evaluated_on = 'validation' if config.validation else 'test'
+    title = f'{config.method}, {title_of(config)}'
+    draw_accuracy(metrics, workdir / run_files.CURVE, title=title, evaluated_on=evaluated_on)
     steps = total_steps(experiment, len(metrics))
     compile_seconds = prepared.compile_seconds / shared_by
     summary = summarise(config, experiment.measures.names, metrics, compile_seconds, steps)
@@ -319,7 +321,7 @@ def _finish(
     summary |= privacy_after(config, experiment.method, len(metrics))
     summary |= {
         'cost': experiment.cost._asdict(),
-        'evaluated_on': 'validation' if config.validation else 'test',
+        'evaluated_on': evaluated_on,
         'devices': prepared.mesh.size,
         'lanes': prepared.lanes,
         'experiments': shared_by,

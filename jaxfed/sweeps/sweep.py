@@ -31,8 +31,6 @@ from jaxfed.sweeps.halving import (
 from jaxfed.sweeps.runner import check_same_data, is_done, run_groups, set_up_all, share_images
 from jaxfed.sweeps.training import group, unwritten
 
-TABLE = 'sweep.csv'
-
 
 class Member(NamedTuple):
     """One experiment of a sweep."""
@@ -177,7 +175,7 @@ def run(
             quiet=quiet,
         )
         outcomes = summarise(members)
-        write_table(folder / TABLE, outcomes)
+        write_table(folder / run_files.TABLE, outcomes)
     return outcomes
 
 

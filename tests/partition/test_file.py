@@ -150,6 +150,15 @@ def test_a_written_partition_trains_the_same_clients(suffix, tmp_path, cheap_run
     assert digests == [dealt.digest] * 2
 
 
+def test_the_digest_does_not_depend_on_the_order_of_examples(tmp_path):
+    digests = []
+    for indices in ([5, 0, 2], [0, 2, 5], [0, 2, 4]):
+        path = write(tmp_path / 'who.json', {'clients': [indices, [1, 3]]})
+        settings = {**QUICK, 'num_clients': 2, 'partition': 'file', 'partition_file': str(path)}
+        digests.append(deal_examples(jaxfed.Config(**settings)).digest)
+    assert digests[0] == digests[1] != digests[2]
+
+
 def test_a_run_continues_with_the_same_partition_only(tmp_path, cheap_runs):
     path = tmp_path / 'who.json'
     config = jaxfed.Config(

@@ -1,5 +1,6 @@
 """Progress of one run and of many, on a terminal of 80 columns and in a file."""
 
+import contextlib
 import re
 
 import numpy as np
@@ -151,6 +152,17 @@ def test_a_negative_loss_is_visible(tmp_path, monkeypatch):
         draw_accuracy(metrics, tmp_path / 'x.png', title='x')
     assert [low < high for low, high in limits] == [True] * 3
     assert limits[0][0] == limits[2][0] == 0 and limits[1][0] < -0.9
+
+
+def test_the_axis_names_what_is_evaluated(tmp_path, monkeypatch):
+    labels = []
+    monkeypatch.setattr(
+        Figure, 'savefig', lambda figure, *_, **__: labels.append(figure.axes[0].get_ylabel())
+    )
+    for evaluated_on in ('test', 'validation'):
+        with contextlib.suppress(FileNotFoundError):  # nothing is written
+            draw_accuracy([], tmp_path / 'x.png', title='x', evaluated_on=evaluated_on)
+    assert labels == ['test accuracy (%)', 'validation accuracy (%)']
 
 
 def test_pictures_show_names_with_dollars(tmp_path):

@@ -1,6 +1,7 @@
 """The comparison of a page with FedAvg, by seed."""
 
 import itertools
+import json
 
 import pytest
 
@@ -99,12 +100,12 @@ def test_the_baseline_has_the_same_attack_and_network(tmp_path):
     }
     assert table.columns[-1] == 'baseline'
     assert found == {
-        'fedavg, malicious 0.0, model cnn': ('–', '–'),
-        'fedavg, malicious 0.2, model cnn': ('-30.00', 'fedavg, malicious 0.0, model cnn'),
-        'fedavg, malicious 0.0, model lenet': ('-10.00', 'fedavg, malicious 0.0, model cnn'),
-        'median, malicious 0.0, model cnn': ('+5.00', 'fedavg, malicious 0.0, model cnn'),
+        'fedavg, malicious 0, model cnn': ('–', '–'),
+        'fedavg, malicious 0.2, model cnn': ('-30.00', 'fedavg, malicious 0, model cnn'),
+        'fedavg, malicious 0, model lenet': ('-10.00', 'fedavg, malicious 0, model cnn'),
+        'median, malicious 0, model cnn': ('+5.00', 'fedavg, malicious 0, model cnn'),
         'median, malicious 0.2, model cnn': ('+35.00', 'fedavg, malicious 0.2, model cnn'),
-        'median, malicious 0.0, model lenet': ('+15.00', 'fedavg, malicious 0.0, model lenet'),
+        'median, malicious 0, model lenet': ('+15.00', 'fedavg, malicious 0, model lenet'),
     }
     assert compare(groups, baseline='fedavg').table.rows == table.rows
 
@@ -167,6 +168,111 @@ def test_runs_of_another_fixed_partition_are_not_compared(no_pictures, tmp_path)
     assert comparison.baseline == 'fedavg on the same data'
     texts = [row[1].text for row in comparison.table.rows]
     assert texts == ['–', '–', '+10.00 ± 0.00', '+10.00 ± 0.00']
+
+
+def make_series(folder, name, *, last, rounds=3, **settings):
+    """Two runs with these last accuracies, one point apart, and 0.1 before; a line a round."""
+    for seed in (0, 1):
+        lines = [entry(n, 0.1) for n in range(1, rounds)] + [entry(rounds, last + seed / 100)]
+        for n in range(1, rounds):
+            if n % settings.get('eval_every', 1):
+                lines[n - 1] = entry(n, None)
+        make_run(folder / f'{name}{seed}', lines, rounds=rounds, seed=seed, **settings)
+
+
+def cells(groups, table, column):
+    """Label -> cell of a column."""
+    place = table.columns.index(column)
+    return {group.label: row[place] for group, row in zip(groups, table.rows)}
+
+
+def test_runs_of_other_lengths_are_not_compared(no_pictures, tmp_path):
+    make_series(tmp_path, 'a', last=0.5, method='fedavg')
+    make_series(tmp_path, 'b', last=0.6, method='fedprox')
+    make_series(tmp_path, 'c', last=0.9, method='kd', rounds=4)
+    groups = grouping.group([read_run(path) for path in sorted(tmp_path.iterdir())])
+    comparison = compare(groups)
+    differences = cells(groups, comparison.table, 'difference (points)')
+    assert differences['fedprox'].text == '+10.00 ± 0.00'
+    assert differences['kd'].text == '–' and comparison.without == ['kd']
+    marked = cells(groups, tables.results(groups, None), 'last accuracy (%)')
+    assert [label for label, cell in marked.items() if cell.best] == ['fedprox']
+    assert 'data, partition and rounds; no baseline has those of kd. p is' in render(groups)
+
+
+def test_the_best_accuracies_of_other_evaluations_are_not_compared(no_pictures, tmp_path):
+    make_series(tmp_path, 'a', last=0.5, method='fedavg')
+    make_series(tmp_path, 'b', last=0.5, method='fedavg', eval_every=3)
+    make_series(tmp_path, 'c', last=0.6, method='kd', eval_every=3)
+    make_series(tmp_path, 'd', last=0.9, method='moon', eval_every=2)
+    groups = grouping.group([read_run(path) for path in sorted(tmp_path.iterdir())])
+    often, seldom, kd, moon = (group.label for group in groups)
+    comparison = compare(groups, score='best')
+    assert cells(groups, comparison.table, 'difference (points)')[kd].text == '+10.00 ± 0.00'
+    assert cells(groups, comparison.table, 'baseline')[kd].text == seldom
+    assert cells(groups, comparison.table, 'difference (points)')[seldom].text == '–'
+    assert comparison.without == [moon]
+    assert 'rounds and evaluations; no baseline has' in render(groups, score='best')
+    results = tables.results(groups, None)
+    for column, best in (('best accuracy (%)', [kd]), ('last accuracy (%)', [moon])):
+        found = cells(groups, results, column)
+        assert [label for label, cell in found.items() if cell.best] == best
+    # The last accuracy compares with that of any evaluations, first with that of the same ones.
+    last = compare(groups)
+    assert last.without == []
+    assert cells(groups, last.table, 'baseline')[kd].text == seldom
+    assert cells(groups, last.table, 'baseline')[seldom].text == often
+
+
+def test_a_repeated_seed_replaces_an_unfinished_one(tmp_path):
+    for name, seed, rounds in (('a', 0, 3), ('b', 1, 2), ('c', 2, 3), ('d', 1, 3)):
+        lines = [entry(n, 0.2 * n) for n in range(1, rounds + 1)]
+        make_run(tmp_path / name, lines, seed=seed, ended=rounds == 3)
+    groups = grouping.group([read_run(path) for path in sorted(tmp_path.iterdir())])
+    assert [[run.path.name for run in group.runs] for group in groups] == [['a', 'd', 'c'], ['b']]
+    assert len(groups[0].counted) == 3
+
+
+def test_settings_that_the_partition_does_not_read_separate_no_runs(tmp_path):
+    for seed, alpha in ((0, 0.1), (1, 0.5)):
+        make_run(tmp_path / f'iid{seed}', seed=seed, partition='iid', alpha=alpha)
+        make_run(tmp_path / f'own{seed}', seed=seed, partition='dirichlet', alpha=alpha)
+    groups = grouping.group([read_run(path) for path in sorted(tmp_path.iterdir())])
+    assert [[run.path.name for run in group.runs] for group in groups] == [
+        ['iid0', 'iid1'], ['own0'], ['own1'],
+    ]  # fmt: skip
+
+
+def test_a_whole_number_equals_an_integer(tmp_path):
+    make_run(tmp_path / 'a', alpha=1, seed=0)
+    make_run(tmp_path / 'b', alpha=1.0, seed=1)
+    (group,) = grouping.group([read_run(path) for path in sorted(tmp_path.iterdir())])
+    assert grouping.settings(group.runs[0])['alpha'] == '1'
+    assert [grouping.shown(value) for value in (1.0, -2.0, 0.5, 1e30, True, None)] == [
+        '1', '-2', '0.5', '1e+30', 'true', '–',
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    'name, changes, warned',
+    [
+        ('digest', {}, True),
+        ('data_digest', {}, True),
+        ('digest', {'seed': 1}, False),  # other clients by intention
+        ('data_digest', {'malicious': 0.2, 'attack': 'label_flip'}, False),
+        ('digest', {'label_noise': 0.1}, False),
+    ],
+)
+def test_changed_data_is_reported(name, changes, warned, no_pictures, tmp_path, capsys):
+    for method, digest in (('fedavg', 'a'), ('kd', 'b')):
+        folder = tmp_path / method
+        make_run(folder, method=method, **(changes if method == 'kd' else {}))
+        path = folder / 'partition.json'
+        path.write_text(json.dumps(json.loads(path.read_text()) | {name: digest}))
+    assert main([str(tmp_path), f'--output={tmp_path}/x.html']) == 0
+    words = 'have the same seeds and settings of the data, but other'
+    assert (words in ' '.join(capsys.readouterr().err.split())) == warned
+    assert (words in (tmp_path / 'x.html').read_text()) == warned
 
 
 def test_baseline_and_score_are_chosen(tmp_path):

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxfed.internal import files
+from jaxfed.metrics import measures
 from jaxfed.metrics.forgetting import forgetting as forgetting_of
 from jaxfed.recording import run_files
 from jaxfed.report import figures, grouping, paper, pictures, reading, tables
@@ -144,7 +145,7 @@ def test_differing_settings_are_tabulated(tmp_path):
     table = tables.differing_settings(groups)
     assert table.columns == ['method', 'alpha', 'hyper-parameters']
     assert [cell.text for cell in table.rows[0]] == [
-        'fedlmd', '0.1', 'fedlmd.beta=1.0, fedlmd.tau=1.0',
+        'fedlmd', '0.1', 'fedlmd.beta=1, fedlmd.tau=1',
     ]  # fmt: skip
     assert 'alpha' not in grouping.equal(groups)
     assert grouping.equal(groups)['batch_size'] == '50'
@@ -561,7 +562,8 @@ def test_results_for_a_paper(no_pictures, partial, tmp_path, capsys):
     assert row.startswith(r'fedavg, alpha 0.1 & 70.00 $\pm$ 14.14 & 70.00 $\pm$ 14.14 & ')
     assert r' & 3 (1 of 2) & ' in row and r' & 20.00 $\pm$ 14.14 * & ' in other
     states = 'fedavg, alpha 0.1: mean of 2 of 4 seeds; seed 2: diverged in round 2; seed 3'
-    assert rf'\caption{{digits: mean and standard deviation over 2 seeds. {states}' in text
+    spread = r'\caption{digits: mean and standard deviation over 2 seeds. Target: 70 \%.'
+    assert f'{spread} {states}' in text
     for name, method, last in (('a_b', 'fedavg', 0.6), ('c', 'fedlmd_tf', 0.9)):
         make_run(tmp_path / name, [entry(1, 0.1), entry(3, last)], method=method)
     folders = [str(tmp_path / name) for name in ('a_b', 'c')]
@@ -571,6 +573,13 @@ def test_results_for_a_paper(no_pictures, partial, tmp_path, capsys):
     text = (tmp_path / 'x.tex').read_text()
     assert r'\caption{digits: one seed.}' in text and r'fedlmd\_tf & \textbf{90.00} &' in text
     assert (tmp_path / 'x.pdf').read_bytes().startswith(b'%PDF')
+    make_run(tmp_path / 'v', [entry(3, 0.6)], method='fedavg', validation=0.1)
+    held_out = 'are on held-out training examples.}'
+    assert main([*folders, str(tmp_path / 'v'), *files]) == 0
+    whose = 'Accuracies of runs with validation above 0'
+    assert f'one seed. {whose} {held_out}' in (tmp_path / 'x.tex').read_text()
+    assert main([str(tmp_path / 'v'), *files]) == 0
+    assert f'one seed. Accuracies {held_out}' in (tmp_path / 'x.tex').read_text()
     for suffix, start in (('.svg', b'<?xml'), ('.png', b'\x89PNG')):
         assert main([*folders, files[0], f'--figure={tmp_path}/x{suffix}']) == 0
         assert (tmp_path / f'x{suffix}').read_bytes().startswith(start)
@@ -606,6 +615,21 @@ def test_an_incomplete_line_is_skipped_with_a_warning(tmp_path, capsys):
     # Only the end of the line is missing, so no data is.
     metrics.write_text(''.join(json.dumps(entry(r, 0.5)) + '\n' for r in (1, 2))[:-1])
     assert read_run(folder).rounds == 2
+
+
+def test_a_measure_may_be_undefined_for_a_class(tmp_path, monkeypatch):
+    field = 'class_precision'
+    precision = measures.Measure('Precision.', arrays=(field,), by_class=(field,))
+    monkeypatch.setitem(measures.MEASURES, 'precision', precision)
+    lines = [entry(1, 0.2, class_precision=[None, None, 0.5, None])]
+    assert read_run(make_run(tmp_path / 'a', lines, rounds=1)).metrics == lines
+    for name, values in (
+        (field, [None, 'x', 0.5, None]),
+        ('class_accuracy', [None, 0.1, 0.5, 0.2]),
+    ):
+        folder = make_run(tmp_path / name, [entry(1, 0.2) | {name: values}], rounds=1)
+        with pytest.raises(ValueError, match=f'line 1: "{name}" is not a list of numbers'):
+            read_run(folder)
 
 
 def replace_line(number, text):
@@ -666,6 +690,9 @@ def test_invalid_arguments_are_refused(runs, tmp_path, capsys, monkeypatch):
     run, page = str(runs[0]), str(tmp_path / 'page.html')
     (tmp_path / 'folder.html').mkdir()
     (tmp_path / 'file').write_text('')
+    sweep = tmp_path / 'sweep'
+    sweep.mkdir()
+    (sweep / run_files.CLAIMS).write_text('')
     for arguments, message in [
         ([run], '--output'),
         ([f'--output={page}'], 'WORKDIR'),
@@ -678,6 +705,7 @@ def test_invalid_arguments_are_refused(runs, tmp_path, capsys, monkeypatch):
         ([run, f'--output={tmp_path}/absent/page.html'], 'no directory'),
         ([run, '--output=/proc/page.html'], '--output=/proc/page.html'),
         ([run, f'--output={page}', f'--csv={run}/metrics.csv'], '--csv='),
+        ([run, f'--output={page}', f'--csv={sweep}/sweep.csv'], 'is a record of a run or sweep'),
         ([run, f'--output={page}', '--latex=a.html'], '--latex must end in .tex, got a.html'),
         ([run, f'--output={page}', '--figure=a'], '--figure must end in .png or .svg or .pdf'),
         ([run, f'--output={page}', '--target_accuracy=60'], 'at most 1, got 60.'),

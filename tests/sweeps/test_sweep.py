@@ -381,7 +381,7 @@ def test_halving_keeps_the_better_half(cheap_runs, programs, tmp_path):
         assert summary['evaluated_on'] == 'validation'
         state = read_run(tmp_path / member.config.workdir).state
         assert state == (f'stopped early, {rounds} of 4 rounds' if rounds < 4 else 'finished')
-    rows = list(csv.DictReader((tmp_path / sweep.TABLE).open()))
+    rows = list(csv.DictReader((tmp_path / run_files.TABLE).open()))
     assert [(int(row['given_up']), int(row['trained_rounds'])) for row in rows] == [
         (2 * (o.rounds[0] < 4), o.rounds[0]) for o in outcomes
     ]
