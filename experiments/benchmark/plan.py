@@ -14,10 +14,11 @@ from jaxfed.runs.prepare import prepare
 
 
 class Planned(NamedTuple):
-    """The unfinished runs of a method on a data set."""
+    """The unfinished runs of a method on a data set that have as many rounds."""
 
     dataset: str
     method: str
+    rounds: int
     runs: int
     seconds: float  # of one run, from one round of the first
     compile_seconds: float  # of the programs of all skews and stages
@@ -31,19 +32,20 @@ def plan(work: Work) -> list[Planned]:
       work: the benchmark.
 
     Returns:
-      An entry for each data set and method with unfinished runs.
+      An entry for each data set, method and number of rounds with unfinished runs.
 
     Raises:
       ValueError: for invalid settings or data.
       OSError: if data cannot be read.
     """
-    left: dict[tuple[str, str], list[Cell]] = {}
-    programs: dict[tuple[str, str], set[tuple[str, bool]]] = {}
+    left: dict[tuple[str, str, int], list[Cell]] = {}
+    programs: dict[tuple[str, str, int], set[tuple[str, bool]]] = {}
     suite, tests = work.suite, work.tests
     for place, trials in work.trials.items():
         # The runs of a trial that is not chosen yet cost what the first trial costs.
         seeds = unfinished(tests[place], work) if place in tests else [trials[0]] * suite.seeds
-        tuning, key = unfinished(trials, work), (place.dataset, place.method)
+        tuning = unfinished(trials, work)
+        key = place.dataset, place.method, trials[0].config.rounds
         left.setdefault(key, []).extend([*tuning, *seeds])
         # Held-out data makes another program.
         stages = {(place.skew, tunes) for tunes, cells in ((True, tuning), (False, seeds)) if cells}
@@ -56,10 +58,11 @@ def in_words(planned: Sequence[Planned]) -> str:
     """A table and a summary of a plan, as text."""
     if not planned:
         return 'nothing is left to train.'
-    lines = [f'{"data set":12} {"method":16} {"runs":>5} {"s a run":>8} {"hours":>6} {"memory":>9}']
+    head = f'{"data set":12} {"method":16} {"rounds":>6} {"runs":>5} {"s a run":>8}'
+    lines = [f'{head} {"hours":>6} {"memory":>9}']
     for one in planned:
         lines.append(
-            f'{one.dataset:12} {one.method:16} {one.runs:5} {one.seconds:8.3g} '
+            f'{one.dataset:12} {one.method:16} {one.rounds:6} {one.runs:5} {one.seconds:8.3g} '
             f'{one.runs * one.seconds / 3600:6.2f} {size_in_words(one.memory):>9}'
         )
     runs = sum(one.runs for one in planned)
@@ -73,7 +76,7 @@ def in_words(planned: Sequence[Planned]) -> str:
     return '\n'.join(lines)
 
 
-def _time(dataset: str, method: str, cells: Sequence[Cell], programs: int) -> Planned:
+def _time(dataset: str, method: str, rounds: int, cells: Sequence[Cell], programs: int) -> Planned:
     cell = cells[0]
     try:
         experiment = make_experiment(dataclasses.replace(cell.config, workdir=None))
@@ -82,6 +85,6 @@ def _time(dataset: str, method: str, cells: Sequence[Cell], programs: int) -> Pl
             timed = time_round(experiment, prepared)
     except ValueError as error:
         raise ValueError(f'{dataset}, {method}: {error}') from error
-    seconds = estimate(cell.config, timed, total_steps(experiment, cell.config.rounds))
+    seconds = estimate(cell.config, timed, total_steps(experiment, rounds))
     compiling = programs * prepared.compile_seconds
-    return Planned(dataset, method, len(cells), seconds, compiling, prepared.needed)
+    return Planned(dataset, method, rounds, len(cells), seconds, compiling, prepared.needed)

@@ -190,11 +190,14 @@ def _mean(row: Row) -> float:
 
 
 def tables(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    """(data set, skew) -> its rows, best first."""
+    """(data set, skew) -> its rows, best first; after them those that are not complete."""
     found: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         found.setdefault((row.place.dataset, row.place.skew), []).append(row)
-    return {key: sorted(table, key=_mean, reverse=True) for key, table in found.items()}
+    return {
+        key: sorted(table, key=lambda row: (row.complete, _mean(row)), reverse=True)
+        for key, table in found.items()
+    }
 
 
 def matrix(rows: Sequence[Row]) -> tuple[list[str], np.ndarray]:

@@ -214,10 +214,10 @@ def select(suite: Suite, **chosen: Sequence[str] | None) -> Suite:
 
 def shorten(suite: Suite, *, seeds: int | None, rounds: int | None) -> Suite:
     """A suite with another number of seeds; `left_out` names seeds and rounds that it lacks."""
-    own_rounds = max(
-        int(config_flags.read_flags([*suite.flags, *flags]).get('rounds', DEFAULTS['rounds']))
-        for flags in suite.datasets.values()
-    )
+    trials = itertools.chain(*suite.trials.values())
+    every = itertools.product(suite.datasets.values(), suite.skews.values(), trials)
+    settings = (config_flags.read_flags([*suite.flags, *d, *s, *trial]) for d, s, trial in every)
+    own_rounds = max(int(one.get('rounds', DEFAULTS['rounds'])) for one in settings)
     left_out = dict(suite.left_out)
     if rounds is not None and rounds < own_rounds:
         left_out['rounds'] = (f'{rounds + 1} to {own_rounds}',)

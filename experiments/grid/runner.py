@@ -17,6 +17,7 @@ from jaxfed.runs.experiment import Experiment, method_of, parts_of, set_up
 from jaxfed.runs.rounds import Stop, never
 from jaxfed.sweeps import runner
 from jaxfed.sweeps.claims import RunsElsewhere, finish_programs
+from jaxfed.sweeps.halving import warn_of_lone_settings
 from jaxfed.sweeps.training import group
 
 # The grid sets these flags for each cell.
@@ -255,25 +256,31 @@ def run_cells(
 
     Returns:
       The failed cells, name -> reason; cells that another process is running have not failed.
+
+    Raises:
+      ValueError: if the data has changed since cells were finished.
     """
     if cells:
         finish_programs(cells[0].output)
-    left = [cell for cell in cells if not is_done(cell)]
-    console.say(f'{len(cells) - len(left)} of {len(cells)} runs are done.', quiet=quiet)
+    done, left = list[Cell](), list[Cell]()
+    for cell in cells:
+        (done if is_done(cell) else left).append(cell)
+    console.say(f'{len(done)} of {len(cells)} runs are done.', quiet=quiet)
     if not left:
         return {}
+    runner.check_same_data(cell.config for cell in done)
     configs, output = [_as_begun(cell) for cell in left], left[0].output
+    settings = [cell.variant for cell in left] if halves else []
+    groups = group(configs, output, most=together, settings=settings)
+    if halves:
+        warn_of_lone_settings(groups, settings)
     results = runner.run_groups(
         configs,
         output,
-        group(
-            configs,
-            output,
-            most=together,
-            settings=[cell.variant for cell in left] if halves else (),
-        ),
+        groups,
         lambda i: experiment_of(left[i]),
         lambda places: name_of([left[i] for i in places]),
+        settings=settings,
         stop_of=lambda places: stop_of([left[i] for i in places]),
         quiet=quiet,
     )

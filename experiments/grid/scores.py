@@ -99,7 +99,7 @@ def score_of(
     Returns:
       The score.
     """
-    kept = {seed: run for seed, run in runs.items() if _has_accuracy(run)}
+    kept = {seed: run for seed, run in runs.items() if _has_accuracy(run, score)}
     speeds: list[float | None] = []
     lacking = ''
     compares = compares_with_baseline(speed, target)
@@ -120,9 +120,10 @@ def score_of(
     return Score(asked, accuracies, len(runs) - len(kept), tuple(speeds), lacking)
 
 
-def _has_accuracy(run: RecordedCell) -> bool:
+def _has_accuracy(run: RecordedCell, score: str) -> bool:
     """Whether a run did not diverge, and did not stop before it was evaluated."""
-    return not run.summary['failed'] and run.summary['best_accuracy'] is not None
+    field = 'personal_accuracy' if score in PERSONAL else 'best_accuracy'
+    return not run.summary['failed'] and run.summary[field] is not None
 
 
 def _goal(
@@ -132,7 +133,7 @@ def _goal(
     if target == 'flag':
         share = run.config['target_accuracy']
         return None if share is None else 100 * share
-    if baseline is None or not _has_accuracy(baseline):
+    if baseline is None or not _has_accuracy(baseline, score):
         return None
     return accuracy(baseline, goal_of(score))
 

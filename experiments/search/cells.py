@@ -109,6 +109,11 @@ def make_search(
     config = config_flags.parse(
         [*flag_file, f'--method={method}', *flags_, f'--validation={validation}']
     )
+    if score == 'personal' and halving:
+        raise ValueError(
+            f'--score=personal and --halving={halving}: halving compares global models; leave one '
+            'of them out.'
+        )
     if score == 'personal' and not (config.personal_test and config.local_eval_every):
         raise ValueError(
             '--score=personal needs --personal_test and --local_eval_every, as in -- '

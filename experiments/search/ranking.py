@@ -64,7 +64,8 @@ def score_of_cells(cells: Sequence[Cell], search: Search) -> tuple[Score, int]:
             raise ValueError(f'{cell.folder} was evaluated on test data; move it away.')
     early = [r.summary['rounds'] for r in runs.values() if r.summary.get('stopped_early')]
     score = score_of(runs, {}, asked=search.seeds, score=search.score)
-    if 0 < len(early) < score.done - score.failed:  # their rounds differ, so they have no mean
+    rounds = {r.summary['rounds'] for r in runs.values() if not r.summary['failed']}
+    if len(rounds) > 1:  # they have no mean
         score = score._replace(accuracies=(None,) * len(score.accuracies))
     return score, min(early, default=0)
 

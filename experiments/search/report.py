@@ -75,7 +75,7 @@ def about(search: Search) -> str:
     if search.rungs:
         text += (
             f' After round {", ".join(map(str, search.rungs))} the worse half of the combinations '
-            'in a program stopped; their accuracy is that of fewer rounds.'
+            'in a program stopped, unless it had only one; their accuracy is that of fewer rounds.'
         )
     elif search.optuna and search.optuna.pruner == 'median':
         text += (

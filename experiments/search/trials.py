@@ -44,9 +44,15 @@ def _count(search: Search, *, together: int, waiting: bool) -> int:
     it was interrupted. `waiting` trials of an interrupted batch are trained first.
     """
     assert search.optuna
-    size = max(1, program_size(search.config, most=together) // search.seeds)
+    size = _batch_size(search, together=together)
     rest = -search.chosen % size
     return max(0, min(search.optuna.trials - search.chosen, rest or size * (not waiting)))
+
+
+def _batch_size(search: Search, *, together: int) -> int:
+    """The number of trials that a program holds; with halving at least two, which it compares."""
+    least = 2 if search.rungs else 1
+    return max(least, program_size(search.config, most=together) // search.seeds)
 
 
 def train(search: Search, journal: Journal, *, together: int) -> tuple[Search, dict[str, str]]:
@@ -81,9 +87,27 @@ def train(search: Search, journal: Journal, *, together: int) -> tuple[Search, d
         console.say(
             f'{console.counted(len(batch), "trial")}, up to trial {search.chosen} of {last}'
         )
-        failed |= _train_batch(search, trials, batch, together=together)
+        earlier = _earlier(search, trials, waiting, size=_batch_size(search, together=together))
+        failed |= _train_batch(search, earlier, batch, together=together)
         study.tell_finished(search, journal)
         waiting = []
+
+
+def _earlier(
+    search: Search, trials: Sequence[FrozenTrial], waiting: Sequence[FrozenTrial], *, size: int
+) -> list[FrozenTrial]:
+    """The trials of the batches before; without interruption the next batch knows no others.
+
+    Args:
+      search: with the cells of all trials.
+      trials: all of the study, before the next ones are chosen.
+      waiting: those of an interrupted batch that are not finished.
+      size: of a batch.
+    """
+    runnable = [trial for trial in trials if study.combination_of(search, trial) in search.cells]
+    numbers = [trial.number for trial in runnable]
+    first = numbers.index(waiting[0].number) if waiting else len(runnable)
+    return runnable[: first // size * size]
 
 
 def _train_batch(

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxfed.config import Config
-from jaxfed.internal import files
-from jaxfed.internal.console import counted
+from jaxfed.internal import console, files
 from jaxfed.internal.messages import printable
 from jaxfed.recording import run_files
 from jaxfed.runs.experiment import method_of, parts_of
@@ -65,7 +64,7 @@ def check_together(config: Config, rungs: Sequence[int], *, seeds: int, most: in
     if rungs and 0 < most < 2 * seeds:
         raise ValueError(
             f'--halving={joined(rungs)} compares settings in one program: --together must be at '
-            f'least {2 * seeds}, two settings with {counted(seeds, "seed")}, got {most}.'
+            f'least {2 * seeds}, two settings with {console.counted(seeds, "seed")}, got {most}.'
         )
 
 
@@ -108,6 +107,23 @@ def halving(rounds: Sequence[int], settings: Sequence[Hashable]) -> Stop:
 def _last_accuracy(metrics: Sequence[dict[str, Any]]) -> float:
     accuracy = (entry['test_accuracy'] for entry in reversed(metrics))
     return next((value for value in accuracy if value is not None), -np.inf)
+
+
+def warn_of_lone_settings(groups: Sequence[Sequence[int]], settings: Sequence[Hashable]) -> None:
+    """Warn if a setting is alone in its program, as none stops early there.
+
+    Args:
+      groups: numbers of experiments, one group a program.
+      settings: of each experiment.
+    """
+    alone = sum(len({settings[i] for i in numbers}) == 1 for numbers in groups)
+    if not alone:
+        return
+    missing = 'no two of these can share one, so none stops early'
+    if alone < len(groups):
+        lone = console.counted(alone, 'setting')
+        missing = f'{lone} of these can share none and will not stop early'
+    console.show_warning(f'--halving compares settings in one program, but {missing}.')
 
 
 def check_halving(folder: Path, rungs: Sequence[int]) -> None:

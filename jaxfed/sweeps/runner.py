@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -116,6 +116,7 @@ def run_groups(
     set_up: Callable[[int], Experiment],
     describe: Callable[[Sequence[int]], str],
     *,
+    settings: Sequence[Hashable] = (),
     stop_of: StopOf = lambda numbers: never,
     show_failures: bool = True,
     quiet: bool = False,
@@ -130,6 +131,7 @@ def run_groups(
       groups: indices into `configs`, from `training.group`.
       set_up: index -> experiment; called when its group starts.
       describe: indices -> one line about these experiments.
+      settings: as in `training.group`.
       stop_of: indices of the experiments in a program -> which of them stop early.
       show_failures: print each error when it occurs.
       quiet: show no progress.
@@ -152,6 +154,7 @@ def run_groups(
             return train_group(
                 share_images(experiments.values()),
                 folder,
+                settings=[settings[i] for i in indices] if settings else (),
                 stop_of=lambda numbers: stop_of([indices[x] for x in numbers]),
                 watch=report,
                 late=signals.append,

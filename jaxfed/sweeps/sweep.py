@@ -25,8 +25,8 @@ from jaxfed.sweeps.halving import (
     check_halving,
     check_together,
     halving,
-    joined,
     record_halving,
+    warn_of_lone_settings,
 )
 from jaxfed.sweeps.runner import check_same_data, is_done, run_groups, set_up_all, share_images
 from jaxfed.sweeps.training import group, unwritten
@@ -171,6 +171,7 @@ def run(
             groups,
             experiments.__getitem__,
             lambda numbers: describe([unfinished[i] for i in numbers]),
+            settings=[member.point for member in unfinished] if rungs else (),
             stop_of=lambda numbers: halving(rungs, [unfinished[i].point for i in numbers]),
             quiet=quiet,
         )
@@ -194,21 +195,10 @@ def _plan(
     configs = [member.config for member in unfinished]
     if rungs:
         check_compared(configs, [member.config for member in done], folder)
-    groups = group(
-        configs,
-        folder,
-        most=most or len(unfinished) * bool(rungs),
-        settings=[member.point for member in unfinished] if rungs else (),
-    )
-    alone = sum(len({unfinished[i].point for i in numbers}) == 1 for numbers in groups)
-    if rungs and alone:
-        missing = 'no two of these can share one, so none stops early'
-        if alone < len(groups):
-            lone = console.counted(alone, 'setting')
-            missing = f'{lone} of these can share none and will not stop early'
-        console.show_warning(
-            f'--halving={joined(rungs)} compares settings in one program, but {missing}.'
-        )
+    settings = [member.point for member in unfinished] if rungs else []
+    groups = group(configs, folder, most=most or len(settings), settings=settings)
+    if rungs:
+        warn_of_lone_settings(groups, settings)
     return done, unfinished, groups
 
 
@@ -271,7 +261,7 @@ def summarise(members: Sequence[Member]) -> list[Outcome]:
         summaries = [run_files.read_summary(path) for path in paths if path.exists()]
         finished = [summary for summary in summaries if not summary['failed']]
         stopped = sum(bool(summary.get('stopped_early')) for summary in finished)
-        unequal = 0 < stopped < len(finished)
+        unequal = len({summary['rounds'] for summary in finished}) > 1
         measured = any(summary['personal_accuracy'] is not None for summary in finished)
         outcome = Outcome(
             point,

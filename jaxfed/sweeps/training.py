@@ -225,6 +225,7 @@ def train_group(
     experiments: Sequence[Experiment],
     folder: Path,
     *,
+    settings: Sequence[Hashable] = (),
     stop_of: StopOf = lambda numbers: never,
     watch: Callable[[dict[str, Any]], None] = lambda entry: None,
     late: Callable[[int], None] = lambda signal: None,
@@ -235,6 +236,7 @@ def train_group(
     Args:
       experiments: X, set up.
       folder: the parent of their work directories.
+      settings: X, as in `group`; a single setting that does not fit is divided nevertheless.
       stop_of: decides which experiments of a program stop early; it receives their numbers.
       watch: called with the metrics of each round of each experiment.
       late: called with a signal in the last round of all.
@@ -278,9 +280,9 @@ def train_group(
                 )
                 results |= dict.fromkeys(numbers, TooLarge(advice))
                 continue
-            half = (len(part) + 1) // 2
-            smaller = [numbers[:half], numbers[half:]]
+            smaller = _halves(numbers, settings)
             reason = f'{len(part)} experiments do not fit into memory: training them in two parts'
+            reason += ', which --halving compares apart' * bool(settings)
         except TRACER_ERROR as error:
             smaller = _group_by(numbers, lambda x: _exact_key(experiments[x]))
             if len(smaller) == 1 or _has_rounds(checkpoints):
@@ -302,6 +304,15 @@ def train_group(
         _remove(checkpoints)
         console.say(reason, quiet=quiet)
     return [results[x] for x in range(len(experiments))]
+
+
+def _halves(numbers: Sequence[int], settings: Sequence[Hashable]) -> list[list[int]]:
+    """Cut some experiments in half, if possible where another of their settings begins."""
+    units = _group_by(numbers, settings.__getitem__) if settings else []
+    if len(units) < 2:
+        units = [[i] for i in numbers]
+    half = (len(units) + 1) // 2
+    return [[*itertools.chain(*part)] for part in (units[:half], units[half:])]
 
 
 def _exact_key(experiment: Experiment) -> str:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import threading
 import traceback
+import types
 from pathlib import Path
 
 import jax
@@ -853,17 +854,41 @@ def test_halving_of_a_split_program(cheap_runs, programs, tmp_path, monkeypatch)
     inner = simulate.prepare
 
     def prepare(experiments):
-        if len(experiments) > 3:
+        if len(experiments) > 4:
             raise feed.TooLarge('too large')
         return inner(experiments)
 
     monkeypatch.setattr(simulate, 'prepare', prepare)
     config = small(rounds=3, validation=0.2)
     _, outcomes = run(config, 'learning_rate=1e-6,0.1,1e-5', 2, tmp_path, rungs=[1])
-    assert programs == [3, 3]
-    # In each half are two seeds of a bad setting, and one of the good one.
+    assert programs == [4, 2]
+    # The seeds of a setting stay together; the last setting has no other to compare with.
     trained = {dict(o.point)['learning_rate']: o.rounds for o in outcomes}
-    assert trained == {1e-6: [1, 1], 0.1: [3, 3], 1e-5: [1, 1]}
+    assert trained == {1e-6: [1, 1], 0.1: [3, 3], 1e-5: [3, 3]}
+
+
+@pytest.mark.parametrize(
+    'settings, largest, parts',
+    [
+        ('', 5, ['01234', '5678']),
+        ('AAABBBCCC', 6, ['012345', '678']),
+        ('AAABBBCCC', 5, ['012', '345', '678']),
+        ('ABABABABC', 6, ['0246', '1357', '8']),
+        ('AAAAAAAAA', 5, ['01234', '5678']),
+    ],
+)
+def test_a_program_is_divided_between_settings(settings, largest, parts, tmp_path, monkeypatch):
+    def train_experiments(part, folder, **_):
+        if len(part) > largest:
+            raise feed.TooLarge('too large')
+        trained.append(''.join(experiment.workdir.name for experiment in part))
+        return [experiment.workdir.name for experiment in part]
+
+    trained = []
+    monkeypatch.setattr(training, 'train_experiments', train_experiments)
+    experiments = [types.SimpleNamespace(workdir=tmp_path / str(x)) for x in range(9)]
+    assert training.train_group(experiments, tmp_path, settings=settings) == [*'012345678']
+    assert trained == parts
 
 
 @pytest.mark.slow
@@ -1044,6 +1069,7 @@ def test_seeds_that_halving_stopped_in_other_rounds_have_no_mean(cheap_runs, tmp
         (added / 'config.json').write_text(json.dumps(changed))
         summary = json.loads((added / 'summary.json').read_text())
         summary['stopped_early'] = not summary['stopped_early']
+        summary['rounds'] = 3 - summary['rounds']
         (added / 'summary.json').write_text(json.dumps(summary))
     _, mixed = run(config, 'learning_rate=1e-6,0.1', 2, tmp_path, rungs=[1])
     assert [o.final for o in mixed] == [o.best for o in mixed] == [[None] * 2] * 2

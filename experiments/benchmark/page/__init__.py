@@ -29,6 +29,7 @@ from experiments.benchmark.results import (
     verdicts,
 )
 from experiments.benchmark.suite import BASELINE, Place, Suite
+from jaxfed.metrics import mean_and_deviation
 from jaxfed.metrics.intervals import Interval
 from jaxfed.recording.style import style
 from jaxfed.report.render import policy
@@ -76,6 +77,7 @@ def render(suite: Suite, rows: Sequence[Row], *, command: str, flags: Sequence[s
         level=LEVEL,
         anchor=anchor,
         shown=shown,
+        scattered=scattered,
         mean_cost=mean_cost,
         ranks=Markup(diagram(ranks)),
         bytes=Markup(picture(lambda: draw_bytes(rows))),
@@ -130,6 +132,14 @@ def shown(interval: Interval | None, sign: str = '') -> str:
     return f'{mean:{sign}.2f}{half}'
 
 
+def scattered(row: Row, column: str) -> str:
+    """A mean and the sample standard deviation over the seeds."""
+    mean, deviation = mean_and_deviation(list(row.values(column).values()))
+    if mean is None:
+        return '–'
+    return f'{mean:.2f}' if deviation is None else f'{mean:.2f} ± {deviation:.2f}'
+
+
 def mean_cost(row: Row) -> list[str]:
     """The means of `COSTS`."""
     return [format_number(_mean(row, name)) for name in COSTS]
@@ -172,7 +182,7 @@ def draw_bytes(rows: Sequence[Row]) -> Figure:
         ax.set_axis_off()
     for ax, ((dataset, skew), table) in zip(axes.flat, every.items(), strict=False):
         ax.set_title(f'{dataset}, {skew.replace("_", " ")}', fontsize=9)
-        named = {table[0].place.method: 'C2', BASELINE: 'C1'}
+        named = {row.place.method: 'C2' for row in table[:1] if row.complete} | {BASELINE: 'C1'}
         colors = others | named
         for row in reversed(table):  # the best is drawn last
             intervals = [row.interval(column) for column in PARTS]

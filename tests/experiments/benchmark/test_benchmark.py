@@ -205,14 +205,23 @@ def test_a_run_of_another_process_is_skipped_and_left(toy, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_plan_counts_what_is_left(output, toy, capsys, tmp_path):
+def test_the_plan_counts_what_is_left(output, toy, capsys, tmp_path, monkeypatch):
     command = [f'--suite={toy}', '--dry_run', '--methods=fedlmd', f'--output={tmp_path}']
     assert main(command) == 0
     # Four skews with two trials and two seeds.
     assert '16 runs to train, about' in capsys.readouterr().out
     assert not list(tmp_path.rglob('summary.json'))
-    left = work.begin(suite.read_suite(str(toy)), output / 'toy', [])
+    read = suite.read_suite(str(toy))
+    left = work.begin(read, output / 'toy', [])
     assert plan.plan(left) == []
+    # Runs of other lengths are planned apart.
+    monkeypatch.setattr(plan, 'estimate', lambda config, timed, steps: steps)
+    first, *others = read.skews
+    longer = read._replace(skews={**read.skews, first: (*read.skews[first], '--rounds=50')})
+    planned = plan.plan(work.begin(suite.select(longer, trials=['fedlmd']), tmp_path / 'b', []))
+    short, long = sorted(planned, key=lambda one: one.rounds)
+    assert (long.rounds, long.runs, short.runs) == (50, 4, 4 * len(others))
+    assert long.seconds > 2 * short.seconds
 
 
 @pytest.mark.parametrize('name', only_fast(suite.names(), 'small', 'niid_bench'))
@@ -560,6 +569,27 @@ def test_a_baseline_that_diverged_is_not_compared():
     assert '>2 (1 diverged)</a></td>' in text
 
 
+def test_a_method_that_diverged_is_behind_the_others():
+    rows = [
+        made_row('scaffold', [0.9, None, None]),
+        made_row('kd', [0.7, 0.8, 0.9]),
+        made_row('fedavg', [0.5, 0.6, 0.7]),
+    ]
+    ((_, table),) = results.tables(rows).items()
+    assert [row.place.method for row in table] == ['kd', 'fedavg', 'scaffold']
+    (legend,) = (ax.get_legend() for ax in page.draw_bytes(rows).axes)
+    assert sorted(text.get_text() for text in legend.get_texts()) == ['fedavg', 'kd']
+
+
+def test_published_numbers_are_beside_deviations():
+    read = suite.read_suite('small')._replace(published={'digits/iid': {'kd': '75 ± 5'}})
+    rows = [made_row('fedavg', [0.5, 0.6, 0.7]), made_row('kd', [0.7, 0.8, 0.9])]
+    text = page.render(read, rows, command='')
+    section = text[text.index('id="published"') :].partition('</section>')[0]
+    assert '80.00 ± 10.00' in section and '75 ± 5' in section
+    assert 'mean ± sample standard deviation' in section
+
+
 def test_one_seed_has_no_interval():
     read = suite.read_suite('small')._replace(seeds=1)
     text = advice.advice(read, [made_row('fedavg', [0.5])._replace(asked=1)])
@@ -577,6 +607,8 @@ def test_a_page_says_what_was_left_out_of_its_suite():
     part = suite.shorten(read, seeds=1, rounds=10)
     assert part.seeds == 1
     assert answers.left_out(part) == 'Left out of the suite: rounds 11 to 40; seeds 1, 2.'
+    replayed = suite.shorten(suite.read_suite('pfl_research'), seeds=None, rounds=100)
+    assert answers.left_out(replayed) == 'Left out of the suite: rounds 101 to 3000.'
     longer = suite.shorten(read, seeds=5, rounds=40)
     assert longer.seeds == 5 and not answers.left_out(longer)
     assert not answers.left_out(suite.shorten(read, seeds=None, rounds=None))

@@ -159,6 +159,26 @@ def test_size_of_a_batch(tmp_path, earlier, waiting, seeds, count):
     assert trials._count(search, together=6, waiting=waiting) == count
 
 
+def test_a_batch_with_halving_has_two_trials(tmp_path):
+    for seeds, count in ((1, 6), (9, 2)):
+        search = make(tmp_path, seeds=seeds, method='kd', ranges=['beta:0..1'], halving='5')
+        assert trials._count(search, together=6, waiting=False) == count
+
+
+def test_the_median_is_of_earlier_batches(tmp_path):
+    search, chosen = study.ask(make(tmp_path), [], 12)
+    runnable = [t for t in chosen if study.combination_of(search, t) in search.cells]
+    assert len(runnable) == 12 < len(chosen)  # some are refused
+    cut = chosen.index(runnable[10])
+    for held, waiting, known in (
+        (chosen, [], 12),
+        (chosen, runnable[8:10], 6),  # an interrupted batch whose first two trials are finished
+        (chosen, runnable[:3], 0),
+        (chosen[:cut], [], 6),  # --trials was raised
+    ):
+        assert trials._earlier(search, held, waiting, size=6) == runnable[:known]
+
+
 def test_streamed_experiments_are_chosen_one_by_one(tmp_path):
     search = make(tmp_path, flags_=['--stream=on'])
     assert trials._count(search, together=6, waiting=False) == 1

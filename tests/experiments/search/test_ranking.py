@@ -6,7 +6,7 @@ import json
 import pytest
 
 from experiments.grid import runner
-from experiments.grid.scores import Score
+from experiments.grid.scores import Score, score_of
 from experiments.search import ranking, report
 from experiments.search.cells import make_search
 from experiments.search.ranking import Ranked
@@ -47,6 +47,13 @@ def test_ranking_of_ties_failed_and_missing_runs(tmp_path, monkeypatch):
         Score(1, (50.0,)): 'only some seeds of every combination were trained',
     }.items():
         assert reason in report.settled([Ranked(('--beta=4',), score, 0)])
+
+
+def test_a_run_without_a_personal_accuracy_has_no_score():
+    summary = {'failed': False, 'best_accuracy': 0.5, 'personal_accuracy': None}
+    runs = {0: runner.RecordedCell({}, summary, [])}
+    assert score_of(runs, {}, asked=1, score='personal').accuracies == ()
+    assert score_of(runs, {}, asked=1, score='best').accuracies == (50.0,)
 
 
 def test_stopped_combinations_rank_below_finished_ones(tmp_path, monkeypatch):

@@ -8,7 +8,9 @@ import shlex
 import numpy as np
 import pytest
 
+from experiments.grid import runner
 from experiments.search.__main__ import main
+from experiments.search.cells import make_search
 from jaxfed.runs import config_flags
 from tests.test_main import make_npz
 
@@ -152,6 +154,32 @@ def test_halving_stops_the_worse_half(command, tmp_path, capsys):
     assert {entry['evaluated_on'] for entry in summaries} == {'validation'}
 
 
+@pytest.mark.slow
+def test_a_search_is_not_extended_with_other_data(command, tmp_path, capsys):
+    plain_npz(tmp_path / 'tiny.npz')
+    search = ('--method=fedavg', '--rounds=1', '--seeds=1', '--output=a')
+    assert command(*search, '--grid=learning_rate:.01') == 0
+    with np.load(tmp_path / 'tiny.npz') as arrays:
+        changed = {**arrays, 'y_train': arrays['y_train'][::-1]}
+    np.savez(tmp_path / 'tiny.npz', **changed)
+    assert command(*search, '--grid=learning_rate:.01,.03') == 2
+    assert 'describes other data than the dataset has now' in capsys.readouterr().err
+    assert len(list((tmp_path / 'a').rglob('summary.json'))) == 1
+
+
+def test_a_combination_alone_in_its_program_is_named(tmp_path, monkeypatch, capsys):
+    search = make_search(
+        method='fedavg', axes=['local_epochs:1,5'], seeds=2, halving='1', output=tmp_path,
+        flags_=['--rounds=3'],
+    )  # fmt: skip
+    monkeypatch.setattr(
+        runner.runner, 'run_groups', lambda configs, *_, **__: [None] * len(configs)
+    )
+    runner.run_cells(search.every, halves=True)
+    shown = ' '.join(capsys.readouterr().err.split())
+    assert 'no two of these can share one, so none stops early.' in shown
+
+
 @pytest.mark.parametrize(
     'arguments, message',
     [
@@ -168,6 +196,10 @@ def test_halving_stops_the_worse_half(command, tmp_path, capsys):
         (['--method=kd', '--grid=batch_size:1.5'], '1.5 must be an integer'),
         (['--method=kd', '--grid=beta:.5,0.5'], 'has 0.5 twice'),
         (['--method=kd', '--grid=beta:1', '--grid=beta:2'], 'beta is named twice'),
+        (
+            ['--method=kd', '--grid=beta:1,2', '--score=personal', '--halving=1'],
+            '--score=personal and --halving=1: halving compares global models; leave one',
+        ),
         (['--method=kd', '--grid=beta:nan'], 'no combination can be run'),
         (['--method=kd', '--grid=beta:-1'], 'beta must be at least 0, got -1.0'),
         (['--method=moon', '--grid=projection:yes'], 'yes must be True or False'),
