@@ -44,14 +44,14 @@ def plan(work: Work) -> list[Planned]:
     for place, trials in work.trials.items():
         # The runs of a trial that is not chosen yet cost what the first trial costs.
         seeds = unfinished(tests[place], work) if place in tests else [trials[0]] * suite.seeds
-        tuning = unfinished(trials, work)
-        key = place.dataset, place.method, trials[0].config.rounds
-        left.setdefault(key, []).extend([*tuning, *seeds])
-        # Held-out data makes another program.
-        stages = {(place.skew, tunes) for tunes, cells in ((True, tuning), (False, seeds)) if cells}
-        programs[key] = programs.get(key, set()) | stages
+        for tunes, cells in ((True, unfinished(trials, work)), (False, seeds)):
+            for cell in cells:
+                key = place.dataset, place.method, cell.config.rounds
+                left.setdefault(key, []).append(cell)
+                # Held-out data makes another program.
+                programs.setdefault(key, set()).add((place.skew, tunes))
     with console.status('timing one round of each', quiet=False):
-        return [_time(*key, cells, len(programs[key])) for key, cells in left.items() if cells]
+        return [_time(*key, cells, len(programs[key])) for key, cells in left.items()]
 
 
 def in_words(planned: Sequence[Planned]) -> str:

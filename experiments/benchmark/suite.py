@@ -214,17 +214,25 @@ def select(suite: Suite, **chosen: Sequence[str] | None) -> Suite:
 
 def shorten(suite: Suite, *, seeds: int | None, rounds: int | None) -> Suite:
     """A suite with another number of seeds; `left_out` names seeds and rounds that it lacks."""
-    trials = itertools.chain(*suite.trials.values())
-    every = itertools.product(suite.datasets.values(), suite.skews.values(), trials)
-    settings = (config_flags.read_flags([*suite.flags, *d, *s, *trial]) for d, s, trial in every)
-    own_rounds = max(int(one.get('rounds', DEFAULTS['rounds'])) for one in settings)
     left_out = dict(suite.left_out)
-    if rounds is not None and rounds < own_rounds:
+    if rounds is not None and rounds < (own_rounds := _most_rounds(suite)):
         left_out['rounds'] = (f'{rounds + 1} to {own_rounds}',)
     if seeds is None:
         return suite._replace(left_out=left_out)
     left_out['seeds'] = tuple(map(str, range(seeds, suite.seeds)))
     return suite._replace(seeds=seeds, left_out=left_out)
+
+
+def _most_rounds(suite: Suite) -> int:
+    """The largest number of rounds of its runs."""
+    name = '--rounds='
+    trials = {
+        tuple(flag for flag in trial if flag.startswith(name))  # others need not be read
+        for trial in itertools.chain(*suite.trials.values())
+    }
+    every = itertools.product(suite.datasets.values(), suite.skews.values(), trials)
+    settings = (config_flags.read_flags([*suite.flags, *d, *s, *trial]) for d, s, trial in every)
+    return max(int(one.get('rounds', DEFAULTS['rounds'])) for one in settings)
 
 
 def refuse(suite: Suite, extra: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """A benchmark on disk: what is finished, and training the rest."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -77,7 +78,9 @@ def check(work: Work) -> None:
       OSError: if data cannot be read.
     """
     # Whether a partition fits the data depends on the table: an error comes before all training.
+    every = [*flat(work.trials), *flat(work.tests)]
     left = [unfinished([*flat(p.trials), *flat(p.tests)], p) for p in tables(work).values()]
+    runner.check_same_data(filter(runner.is_done, every), itertools.chain(*left))
     runner.check(cells[0] for cells in left if cells)
 
 

@@ -268,7 +268,7 @@ def run_cells(
     console.say(f'{len(done)} of {len(cells)} runs are done.', quiet=quiet)
     if not left:
         return {}
-    runner.check_same_data(cell.config for cell in done)
+    check_same_data(done, left)
     configs, output = [_as_begun(cell) for cell in left], left[0].output
     settings = [cell.variant for cell in left] if halves else []
     groups = group(configs, output, most=together, settings=settings)
@@ -289,6 +289,14 @@ def run_cells(
         for cell, result in zip(left, results, strict=True)
         if isinstance(result, Exception) and not isinstance(result, RunsElsewhere)
     }
+
+
+def check_same_data(done: Iterable[Cell], left: Iterable[Cell]) -> None:
+    """Raise a ValueError if data that cells will read has changed since others were finished."""
+    sources = {runner.source_of(cell.config) for cell in left}
+    if sources:
+        configs = (cell.config for cell in done)
+        runner.check_same_data(one for one in configs if runner.source_of(one) in sources)
 
 
 def name_of(cells: Sequence[Cell]) -> str:

@@ -76,6 +76,9 @@ def train(search: Search, journal: Journal, *, together: int) -> tuple[Search, d
     search = study.with_trials(search, journal.study.trials)
     study.tell_finished(search, journal)
     waiting = journal.running
+    done = [cell for cell in search.every if runner.is_done(cell)]
+    if waiting or search.chosen < last:
+        runner.check_same_data(done, search.every)
     while True:
         trials = journal.study.trials
         count = _count(search, together=together, waiting=bool(waiting))
@@ -87,27 +90,32 @@ def train(search: Search, journal: Journal, *, together: int) -> tuple[Search, d
         console.say(
             f'{console.counted(len(batch), "trial")}, up to trial {search.chosen} of {last}'
         )
-        earlier = _earlier(search, trials, waiting, size=_batch_size(search, together=together))
-        failed |= _train_batch(search, earlier, batch, together=together)
+        size = _batch_size(search, together=together)
+        for earlier, part in _batches(search, [*trials, *chosen], batch, size=size):
+            failed |= _train_batch(search, earlier, part, together=together)
         study.tell_finished(search, journal)
         waiting = []
 
 
-def _earlier(
-    search: Search, trials: Sequence[FrozenTrial], waiting: Sequence[FrozenTrial], *, size: int
-) -> list[FrozenTrial]:
-    """The trials of the batches before; without interruption the next batch knows no others.
+def _batches(
+    search: Search, trials: Sequence[FrozenTrial], due: Sequence[FrozenTrial], *, size: int
+) -> list[tuple[list[FrozenTrial], list[FrozenTrial]]]:
+    """Divide the trials to train by batch: those of the batches before, and those of the batch.
+
+    Without interruption a batch knows no other trials.
 
     Args:
       search: with the cells of all trials.
-      trials: all of the study, before the next ones are chosen.
-      waiting: those of an interrupted batch that are not finished.
+      trials: all of the study.
+      due: those to train.
       size: of a batch.
     """
     runnable = [trial for trial in trials if study.combination_of(search, trial) in search.cells]
-    numbers = [trial.number for trial in runnable]
-    first = numbers.index(waiting[0].number) if waiting else len(runnable)
-    return runnable[: first // size * size]
+    batch_of = {trial.number: i // size for i, trial in enumerate(runnable)}
+    return [
+        (runnable[: batch * size], [trial for trial in due if batch_of[trial.number] == batch])
+        for batch in sorted({batch_of[trial.number] for trial in due})
+    ]
 
 
 def _train_batch(

@@ -119,19 +119,19 @@ def _data_of(run: RecordedRun, further: Container[str] = ()) -> tuple[tuple[str,
 
 
 def changed_data(runs: Sequence[RecordedRun]) -> list[str]:
-    """Sentences about runs whose data differs although their settings and seeds do not."""
+    """Sentences about ended runs whose data differs although their settings and seeds do not."""
     sentences: dict[Any, str] = {}
     known: dict[Any, RecordedRun] = {}
-    for run in runs:
+    for run in (run for run in runs if run.summary):  # it has the number of auxiliary examples
         flipped = run.config.get('malicious'), run.config.get('attack')
         key = _data_of(run), run.seeds, flipped, run.total('auxiliary_examples')
-        first = known.setdefault(key, run)
-        for name, what in (('digest', 'clients'), ('data_digest', 'data')):
-            digests = {run.digests.get(name), first.digests.get(name)} - {None}
-            if len(digests) > 1:
+        for name, value in run.digests.items():
+            first = known.setdefault((key, name), run)
+            if value != first.digests[name]:
+                what = 'clients' if name == 'digest' else 'data'
                 sentences[key] = (
                     f'{first.path} and {run.path} have the same seeds and settings of the data, '
-                    f'but other {what}: a file was changed in between. Do not compare them.'
+                    f'but other {what}: files or code have changed in between. Do not compare them.'
                 )
     return list(sentences.values())
 
@@ -187,7 +187,7 @@ def group(runs: Sequence[RecordedRun]) -> list[RunGroup]:
         groups.setdefault((key, copies[key, runs[i].seeds]), []).append(i)
         copies[key, runs[i].seeds] += 1
     by_first = sorted(groups.values(), key=min)
-    samples = itertools.chain(*(_samples([runs[i] for i in places]) for places in by_first))
+    samples = itertools.chain(*(_samples([runs[i] for i in sorted(places)]) for places in by_first))
     ordered = [sorted(members, key=lambda run: run.seeds) for members in samples]
     labels = _labels([members[0] for members in ordered])
     return [RunGroup(label, tuple(runs)) for label, runs in zip(labels, ordered, strict=True)]

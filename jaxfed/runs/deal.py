@@ -70,7 +70,7 @@ def deal(config: Config, dataset: Dataset | None = None, *, auxiliary_per_class:
         dealt=np.isin(np.arange(len(dataset.y_train)), remaining),
         **partition_values(config),
     )
-    parts = [remaining[part] for part in parts]
+    parts = [np.sort(remaining[part]) for part in parts]  # a file may have any order
     partition, personal = hold_out(
         parts,
         dataset.y_train,
@@ -125,10 +125,9 @@ def columns_of(config: Config) -> Columns:
 
 
 def partition_digest(parts: Sequence[np.ndarray]) -> str:
-    """A digest of the examples of each client in any order, which does not depend on the images."""
+    """A digest of the examples of each client, which do not depend on the images."""
     sizes = np.array([len(part) for part in parts], np.int64)
-    indices = np.concatenate([np.sort(part) for part in parts]).astype(np.int64)
-    return digest({'sizes': sizes, 'indices': indices})
+    return digest({'sizes': sizes, 'indices': np.concatenate(parts).astype(np.int64)})
 
 
 def data_digest(dataset: Dataset, known: dict[int, str]) -> str:

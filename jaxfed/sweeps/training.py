@@ -282,7 +282,8 @@ def train_group(
                 continue
             smaller = _halves(numbers, settings)
             reason = f'{len(part)} experiments do not fit into memory: training them in two parts'
-            reason += ', which --halving compares apart' * bool(settings)
+            if settings and len({settings[i] for i in numbers}) > 1:
+                reason += ', which --halving compares apart'
         except TRACER_ERROR as error:
             smaller = _group_by(numbers, lambda x: _exact_key(experiments[x]))
             if len(smaller) == 1 or _has_rounds(checkpoints):

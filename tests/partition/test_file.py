@@ -151,12 +151,16 @@ def test_a_written_partition_trains_the_same_clients(suffix, tmp_path, cheap_run
 
 
 def test_the_digest_does_not_depend_on_the_order_of_examples(tmp_path):
-    digests = []
+    dealt = []
     for indices in ([5, 0, 2], [0, 2, 5], [0, 2, 4]):
         path = write(tmp_path / 'who.json', {'clients': [indices, [1, 3]]})
         settings = {**QUICK, 'num_clients': 2, 'partition': 'file', 'partition_file': str(path)}
-        digests.append(deal_examples(jaxfed.Config(**settings)).digest)
-    assert digests[0] == digests[1] != digests[2]
+        config = jaxfed.Config(**settings, personal_test=0.4, local_eval_every=1)
+        dealt.append(deal_examples(config))
+    first, second, other = dealt
+    assert first.digest == second.digest != other.digest
+    for ours, theirs in ((first.partition, second.partition), (first.personal, second.personal)):
+        assert [part.tolist() for part in ours] == [part.tolist() for part in theirs]
 
 
 def test_a_run_continues_with_the_same_partition_only(tmp_path, cheap_runs):

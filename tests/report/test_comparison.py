@@ -275,6 +275,13 @@ def test_changed_data_is_reported(name, changes, warned, no_pictures, tmp_path, 
     assert (words in (tmp_path / 'x.html').read_text()) == warned
 
 
+def test_unfinished_runs_may_have_other_clients(tmp_path):
+    for method, digest in (('fedavg', 'a'), ('fedcad', 'b')):
+        path = make_run(tmp_path / method, method=method, ended=False) / 'partition.json'
+        path.write_text(json.dumps(json.loads(path.read_text()) | {'digest': digest}))
+    assert grouping.changed_data([read_run(path) for path in tmp_path.iterdir()]) == []
+
+
 def test_baseline_and_score_are_chosen(tmp_path):
     groups = groups_of(tmp_path, fedlmd=(0.5, 0.6), fedavg=(0.05, 0.4), kd=(0.1, 0.1))
     comparison = compare(groups, baseline='kd', score='best')

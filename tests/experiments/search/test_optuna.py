@@ -165,18 +165,17 @@ def test_a_batch_with_halving_has_two_trials(tmp_path):
         assert trials._count(search, together=6, waiting=False) == count
 
 
-def test_the_median_is_of_earlier_batches(tmp_path):
+def test_a_batch_knows_the_batches_before_it(tmp_path):
     search, chosen = study.ask(make(tmp_path), [], 12)
     runnable = [t for t in chosen if study.combination_of(search, t) in search.cells]
     assert len(runnable) == 12 < len(chosen)  # some are refused
-    cut = chosen.index(runnable[10])
-    for held, waiting, known in (
-        (chosen, [], 12),
-        (chosen, runnable[8:10], 6),  # an interrupted batch whose first two trials are finished
-        (chosen, runnable[:3], 0),
-        (chosen[:cut], [], 6),  # --trials was raised
+    for due, parts in (
+        (runnable[6:], [(6, runnable[6:])]),
+        (runnable[8:10], [(6, runnable[8:10])]),  # two of an interrupted batch are finished
+        ([runnable[1], *runnable[7:]], [(0, runnable[1:2]), (6, runnable[7:])]),  # one failed
     ):
-        assert trials._earlier(search, held, waiting, size=6) == runnable[:known]
+        expected = [(runnable[:known], part) for known, part in parts]
+        assert trials._batches(search, chosen, due, size=6) == expected
 
 
 def test_streamed_experiments_are_chosen_one_by_one(tmp_path):
@@ -318,9 +317,9 @@ def test_trials_with_an_error_stay_open(command, tmp_path, monkeypatch):
     monkeypatch.setattr(runner, 'run_cells', run_cells)
     assert command(*SEARCH, '--trials=8', '--output=a') == 1
     assert {state for _, _, state, _, _ in results(tmp_path / 'a')} == {STATES.RUNNING}
-    # The next start repeats them, and chooses no others.
+    # The next start repeats their batches, and chooses no others.
     assert command(*SEARCH, '--trials=8', '--output=a') == 1
-    assert sizes == [6, 2, 8] and len(results(tmp_path / 'a')) == 8
+    assert sizes == [6, 2, 6, 2] and len(results(tmp_path / 'a')) == 8
     assert values(tmp_path / 'a')['chosen'] is None
 
 
