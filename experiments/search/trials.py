@@ -76,9 +76,8 @@ def train(search: Search, journal: Journal, *, together: int) -> tuple[Search, d
     search = study.with_trials(search, journal.study.trials)
     study.tell_finished(search, journal)
     waiting = journal.running
-    done = [cell for cell in search.every if runner.is_done(cell)]
     if waiting or search.chosen < last:
-        runner.check_same_data(done, search.every)
+        runner.check_same_data(filter(runner.is_done, search.every), search.every)
     while True:
         trials = journal.study.trials
         count = _count(search, together=together, waiting=bool(waiting))

@@ -152,9 +152,12 @@ def main(arguments: Sequence[str]) -> int:
             raise ValueError(f'--target_accuracy must be above 0 and at most 1, got {target:g}.')
         runs = read_runs(flags.workdirs)
         groups = group(runs)
-        for warning in (*(run.warning for run in runs if run.warning), *changed_data(runs)):
+        warnings = [*(run.warning for run in runs if run.warning), *changed_data(runs)]
+        for warning in warnings:
             console.show_warning(warning)
-        page = render(groups, target=target, baseline=flags.baseline, score=flags.score)
+        page = render(
+            groups, target=target, baseline=flags.baseline, score=flags.score, warnings=warnings
+        )
         writers: dict[str, Callable[[Path], None]] = {
             'figure': lambda path: paper.draw(groups, path),
             'output': lambda path: files.write_atomic(path, page),

@@ -6,26 +6,15 @@ from typing import NamedTuple
 from jaxfed.metrics.intervals import holm, mean_interval, paired
 from jaxfed.report.grouping import MISSING, RunGroup, conditions_of, protocol_of
 from jaxfed.report.reading import RecordedRun
-from jaxfed.report.tables import PERSONAL, Cell, GroupTable
+from jaxfed.report.tables import OF_LAST_ROUND, PERSONAL, Cell, GroupTable
 
-
-class Score(NamedTuple):
-    """An accuracy that is compared."""
-
-    of: Callable[[RecordedRun], float | None]  # run -> accuracy in 0..1
-    title: str
-    by_round: bool = False  # whether it depends on which rounds are evaluated
-
-
-# --score -> accuracy
-SCORES = {
-    'final': Score(RecordedRun.final_accuracy, 'last accuracy (%)'),
-    'best': Score(RecordedRun.best_accuracy, 'best accuracy (%)', by_round=True),
-    'moving': Score(RecordedRun.moving_accuracy, 'moving average (%)', by_round=True),
-    'best_moving': Score(
-        RecordedRun.best_moving_accuracy, 'best moving average (%)', by_round=True
-    ),
-    'personal': Score(RecordedRun.personal_accuracy, PERSONAL),
+# --score -> (accuracy of a run in 0..1, title)
+SCORES: dict[str, tuple[Callable[[RecordedRun], float | None], str]] = {
+    'final': (RecordedRun.final_accuracy, 'last accuracy (%)'),
+    'best': (RecordedRun.best_accuracy, 'best accuracy (%)'),
+    'moving': (RecordedRun.moving_accuracy, 'moving average (%)'),
+    'best_moving': (RecordedRun.best_moving_accuracy, 'best moving average (%)'),
+    'personal': (RecordedRun.personal_accuracy, PERSONAL),
 }
 
 
@@ -60,7 +49,8 @@ def compare(
       ValueError: if no completed run is of the chosen baseline, or no group has two seeds, or no
         completed run has the accuracy of `score`.
     """
-    accuracy, title, by_round = SCORES[score]
+    accuracy, title = SCORES[score]
+    by_round = title not in OF_LAST_ROUND
     bases = _find(groups, baseline, by_round=by_round)
     values = [_by_seed(group, accuracy) for group in groups]
     without = [groups[i].label for i, base in enumerate(bases) if values[i] and base is None]

@@ -169,7 +169,7 @@ def shown(value: Any) -> str:
     """Format a JSON value: strings without quotes, None as a dash, 1.0 as 1."""
     if value is None:
         return MISSING
-    if isinstance(value, float) and value == int(value) and abs(value) < _LARGEST_PLAIN:
+    if isinstance(value, float) and value.is_integer() and abs(value) < _LARGEST_PLAIN:
         value = int(value)  # from Python, a setting may be an integer or not
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 

@@ -20,6 +20,7 @@ def render(
     target: float | None = None,
     baseline: str | None = None,
     score: str = 'final',
+    warnings: Sequence[str] = (),
 ) -> str:
     """Render the page of at least one group as HTML.
 
@@ -29,6 +30,7 @@ def render(
         have the same.
       baseline: see `compare`.
       score: see `compare`.
+      warnings: sentences about the runs.
 
     Raises:
       ValueError: if nothing can be compared with the chosen baseline.
@@ -56,7 +58,7 @@ def render(
         distinct_dots=pictures.DOTS,
         seeds_of_means=[grouping.seeds(group) for group in groups],
         seeds_of_curves=[grouping.seeds_by_round(group) for group in groups],
-        warnings=[*(run.warning for run in runs if run.warning), *grouping.changed_data(runs)],
+        warnings=warnings,
         seeds=any(len(group.runs) > 1 for group in groups),
         partial=any(len(group.counted) < len(group.runs) for group in groups),
         marked=any(not group.counted[0].complete for group in groups),

@@ -11,15 +11,16 @@ from jaxfed.report.reading import RecordedRun, is_number
 
 PERSONAL = 'personal accuracy (%)'
 
-# Columns of the results that mark their best mean, and whether it depends on which rounds are
-# evaluated.
-_BETTER: dict[str, tuple[Callable[[list[float]], float], bool]] = {
-    'last accuracy (%)': (max, False),
-    'best accuracy (%)': (max, True),
-    'moving average (%)': (max, True),
-    PERSONAL: (max, False),
-    'rounds to target': (min, True),
-    'forgetting (%)': (min, True),
+OF_LAST_ROUND = ('last accuracy (%)', PERSONAL)  # others depend on which rounds are evaluated
+
+# Columns of the results that mark their best mean.
+_BETTER: dict[str, Callable[[list[float]], float]] = {
+    'last accuracy (%)': max,
+    'best accuracy (%)': max,
+    'moving average (%)': max,
+    PERSONAL: max,
+    'rounds to target': min,
+    'forgetting (%)': min,
 }
 
 RunNumber = Callable[[RecordedRun], float | None]
@@ -138,15 +139,14 @@ def _mark_best(
     groups: Sequence[RunGroup], columns: list[str], rows: list[list[Cell]], target: float | None
 ) -> None:
     """Mark the best printed mean of each column among groups of completed runs that compare."""
+    comparable: dict[bool, dict[Any, list[int]]] = {False: {}, True: {}}
+    for i, group in enumerate(groups):
+        for by_round in comparable if group.counted[0].complete else ():
+            protocol = grouping.protocol_of(group, by_round=by_round)
+            comparable[by_round].setdefault(protocol, []).append(i)
     for column in (name for name in _BETTER if name in columns):
-        better, by_round = _BETTER[column]
-        comparable: dict[Any, list[int]] = {}
-        for i, group in enumerate(groups):
-            if group.counted[0].complete:
-                protocol = grouping.protocol_of(group, by_round=by_round)
-                comparable.setdefault(protocol, []).append(i)
         j = columns.index(column)
-        for numbers in comparable.values():
+        for numbers in comparable[column not in OF_LAST_ROUND].values():
             keys = {i: rows[i][j].key for i in numbers}
             means = {i: key for i, key in keys.items() if isinstance(key, int | float)}
             # A mean over some of the seeds does not compare.
@@ -154,7 +154,7 @@ def _mark_best(
                 means = {i: m for i, m in means.items() if _all_reach(groups[i], target)}
             printed = {i: rows[i][j].text.partition(' ')[0] for i in means}
             if len(set(printed.values())) > 1:
-                best = better(list(means.values()))
+                best = _BETTER[column](list(means.values()))
                 shown_best = {printed[i] for i, mean in means.items() if mean == best}
                 for i in (i for i, text in printed.items() if text in shown_best):
                     rows[i][j] = rows[i][j]._replace(best=True)

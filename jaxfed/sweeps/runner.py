@@ -60,14 +60,15 @@ def check_same_data(done: Iterable[Config]) -> None:
 
     Args:
       done: the settings of finished runs, each with its work directory; of those that read the same
-        data the first is compared.
+        data the first with a record of it is compared.
     """
-    first: dict[Any, Config] = {}
+    first: dict[Any, tuple[Config, Path]] = {}
     for config in done:
-        first.setdefault(source_of(config), config)
-    for config in first.values():
         path = Path(str(config.workdir)) / run_files.PARTITION
-        recorded = files.read_json(path).get('data_digest') if path.exists() else None
+        if path.exists():
+            first.setdefault(source_of(config), (config, path))
+    for config, path in first.values():
+        recorded = files.read_json(path).get('data_digest')
         if not recorded:
             continue
         _, method = build_method(config)  # the server's examples are not dealt to clients
