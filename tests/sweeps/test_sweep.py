@@ -891,6 +891,16 @@ def test_a_program_is_divided_between_settings(settings, largest, parts, tmp_pat
     assert trained == parts
 
 
+def test_the_first_run_with_a_record_of_its_data_is_compared(tmp_path):
+    config = small()
+    done = [dataclasses.replace(config, workdir=str(tmp_path / name)) for name in 'ab']
+    runner.check_same_data(done)  # nothing is recorded
+    (tmp_path / 'b').mkdir()
+    (tmp_path / 'b' / run_files.PARTITION).write_text('{"data_digest": "other"}')
+    with pytest.raises(ValueError, match='describes other data than the dataset has now'):
+        runner.check_same_data(done)
+
+
 @pytest.mark.slow
 def test_a_program_that_ended_between_two_summaries_is_finished(
     cheap_runs, tmp_path, monkeypatch, capsys
