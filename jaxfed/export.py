@@ -101,10 +101,11 @@ def to_safetensors(network: ReadNetwork, path: Path) -> None:
     write_atomic(path, save(network.arrays, metadata=text))
 
 
+# Name -> (the function that writes it, the file if --output names none).
 FORMATS: dict[str, tuple[Callable[[ReadNetwork, Path], None], str]] = {
-    'onnx': (to_onnx, '.onnx'),
-    'torch': (to_torch, '.safetensors'),
-    'safetensors': (to_safetensors, '.safetensors'),
+    'onnx': (to_onnx, 'exported.onnx'),
+    'torch': (to_torch, 'exported_torch.safetensors'),
+    'safetensors': (to_safetensors, 'exported.safetensors'),
 }
 
 
@@ -162,15 +163,16 @@ def main(arguments: Sequence[str]) -> int:
     parser = Parser('python -m jaxfed.export', description=__doc__)
     parser.add_argument('workdir', metavar='WORKDIR', help='of a finished run')
     parser.add_argument('--format', choices=FORMATS, required=True, help='of the file')
-    parser.add_argument('--output', metavar='FILE', help='the file [WORKDIR/exported.SUFFIX]')
+    files = ', '.join(file for _, file in FORMATS.values())
+    parser.add_argument('--output', metavar='FILE', help=f'the file [{files} in WORKDIR]')
     parser.add_argument('--include', metavar='FILE.py', help=HELP)
     try:
         values = parser.parse_args(arguments)
         include(values.include)
-        write, suffix = FORMATS[values.format]
-        path = Path(values.output or Path(values.workdir) / f'exported{suffix}')
-        if path.suffix != suffix:
-            raise ValueError(f'--output={path} must end in {suffix}.')
+        write, file = FORMATS[values.format]
+        path = Path(values.output or Path(values.workdir) / file)
+        if path.suffix != Path(file).suffix:
+            raise ValueError(f'--output={path} must end in {Path(file).suffix}.')
         if path.resolve() == (Path(values.workdir) / MODEL).resolve():
             raise ValueError(f'--output={path} is the model of the run; name another file.')
         _, _, network = read_network(values.workdir, conv='grouped')

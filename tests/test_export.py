@@ -74,6 +74,14 @@ def test_the_model_of_the_run_is_kept(form, run, tmp_path, capsys):
     jaxfed.load(workdir)
 
 
+def test_each_format_has_a_file_of_its_own_by_default(run):
+    workdir, _ = run('mlp')
+    assert main([str(workdir), '--format=torch']) == 0
+    assert main([str(workdir), '--format=safetensors']) == 0
+    theirs = load_file(workdir / 'exported_torch.safetensors')
+    assert load_file(workdir / 'exported.safetensors').keys() != theirs.keys()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('model', ['mlp', 'lenet', 'cnn', 'cnn_dropout', 'resnet8'])
 def test_onnx_runtime_gives_the_same_logits(model, run, tmp_path):
