@@ -253,7 +253,9 @@ class Config:
     )
 
     malicious: float = _clients(
-        0.0, 'share of the clients that attack; those with the lowest numbers', FROM_0_TO_1
+        0.0,
+        'share of the clients that attack, rounded to whole clients; those with the lowest numbers',
+        FROM_0_TO_1,
     )
     attack: Attack = _clients('sign_flip', 'what the clients of --malicious do')
     attack_scale: float = _clients(

@@ -72,6 +72,12 @@ def load_dataset(
     return load_tfds(name, data_dir)
 
 
+def reads_data_dir(name: str) -> bool:
+    """Whether a dataset is in the folder of --data_dir."""
+    others = 'digits', 'npz', 'image_folder'
+    return name not in others and not name.startswith(ARRAYS_PREFIX)
+
+
 def check_source(
     name: str, *, npz: Path | None, path: Path | None, columns: Columns = NO_COLUMNS
 ) -> None:
@@ -100,5 +106,6 @@ __all__ = [
     'check_source',
     'from_huggingface',
     'load_dataset',
+    'reads_data_dir',
     'split_auxiliary',
 ]

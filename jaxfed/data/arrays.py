@@ -134,12 +134,16 @@ def _checked_labels(array: np.ndarray, source: str, key: str) -> np.ndarray:
     if array.ndim != 1 or not array.size or array.dtype.kind not in 'iu':
         column = '.ravel()' if array.shape[1:] == (1,) else ''
         number = '.astype(int)' if array.dtype.kind in 'fb' else ''
-        if array.dtype.kind in 'USO':
-            column, number = '', f' = np.unique({key}, return_inverse=True)[1]'
         remedy = '.argmax(1)' if array.ndim == 2 and not column else column + number
+        example = f', as {key}{remedy}' if remedy else ''
+        if array.dtype.kind in 'USO':  # one numbering, as the test examples may lack a class
+            example = (
+                ', as names = np.unique(y_train); y_train, y_test = np.searchsorted(names, y_train)'
+                ', np.searchsorted(names, y_test)'
+            )
         raise ValueError(
             f'{source} has shape {array.shape} and dtype {array.dtype} in {key}: labels must be '
-            f'[n] integers, one per example{f", as {key}{remedy}" if remedy else ""}.'
+            f'[n] integers, one per example{example}.'
         )
     if not 0 <= array.min() <= array.max() <= LARGEST_LABEL:
         labels = f'labels from {array.min()} to {array.max()}'

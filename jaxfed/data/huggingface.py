@@ -95,7 +95,7 @@ def from_huggingface(
     inputs, label = _columns(parts, source, columns)
     arrays, number = _labels(parts, label, source)
     if columns.user:
-        arrays['users'] = np.asarray(parts['train'][columns.user])
+        arrays['users'] = _column(parts['train'], columns.user)
     if not _is_image(parts['train'].features[inputs]):
         for part, split in parts.items():
             arrays[f'x_{part}'] = _stacked(split, inputs, source)
@@ -151,7 +151,7 @@ def _labels(
                 f'{source}: the label {place} of {printable(column)} is {printable(ours)} in train '
                 f'and {printable(theirs)} in test: cast the column of one.'
             )
-    train, test = (np.asarray(split[column]) for split in parts.values())
+    train, test = (_column(split, column) for split in parts.values())
     if train.dtype.kind in 'US':
         known, train = np.unique(train, return_inverse=True)
         unknown = np.setdiff1d(test, known)
@@ -161,6 +161,11 @@ def _labels(
             )
         test = np.searchsorted(known, test)
     return {'y_train': train, 'y_test': test}, None if known is None else len(known)
+
+
+def _column(split: Any, name: str) -> np.ndarray:
+    """The values of a column, whatever format the user has set."""
+    return np.asarray(split.with_format(None)[name])
 
 
 def _columns(parts: Mapping[str, Any], source: str, columns: Columns) -> tuple[str, str]:

@@ -31,7 +31,8 @@ def fedcad(
       gamma: upper bound; 0 <= beta <= gamma <= 1.
       tau: temperature, > 0.
       source: 'server' or 'client', the data on which the weights are estimated.
-      auxiliary: default number of examples of each class on the server, >= 1; 'client' uses none.
+      auxiliary: default number of examples of each class on the server, >= 1; the largest counts in
+        a combination; 'client' uses none.
 
     Returns:
       The method.

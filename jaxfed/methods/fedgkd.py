@@ -57,14 +57,16 @@ def fedgkd(*, beta: float = 0.1, tau: float = 1.0, models: int = 5) -> Method:
         return jnp.where(trained, beta * view.mean(distillation), 0.0)
 
     def merge(view: MergeView) -> tuple[PyTree, PyTree]:
+        # A round in which no update arrives makes no model, as with `fedbuff`.
+        changed = jnp.any(jnp.stack([jnp.any(u != 0) for u in jax.tree.leaves(view.update)]))
         trained = view.state['trained']
+        enters = trained & changed
 
         def insert(old: Array, w: Array) -> Array:
-            newest = jnp.where(trained, w, jnp.zeros_like(w))
-            return jnp.concatenate([newest[None], old])[: models - 1]
+            return jnp.where(enters, jnp.concatenate([w[None], old])[: models - 1], old)
 
         past = jax.tree.map(insert, view.state['past'], (view.params, view.stats))
-        number = jnp.minimum(view.state['number'] + trained, models - 1)
-        return view.update, {'past': past, 'number': number, 'trained': jnp.bool_(True)}
+        number = jnp.minimum(view.state['number'] + enters, models - 1)
+        return view.update, {'past': past, 'number': number, 'trained': trained | changed}
 
     return Method(init=init, share=share, penalty=penalty, merge=merge, reads_server=True)

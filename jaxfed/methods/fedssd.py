@@ -30,7 +30,8 @@ def fedssd(
       max_weight: M_max, >= 0; the paper uses .01 for CIFAR-10 and .001 for CIFAR-100 and
         Tiny-ImageNet.
       form: 'linear', or 'squared' for M_max^2 ||m (zg - z)||^2.
-      auxiliary: default number of examples of each class on the server, >= 1.
+      auxiliary: default number of examples of each class on the server, >= 1; the largest counts in
+        a combination.
 
     Returns:
       The method.

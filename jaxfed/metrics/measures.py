@@ -291,3 +291,5 @@ MEASURES: dict[str, Measure] = {
         needs=('agreement',),
     ),
 }
+# Relative to the global model from which clients start; those that keep parameters start elsewhere.
+FROM_START = 'drift', 'divergence', 'alignment', 'gradient_diversity', 'teacher_kl'

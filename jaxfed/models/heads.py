@@ -60,15 +60,15 @@ def with_projection(model: Model, *, width: int = 256) -> Model:
         )
 
     def init(key: Array) -> PyTree:
-        body_key, key = jax.random.split(key)
-        head = {}
+        body, head = model.init(key), {}  # the body is that of other methods with the seed
+        key = jax.random.fold_in(key, 1)
         for name, (inputs, outputs) in sizes.items():
             key, kernel_key, bias_key = jax.random.split(key, 3)
             draw = uniform_fan_in(inputs)
             head[name] = {'kernel': draw(kernel_key, (inputs, outputs), jnp.float32)}
             if biased or name != 'classifier':
                 head[name]['bias'] = draw(bias_key, (outputs,), jnp.float32)
-        return {**model.init(body_key), **head}
+        return {**body, **head}
 
     def apply(params: PyTree, x: Array, *mode: PyTree) -> Outputs:
         body = {name: layer for name, layer in params.items() if name not in projection}

@@ -58,7 +58,7 @@ def _summary_rows(summary: dict[str, Any]) -> dict[str, str]:
     rows['evaluation'] = evaluation
     if summary['target_accuracy'] is not None:
         reached = str(summary['rounds_to_target'] or 'not reached')
-        rows[f'rounds to {summary["target_accuracy"]:.0%}'] = reached
+        rows[f'rounds to {100 * summary["target_accuracy"]:g}%'] = reached
     if cost := cost_in_words(summary['cost']):
         rows['cost'] = cost
     if 'epsilon' in summary:

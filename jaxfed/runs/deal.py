@@ -104,14 +104,14 @@ def deal(config: Config, dataset: Dataset | None = None, *, auxiliary_per_class:
     )
 
 
-def missing_classes(dataset: Dataset) -> list[str]:
+def missing_classes(dealt: Dealt) -> list[str]:
     """Sentences about classes without examples, which are no error."""
-    sentences = []
-    for split, labels, consequence in (
-        ('training', dataset.y_train, 'cannot be learned'),
-        ('test', dataset.y_test, 'have class accuracy 0 in the records'),
+    sentences, dataset = [], dealt.dataset
+    test_counts = np.bincount(dataset.y_test, minlength=dataset.num_classes)
+    for split, counts, consequence in (
+        ('training', dealt.label_counts.sum(axis=0), 'cannot be learned'),
+        ('test', test_counts, 'have class accuracy 0 in the records'),
     ):
-        counts = np.bincount(labels, minlength=dataset.num_classes)
         missing = [str(c) for c in np.flatnonzero(counts == 0)]
         if missing:
             named = ', '.join(missing[:5]) + ' ...' * (len(missing) > 5)

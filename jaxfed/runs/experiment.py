@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxfed import methods
 from jaxfed.config import DEFAULTS, Config
+from jaxfed.data import reads_data_dir
 from jaxfed.data.augment import check_augment, parse_augment
 from jaxfed.data.feature_shift import check_feature_shift
 from jaxfed.data.statistics import channel_statistics
@@ -23,7 +24,7 @@ from jaxfed.engine.optimizers import reads_momentum
 from jaxfed.methods.costs import MethodCost, method_cost
 from jaxfed.methods.hooks import check_hooks, hook_errors
 from jaxfed.methods.method import CombineView, Method, RoundInfo
-from jaxfed.metrics.measures import Need
+from jaxfed.metrics.measures import FROM_START, Need
 from jaxfed.metrics.selection import needs, parse_clients, parse_measures
 from jaxfed.models import BUILT_IN, MODELS, check_network, make_model, ops, with_precision
 from jaxfed.recording import run_files, trackers
@@ -105,6 +106,7 @@ def make_experiment(
     parts, method = build_method(config, method)
     _check_optimizer(config, method)
     check_privacy(config, method)
+    measures = _select_measures(config, method)
     augmentations = parse_augment(config.augment)
     check_devices(config.devices)
     if distributed.is_leader():  # the process that records
@@ -132,8 +134,6 @@ def make_experiment(
         cost = method_cost(
             method, network, input_shape=input_shape, num_classes=classes, vocabulary=vocabulary
         )
-    names = parse_measures(config.measure)
-    measures = Measures(names, needs(names), parse_clients(config.confusion_clients))
     mean, std = channel_statistics(dataset.x_train)
     workdir = Path(config.workdir or run_files.RUNS)
     experiment = Experiment(
@@ -149,8 +149,21 @@ def make_experiment(
     return experiment
 
 
+def _select_measures(config: Config, method: Method) -> Measures:
+    """Parses the flags; 'all' leaves out measures that clients with own parameters lack."""
+    names = parse_measures(config.measure)
+    if method.own and (compared := [name for name in names if name in FROM_START]):
+        if config.measure != 'all':
+            raise ValueError(
+                f'--measure={compared[0]} is relative to the global model from which clients '
+                f'start, but those of --method={config.method} keep parameters; leave it out.'
+            )
+        names = tuple(name for name in names if name not in compared)
+    return Measures(names, needs(names), parse_clients(config.confusion_clients))
+
+
 def ineffective(experiment: Experiment) -> list[str]:
-    """Sentences about clients and methods that never train with these settings."""
+    """Sentences about settings without effect, and clients and methods that never train."""
     config, sentences = experiment.config, []
     batches = client_steps(experiment)
     batches = batches[batches > 0]
@@ -164,6 +177,8 @@ def ineffective(experiment: Experiment) -> list[str]:
             f'--switch_round={config.switch_round} is not below --rounds={config.rounds}, so the '
             'second method does not train.'
         )
+    if config.data_dir and not reads_data_dir(config.dataset):
+        sentences.append(f'--data_dir={config.data_dir} is not read: --dataset={config.dataset}.')
     return sentences
 
 

@@ -271,7 +271,7 @@ def _prepare(experiments: Sequence[Experiment], make: Prepare, *, quiet: bool) -
         test_counts = np.bincount(dataset.y_test, minlength=dataset.num_classes)
         run_files.write_partition(workdir / run_files.PARTITION, counts, own, test_counts)
     first = experiments[0]
-    for sentence in () if quiet else (*missing_classes(first.dealt.dataset), *ineffective(first)):
+    for sentence in () if quiet else (*missing_classes(first.dealt), *ineffective(first)):
         console.show_warning(sentence)
     console.say(f'memory: {memory_in_words(prepared)}', quiet=quiet)
     return prepared

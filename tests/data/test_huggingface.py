@@ -304,6 +304,7 @@ def test_a_format_is_ignored_and_a_transform_refused(kind, monkeypatch, tmp_path
     made = splits()
     if kind == 'numpy':
         check(from_huggingface(made.with_format('numpy', columns=['img', 'fine']), 'dataset'))
+        check(from_huggingface(made.with_format('numpy', columns=['img']), 'dataset'))
         return
     for changed in (made, hf.DatasetDict({'train': rows(), 'test': rows()})):
         with pytest.raises(ValueError, match=r'dataset: train has a transform, which .*: remove'):

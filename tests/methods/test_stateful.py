@@ -5,7 +5,9 @@ parameters. They use only the engine's order of examples.
 """
 
 import functools
+import types
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -473,6 +475,24 @@ def test_fedgkd_of_one_model_is_kd_after_round_1():
     got, _ = ensemble(start, COHORTS[1])
     want, _ = distil(plain._replace(params=start.params, round=start.round), COHORTS[1])
     assert_allclose(flat(got.params), flat(want.params), rtol=1e-6, atol=1e-6)
+
+
+def test_fedgkd_keeps_no_model_of_a_round_without_an_update():
+    method = methods.METHODS['fedgkd'](models=3)
+    params = {'w': jnp.ones(2)}
+    state, _ = method.init(params, ())
+
+    def merged(state, update):
+        view = types.SimpleNamespace(params=params, stats=(), update={'w': update}, state=state)
+        return method.merge(view)[1]
+
+    chex.assert_trees_all_equal(merged(state, jnp.zeros(2)), state)  # the initial model still
+    trained = merged(state, jnp.ones(2))
+    assert trained['trained'] and trained['number'] == 0
+    chex.assert_trees_all_equal(merged(trained, jnp.zeros(2)), trained)
+    one = merged(trained, jnp.array([0.0, 1.0]))
+    assert one['number'] == 1
+    assert_allclose(one['past'][0]['w'], [[1, 1], [0, 0]])
 
 
 def test_fedrs_of_equal_scales_is_fedavg_without_bias():

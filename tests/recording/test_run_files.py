@@ -257,6 +257,32 @@ def test_checkpoints_are_not_discarded(tmp_path):
     assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.parametrize('name', ['partition.json', 'partition.png', 'accuracy.png'])
+def test_files_with_the_names_of_a_run_are_not_replaced(name, tmp_path):
+    (tmp_path / name).write_text('of the user')
+    message = rf'already holds a run without config\.json \({name}\); name another'
+    with pytest.raises(ValueError, match=message):
+        started(tmp_path)
+    assert [path.name for path in tmp_path.glob('[!.]*')] == [name]
+
+
+def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    new_folder, taken = run_files.new_folder, []
+
+    def late(config):
+        folder = new_folder(config)
+        if not taken:  # another run takes the name after the first look
+            folder.mkdir(parents=True)
+            taken.append(folder)
+        return folder
+
+    monkeypatch.setattr(run_files, 'new_folder', late)
+    made = run_files.make_workdir(Config(), [])
+    assert made != taken[0] and (made / 'config.json').exists()
+    assert not any(taken[0].iterdir())
+
+
 def test_one_process_locks_a_work_directory(tmp_path):
     with (
         exclusive_lock(tmp_path),

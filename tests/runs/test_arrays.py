@@ -9,6 +9,7 @@ import pytest
 import jaxfed
 from jaxfed.data import load_dataset
 from jaxfed.runs.arrays import checked_arrays
+from jaxfed.runs.deal import missing_classes
 from jaxfed.runs.experiment import make_experiment, set_up
 
 pytestmark = pytest.mark.usefixtures('cheap_runs')
@@ -125,6 +126,11 @@ def test_classes_without_examples_are_a_warning(tmp_path, capsys):
     shown = ' '.join(capsys.readouterr().err.split())
     assert 'warning: classes without a training example cannot be learned: 1, 3, 4, 5.' in shown
     assert 'a test example have class accuracy 0 in the records: 1, 2, 4, 5.' in shown
+    # Examples that no client trains on do not count.
+    config = dataclasses.replace(config, workdir=str(tmp_path / 'other'))
+    dealt = set_up(config, dataset=data).dealt
+    counts = dealt.label_counts * (np.arange(6) != 0)
+    assert missing_classes(dealt._replace(label_counts=counts))[0].endswith(': 0, 1, 3, 4, 5.')
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """Settings parsed from flags, and validation data."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from absl import flags
 
 from jaxfed import Config, methods
+from jaxfed.metrics.measures import MEASURES
 from jaxfed.runs import checks, config_flags
 from jaxfed.runs.deal import deal
 from jaxfed.runs.experiment import make_experiment, method_of
@@ -85,6 +88,22 @@ def test_validation_depends_on_the_seed_and_needs_an_example():
 def test_hyperparameters_that_do_not_fit_the_cohort(method, hyperparameters, message):
     with pytest.raises(ValueError, match=message):
         make_experiment(Config(method=method, model='mlp', hyperparameters=hyperparameters))
+
+
+@pytest.mark.parametrize('method', ['fedper', 'ditto', 'apfl+fedlmd'])
+def test_measures_relative_to_the_start_of_clients_that_keep_parameters(method):
+    config = Config(method=method, model='mlp', local_eval_every=1, measure='all')
+    names = make_experiment(config).measures.names
+    assert [name for name in MEASURES if name not in names] == [
+        'drift', 'divergence', 'alignment', 'gradient_diversity', 'teacher_kl',
+    ]  # fmt: skip
+    with pytest.raises(
+        ValueError,
+        match=r'--measure=drift is relative to the global .* keep parameters; leave it out',
+    ):
+        make_experiment(dataclasses.replace(config, measure='forgetting,drift'))
+    plain = dataclasses.replace(config, method='fedlmd')
+    assert make_experiment(plain).measures.names == tuple(MEASURES)
 
 
 def test_no_hyperparameter_but_alpha_shares_its_name_with_another_flag():

@@ -69,7 +69,7 @@ def test_settings_of_the_optimizer_without_effect(settings, message):
         make_experiment(Config(model='mlp', **settings))
 
 
-def test_clients_and_methods_that_never_train_are_named():
+def test_what_never_trains_or_is_read_is_named():
     def warned(**settings):
         return ineffective(make_experiment(Config(model='mlp', **settings)))
 
@@ -79,6 +79,7 @@ def test_clients_and_methods_that_never_train_are_named():
     still = sum(5 * -(-sizes // Config.batch_size) < 10)
     assert 0 < still < 20
     assert text.startswith(f'--accumulate_steps=10 is more than the batches of {still} of 20 cl')
+    assert warned(data_dir='DIR') == ['--data_dir=DIR is not read: --dataset=digits.']
     both = {'method': 'fedavg,fedlmd', 'rounds': 3}
     assert not warned(switch_round=2, **both)
     assert warned(switch_round=3, **both) == [
