@@ -90,6 +90,10 @@ def main(arguments: Sequence[str]) -> int:
         )
         for name in parsed.names
     }
+    single = [name for name, plan_ in plans.items() if plan_.figure.one_seed]
+    if single and values['seeds'] > 1:
+        seeds = f'--seeds={values["seeds"]}'
+        console.say(f'{seeds} is not read for figures of one seed: {", ".join(single)}.')
     if values['dry_run']:
         for name, plan_ in plans.items():
             training.show_cells(cells_of(plan_.panels), f'{name}: ')

@@ -116,6 +116,17 @@ def make_plan(
 
     cells = {(row.name, column.name): cells_of(row, column) for row in rows for column in chosen}
     runner.check_taken((of_seeds[0] for of_seeds in cells.values()), hyperparameters)
+    runner.check_varied(
+        (
+            runner.Varied(
+                (c.file, row.name), row.name, c.flags.get(row.name, ()),
+                cells[row.name, chosen[0].name][0],
+            )
+            for row in rows
+            for c in table.columns
+        ),
+        hyperparameters,
+    )  # fmt: skip
     plain = (
         runner.make_cell(column.file, row, 0, output=output, variant=column.flags.get(row.name, ()))
         for row in rows

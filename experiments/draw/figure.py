@@ -1,9 +1,9 @@
 """A figure: panels of runs, and how their numbers are read."""
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -144,29 +144,15 @@ def plan(
         _check_clients(cell.config)
     every = itertools.chain(*(cells_of(planned, trains=trains) for trains in (True, False)))
     runner.check_taken(every, hyperparameters)
-    _check_varied(planned, hyperparameters)
+    runner.check_varied(
+        (
+            runner.Varied((series.column, series.row.name), series.name, series.variant, cell)
+            for one in planned
+            for series, (cell, *_) in zip(one.panel.series, one.cells, strict=True)
+        ),
+        hyperparameters,
+    )
     return planned
-
-
-def _check_varied(planned: Sequence[Planned], hyperparameters: Mapping[str, Any]) -> None:
-    """Raise a ValueError for a hyper-parameter in which cells of one column and row differ."""
-    every = [pair for one in planned for pair in zip(one.panel.series, one.cells, strict=True)]
-    for name, value in hyperparameters.items():
-        flags: dict[tuple[str, str], list[str]] = {}
-        for series, (cell, *_) in every:
-            if name not in cell.config.hyperparameters:
-                continue
-            own = [flag for flag in series.variant if _key(runner.flag_name(flag)) == _key(name)]
-            if flags.setdefault((series.column, series.row.name), own) != own:
-                raise ValueError(
-                    f'--{name}={value}: the cells of {series.name} differ in it; leave it out '
-                    'after --.'
-                )
-
-
-def _key(name: str) -> str:
-    """A hyper-parameter's name without that of its method."""
-    return name.rpartition('.')[2]
 
 
 def _check_clients(config: Config) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from experiments.draw.figure import Found, begun
-from experiments.draw.quantities import ACCURACY, Entry, Score, kept_scores
+from experiments.draw.quantities import ACCURACY, Score, kept_scores
 from experiments.draw.shapes import Matrix, over_seeds, single
 from experiments.grid.runner import Cell, RecordedCell
 from jaxfed.internal.files import read_json
@@ -63,9 +63,10 @@ def partition(title: str, found: Sequence[Found]) -> Matrix:
 
 
 def classes_by_round(
-    values: Callable[[Entry], Sequence[float] | None],
+    values: Callable[..., Sequence[float] | None],
     label: str,
     *,
+    of_client: bool = False,
     last: int | None = None,
     high: float | None = None,
     gamma: float = 1.0,
@@ -75,6 +76,7 @@ def classes_by_round(
     Args:
       values: C numbers of an entry, None if it has none.
       label: their quantity, with its unit.
+      of_client: whether `values` also takes a client, the first of --confusion_clients.
       last: number of the last round to show, None for all.
       high: value of the darkest colour, None for the largest.
       gamma: exponent of the colours.
@@ -84,8 +86,10 @@ def classes_by_round(
     """
 
     def shape_of(title: str, found: Sequence[Found]) -> Matrix:
-        metrics = begun(found)[0].runs[0].metrics
-        known = {entry['round']: v for entry in metrics if (v := values(entry)) is not None}
+        run = begun(found)[0].runs[0]
+        more = (_client(run),) if of_client else ()
+        by_round = {entry['round']: values(entry, *more) for entry in run.metrics}
+        known = {round_: row for round_, row in by_round.items() if row is not None}
         rounds = [round_ for round_ in known if last is None or round_ <= last]
         table = [known[round_] for round_ in rounds]
         counts = np.array(table, float).T if table else np.empty((0, 0))

@@ -78,10 +78,10 @@ def cohort_labels(entry: Entry) -> list[float] | None:
     return entry['cohort_labels']
 
 
-def local_class_accuracy(entry: Entry) -> list[float] | None:
-    """Test accuracy by class of the local model with a recorded confusion matrix, in percent."""
-    matrices = list((entry['local_confusion'] or {}).values())
-    if not matrices:
+def local_class_accuracy(entry: Entry, client: int) -> list[float] | None:
+    """Test accuracy by class of a client's model, from its confusion matrix, in percent."""
+    matrix = (entry['local_confusion'] or {}).get(str(client))
+    if matrix is None:
         return None
-    counts = np.array(matrices[0], float)
+    counts = np.array(matrix, float)
     return list(100 * counts.diagonal() / np.maximum(counts.sum(axis=1), 1))

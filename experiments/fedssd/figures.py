@@ -1,5 +1,6 @@
 """FedSSD's figures."""
 
+import functools
 from collections.abc import Callable, Sequence
 
 from experiments.draw import curves, matrices, quantities
@@ -61,18 +62,19 @@ def _figure_3(rounds: int | None) -> PaperFigure:
     """Class accuracies of the global model and of one client's model by round."""
     fedavg = TABLE_1.rows[0]
     measured = (*_LOCAL, '--measure=confusion', '--confusion_clients=0')
+    accuracy_by_round = functools.partial(matrices.classes_by_round, label=_BY_CLASS, high=100)
     models = {
-        'global model': quantities.class_accuracy,
-        'local model': quantities.local_class_accuracy,
+        'global model': accuracy_by_round(quantities.class_accuracy),
+        'local model': accuracy_by_round(quantities.local_class_accuracy, of_client=True),
     }
     panels = [
         Panel(
             f'{partition}: {model}',
             (Series(column, fedavg, measured),),
-            matrices.classes_by_round(values, _BY_CLASS, high=100),
+            shape_of,
         )
         for column, partition in ((_CIFAR10, 'Dirichlet 0.5'), ('fedssd/cifar10_iid', 'IID'))
-        for model, values in models.items()
+        for model, shape_of in models.items()
     ]
     return PaperFigure(
         'class-wise test accuracy of the global model of FedAvg and of the local model of a client '

@@ -135,6 +135,31 @@ def check_taken(cells: Iterable[Cell], hyperparameters: Mapping[str, Any]) -> No
             )
 
 
+class Varied(NamedTuple):
+    """A cell and the flags by which it may differ from others of a problem and a method."""
+
+    key: tuple[str, str]  # column and row
+    name: str  # in messages
+    flags: Sequence[str]
+    cell: Cell
+
+
+def check_varied(varied: Iterable[Varied], hyperparameters: Mapping[str, Any]) -> None:
+    """Raise a ValueError for a hyper-parameter in which cells of one column and row differ."""
+    varied = list(varied)
+    for name, value in hyperparameters.items():
+        key, flags = name.rpartition('.')[2], dict[tuple[str, str], list[str]]()
+        for one in varied:
+            if name not in one.cell.config.hyperparameters:
+                continue
+            own = [flag for flag in one.flags if flag_name(flag).rpartition('.')[2] == key]
+            if flags.setdefault(one.key, own) != own:
+                raise ValueError(
+                    f'--{name}={value}: the cells of {one.name} differ in it; leave it out '
+                    'after --.'
+                )
+
+
 def _with_taken(config: Config, hyperparameters: Mapping[str, Any]) -> Config:
     """Set the hyper-parameters that the method takes, NAME or METHOD.NAME."""
     parts, found = methods.resolve(config.method, {}), dict(config.hyperparameters)

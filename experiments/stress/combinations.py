@@ -9,6 +9,7 @@ refused in one line. The file has the outcomes so far; a later call with it cont
 import collections
 import gc
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,10 @@ from tests import combinations, plain
 
 
 def main(args: flags.FlagValues) -> None:
-    """Tries combinations until there are `--count` or the time is over; writes the outcomes."""
+    """Tries combinations until there are `--count` or the time is over; writes the outcomes.
+
+    The exit status is 1 if any experiment failed.
+    """
     faster_compilation()
     jax.config.update('jax_num_cpu_devices', 2)  # the most that a combination uses
     gc.freeze()  # modules: each program collects garbage before it trains
@@ -66,6 +70,8 @@ def main(args: flags.FlagValues) -> None:
             jax.clear_caches()
     counts = {name: len(report[name]) for name in ('amplified', 'failures')}
     reporting.console.print(json.dumps(report | counts, indent=2))
+    if report['failures']:
+        sys.exit(1)
 
 
 if __name__ == '__main__':

@@ -1,6 +1,6 @@
 """Flower's engines give the result of a simulation: all methods, and a node that is killed.
 
-python -m experiments.stress.flower --output=experiments/results/flower_cpu
+python -m experiments.stress.flower --output=experiments/results/flower_cpu.json
 
 Needs the extra `flower`. The simulation engine runs 5 nodes. The deployment engine has a SuperLink
 and two SuperNodes as processes on 127.0.0.1, one with the clients 0 to 2, one with 3 and 4.
@@ -70,7 +70,9 @@ def project_of(folder: Path, method: str, **settings: Any) -> Path:
     """Writes the Flower project of a method."""
     flags_ = [f'--{name}={value}' for name, value in {**SETTINGS, **settings}.items()]
     command = [sys.executable, '-m', 'jaxfed.flower', 'init', str(folder), f'--method={method}']
-    subprocess.run([*command, *flags_], check=True, capture_output=True)
+    done = subprocess.run([*command, *flags_], capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(done.stderr.removeprefix('error: '))
     return folder
 
 

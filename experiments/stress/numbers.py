@@ -9,6 +9,7 @@ The file is written after each case; a later call with it tries what is missing.
 import collections
 import json
 import os
+import sys
 import tempfile
 import time
 import traceback
@@ -19,6 +20,7 @@ import jax
 from absl import flags
 
 from experiments.benchmarks.measuring import reporting
+from experiments.grid.command import select
 from jaxfed import methods
 from tests import extremes, plain
 
@@ -57,16 +59,20 @@ def summarise(runs: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
 
 
 def main(args: flags.FlagValues) -> None:
-    """Runs what is missing until the time is over, prints failures and writes the outcomes."""
+    """Runs what is missing until the time is over, prints failures and writes the outcomes.
+
+    The exit status is 1 if any run failed.
+    """
     faster_compilation()
-    chosen = args.methods or list(methods.METHODS)
+    chosen = select('methods', args.methods, methods.METHODS)
+    cases = select('cases', args.cases, extremes.CASES)
     runs: dict[str, dict[str, dict[str, Any]]] = {}
     if args.output and Path(args.output).exists():
         runs = json.loads(Path(args.output).read_text())['methods']
     until = time.perf_counter() + 60 * args.minutes
     with tempfile.TemporaryDirectory() as folder, plain.cheap_runs():
-        for case in args.cases or extremes.CASES:
-            for method in chosen:
+        for case in filter(cases.__contains__, extremes.CASES):
+            for method in filter(chosen.__contains__, methods.METHODS):
                 if case in runs.get(method, {}) or time.perf_counter() > until:
                     continue
                 outcome = runs.setdefault(method, {})[case] = attempt(method, case, folder)
@@ -77,7 +83,10 @@ def main(args: flags.FlagValues) -> None:
             jax.clear_caches()  # the methods of a case share the programs of the plain loop
             report = {'machine': reporting.machine(), **summarise(runs), 'methods': runs}
             reporting.write(report, args.output)
-    reporting.console.print(json.dumps(summarise(runs), indent=2))
+    summary = summarise(runs)
+    reporting.console.print(json.dumps(summary, indent=2))
+    if summary.get('failed'):
+        sys.exit(1)
 
 
 if __name__ == '__main__':

@@ -6,8 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxfed.internal import console
+from jaxfed.internal.command_line import Parser
+from jaxfed.internal.include import include
 
-USAGE = 'usage: python -m jaxfed.flower init DIR [--method=NAME and other flags of jaxfed]'
+USAGE = (
+    'usage: python -m jaxfed.flower init DIR [--include=FILE.py] [--method=NAME and other flags of '
+    'jaxfed]'
+)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -25,11 +30,15 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) < 2 or arguments[0] != 'init' or arguments[1].startswith('-'):
         console.show_error(USAGE)
         return 2
-    folder = Path(arguments[1])
+    folder, parser = Path(arguments[1]), Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument('--include', default='')
     try:
         from jaxfed.flower.project import write_project
 
-        config = write_project(folder, arguments[2:])
+        given, flags = parser.parse_known_args(arguments[2:])
+        include(given.include)
+        files = [Path(name) for name in given.include.split(',') if name]
+        config = write_project(folder, flags, files)
     except ImportError as error:
         console.show_error(f"jaxfed.flower needs Flower: pip install 'jaxfed[flower]' ({error}).")
         return 2

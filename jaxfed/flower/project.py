@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,25 +41,28 @@ clientapp = "app.client:app"
 """
 _APP = '''"""The {what} of the project; the settings are those of [tool.flwr.app.config]."""
 
-from jaxfed.flower import {maker}
+{imports}from jaxfed.flower import {maker}
 
 app = {maker}()
 '''
 
 
-def write_project(folder: Path, arguments: Sequence[str]) -> Config:
+def write_project(folder: Path, arguments: Sequence[str], files: Sequence[Path] = ()) -> Config:
     """Write a Flower project that `flwr run` starts.
 
     Args:
       folder: of the project; it must not exist or be empty.
       arguments: flags of jaxfed, as on its command line.
+      files: of the user, which both apps import; they have run in this process.
 
     Returns:
       The settings.
 
     Raises:
-      ValueError: if a setting is invalid or the folder holds files.
+      ValueError: if a setting is invalid, the folder holds files, or a file has the name of an app.
     """
+    if taken := [file for file in files if file.stem in ('client', 'server')]:
+        raise ValueError(f'--include={taken[0]} has the name of a file of the project; rename it.')
     config = config_flags.parse(arguments)
     checks.check(config)
     check_supported(config)
@@ -75,8 +79,16 @@ def write_project(folder: Path, arguments: Sequence[str]) -> Config:
     project = _PROJECT.format(name=name, settings=settings)
     (folder / 'pyproject.toml').write_text(project, encoding='utf-8')  # as TOML requires
     (package / '__init__.py').write_text('"""Federated training with jaxfed."""\n')
+    for file in files:
+        shutil.copyfile(file, package / file.name)
+    names = ', '.join(sorted(file.stem for file in files))
+    imports = (
+        f'from app import {names}  # noqa: F401, registers what the settings name\n'
+        if names
+        else ''
+    )
     for what in ('client', 'server'):
-        text = _APP.format(what=what, maker=f'{what}_app')
+        text = _APP.format(what=what, maker=f'{what}_app', imports=imports)
         (package / f'{what}.py').write_text(text)
     return config
 

@@ -49,9 +49,14 @@ def test_a_report_is_written_beside_its_picture(tmp_path, capsys):
         (['more'], "Unexpected arguments: ['more']."),
         (['--output=/no/x.json'], '--output=/no/x.json is in a folder that does not exist.'),
         (['--output='], '--output= is empty; name a path, or omit the flag.'),
+        ([], '--model is unknown.'),
     ],
 )
 def test_invalid_command_lines_are_refused(arguments, message, monkeypatch, capsys):
+    def main(args):
+        assert not arguments, 'it runs'
+        raise ValueError('--model\nis unknown.')
+
     values = flags.FlagValues()
     flags.DEFINE_string('output', None, 'File.', flag_values=values)
     values(['x'])
@@ -61,7 +66,7 @@ def test_invalid_command_lines_are_refused(arguments, message, monkeypatch, caps
         reporting.app, 'run', lambda start: start(['x', *[a for a in arguments if '=' not in a]])
     )
     with pytest.raises(SystemExit) as stop:
-        reporting.run(lambda args: pytest.fail('it runs'))
+        reporting.run(main)
     assert stop.value.code == 1
     assert capsys.readouterr().err.strip() == f'error: {message}'
 

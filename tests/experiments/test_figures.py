@@ -357,6 +357,15 @@ def test_class_shares_and_accuracies_of_one_client(of_client):
     np.testing.assert_allclose(
         panels[1].shape_of('', of_local).values, [[0] * 3, [80] * 3, [10, 20, 0]]
     )
+    entry = {'local_confusion': {'2': [[1, 1], [0, 0]], '0': [[1, 3], [0, 5]]}}  # of the cohort
+    assert quantities.local_class_accuracy(entry, 0) == [25, 100]
+    assert quantities.local_class_accuracy(entry, 1) is None
+
+
+def test_seeds_that_a_figure_does_not_read_are_named(tmp_path, capsys):
+    arguments = ['fedcad/1', '--seeds=3', '--dry_run', f'--output={tmp_path}']
+    assert figures.main(arguments) == 0
+    assert '--seeds=3 is not read for figures of one seed: fedcad/1.' in capsys.readouterr().out
 
 
 def test_cells_of_a_diverged_client_are_empty(of_client):

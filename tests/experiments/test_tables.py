@@ -751,6 +751,19 @@ def test_hyperparameters_of_files_and_without_a_value_are_distributed(tmp_path):
         runner.check_taken([cell], given)
 
 
+def test_a_table_refuses_a_hyperparameter_in_which_its_columns_differ(tmp_path):
+    def plan(name, columns):
+        flags_ = ('--max_weight=0.2',)
+        return tables.make_plan(tables.find(name), columns=columns, output=tmp_path, flags_=flags_)
+
+    for columns in (None, ['alpha0.1']):  # the heading of one column would be as wrong
+        with pytest.raises(ValueError, match=r'--max_weight=0\.2: the cells of SSD differ in it'):
+            plan('fedssd/3', columns)
+    for cell in plan('fedssd/1', None).every:  # columns of other flag files
+        if cell.row == 'FedSSD':
+            assert cell.config.hyperparameters['max_weight'] == 0.2
+
+
 def test_a_figure_is_drawn_with_a_hyperparameter_in_which_its_cells_do_not_differ(tmp_path):
     def plan(key, flag):
         figure = figures.make_plan(

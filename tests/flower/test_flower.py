@@ -411,6 +411,25 @@ def test_init_reads_flag_files_and_paths(tmp_path, monkeypatch):
     assert project['project']['name'] == 'bung'
 
 
+def test_init_copies_the_file_of_an_own_method(tmp_path, monkeypatch, capsys):
+    code = "import jaxfed\njaxfed.methods.METHODS['ours'] = jaxfed.methods.METHODS['fedavg']\n"
+    (tmp_path / 'ours_in_flower.py').write_text(code)
+    monkeypatch.setitem(jaxfed.methods.METHODS, 'ours', None)  # removed at the end
+    monkeypatch.syspath_prepend(tmp_path / 'new')
+    flags = ['--method=ours', f'--include={tmp_path / "ours_in_flower.py"}']
+    assert command.main(['init', str(tmp_path / 'new'), *flags]) == 0
+    assert (tmp_path / 'new' / 'app' / 'ours_in_flower.py').read_text() == code
+    for app in ('client', 'server'):
+        text = (tmp_path / 'new' / 'app' / f'{app}.py').read_text()
+        assert 'from app import ours_in_flower  #' in text
+        compile(text, app, 'exec')
+    (tmp_path / 'server.py').write_text('')
+    flags = ['--include', str(tmp_path / 'server.py')]
+    assert command.main(['init', str(tmp_path / 'other'), *flags]) == 2
+    assert 'has the name of a file of the project; rename it.' in capsys.readouterr().err
+    assert not (tmp_path / 'other').exists()
+
+
 def test_a_missing_flower_is_one_line(tmp_path, monkeypatch, capsys):
     for name in ('jaxfed.flower.project', 'jaxfed.flower.server', 'jaxfed.flower.client'):
         monkeypatch.delitem(sys.modules, name, raising=False)

@@ -32,16 +32,16 @@ define_positive = functools.partial(flags.DEFINE_integer, lower_bound=1)
 
 
 def run(main: Callable[[flags.FlagValues], None]) -> None:
-    """Parses the command line and calls `main` with the flags; a UsageError is one line."""
+    """Parses the command line and calls `main`; a UsageError or ValueError is one line."""
 
     def start(argv: Sequence[str]) -> None:
         try:
             check(argv)
             command_line.quiet_libraries()
             main(flags.FLAGS)
-        except app.UsageError as error:  # absl would print the help of all flags
-            show_error(str(error))
-            raise SystemExit(error.exitcode or 1) from None
+        except (app.UsageError, ValueError) as error:  # absl would print the help of all flags
+            show_error(' '.join(str(error).split()))
+            raise SystemExit(getattr(error, 'exitcode', None) or 1) from None
 
     def check(argv: Sequence[str]) -> None:
         if len(argv) > 1:
