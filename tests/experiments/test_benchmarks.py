@@ -62,6 +62,7 @@ def test_invalid_command_lines_are_refused(arguments, message, monkeypatch, caps
     values(['x'])
     values.output = next((a.partition('=')[2] for a in arguments if '=' in a), None)
     monkeypatch.setattr(reporting.flags, 'FLAGS', values)
+    monkeypatch.setattr(reporting.command_line, 'quiet_libraries', lambda: None)
     monkeypatch.setattr(
         reporting.app, 'run', lambda start: start(['x', *[a for a in arguments if '=' not in a]])
     )
