@@ -254,7 +254,7 @@ class Config:
 
     malicious: float = _clients(
         0.0,
-        'share of the clients that attack, rounded to whole clients; those with the lowest numbers',
+        'share of the clients that attack; rounded to whole clients, those with the lowest numbers',
         FROM_0_TO_1,
     )
     attack: Attack = _clients('sign_flip', 'what the clients of --malicious do')

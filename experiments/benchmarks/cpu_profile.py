@@ -21,6 +21,7 @@ from experiments.benchmarks.measuring import compiled, reporting
 from experiments.benchmarks.measuring.profiling import trace
 from experiments.benchmarks.programs import local_steps
 from experiments.benchmarks.programs.local_steps import Size
+from experiments.benchmarks.programs.rounds import check_networks
 from jaxfed.engine.devices import cores
 
 PRODUCTS, COPIES, REST = ('products', 'copies', 'the rest')
@@ -106,6 +107,7 @@ def rows(model: str, profiles: Mapping[str, Mapping[str, float]]) -> list[list[s
 def main(args: flags.FlagValues) -> None:
     """Measures, prints the table and writes the file."""
     jax.config.update('jax_default_matmul_precision', 'float32')
+    check_networks(args.models)
     profiles: dict[str, dict[str, dict[str, float]]] = {}
     for model in args.models:
         reporting.console.print(f'{model} ...')

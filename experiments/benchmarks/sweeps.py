@@ -95,7 +95,8 @@ def time_rounds(base: Config, folder: Path, *, repeats: int, grid: str = GRID) -
     """
     # The last round of a run is evaluated; none of these is the last.
     longer = dataclasses.replace(base, rounds=repeats + 2, eval_every=repeats + 2)
-    experiments = set_up_all([member.config for member in members(longer, folder, grid)])
+    with reporting.usage_errors():
+        experiments = set_up_all([member.config for member in members(longer, folder, grid)])
     shared = Trainer(experiments)
     single = [Trainer([one]) for one in track(experiments, 'compiling', transient=True)]
     runs = {

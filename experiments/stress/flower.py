@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from absl import flags
+from absl import app, flags
 
 import jaxfed
 from experiments.benchmarks.measuring import reporting
@@ -72,7 +72,8 @@ def project_of(folder: Path, method: str, **settings: Any) -> Path:
     command = [sys.executable, '-m', 'jaxfed.flower', 'init', str(folder), f'--method={method}']
     done = subprocess.run([*command, *flags_], capture_output=True, text=True)
     if done.returncode:
-        raise ValueError(done.stderr.removeprefix('error: '))
+        lines = done.stderr.strip().splitlines() or [f'{command} failed']
+        raise app.UsageError(lines[-1].removeprefix('error: '))
     return folder
 
 

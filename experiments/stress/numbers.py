@@ -64,8 +64,9 @@ def main(args: flags.FlagValues) -> None:
     The exit status is 1 if any run failed.
     """
     faster_compilation()
-    chosen = select('methods', args.methods, methods.METHODS)
-    cases = select('cases', args.cases, extremes.CASES)
+    with reporting.usage_errors():
+        chosen = select('methods', args.methods, methods.METHODS)
+        cases = select('cases', args.cases, extremes.CASES)
     runs: dict[str, dict[str, dict[str, Any]]] = {}
     if args.output and Path(args.output).exists():
         runs = json.loads(Path(args.output).read_text())['methods']

@@ -63,7 +63,9 @@ def measure(rounds: int, method: str, job: str = 'default') -> dict[str, list[fl
 
     with tempfile.TemporaryDirectory() as folder:
         config = jaxfed.Config(method=method, rounds=rounds, workdir=f'{folder}/run', **JOBS[job])
-        train(set_up(config), quiet=True, watch=watch)
+        with reporting.usage_errors():
+            experiment = set_up(config)
+        train(experiment, quiet=True, watch=watch)
     return series
 
 

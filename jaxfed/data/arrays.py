@@ -136,10 +136,10 @@ def _checked_labels(array: np.ndarray, source: str, key: str) -> np.ndarray:
         number = '.astype(int)' if array.dtype.kind in 'fb' else ''
         remedy = '.argmax(1)' if array.ndim == 2 and not column else column + number
         example = f', as {key}{remedy}' if remedy else ''
-        if array.dtype.kind in 'USO':  # one numbering, as the test examples may lack a class
+        if array.dtype.kind in 'USO':  # one numbering, as a part may lack a class
             example = (
-                ', as names = np.unique(y_train); y_train, y_test = np.searchsorted(names, y_train)'
-                ', np.searchsorted(names, y_test)'
+                ', as names = np.unique(np.r_[y_train, y_test]); y_train = np.searchsorted(names, '
+                'y_train); y_test = np.searchsorted(names, y_test)'
             )
         raise ValueError(
             f'{source} has shape {array.shape} and dtype {array.dtype} in {key}: labels must be '

@@ -31,13 +31,14 @@ def main(arguments: Sequence[str]) -> int:
         console.show_error(USAGE)
         return 2
     folder, parser = Path(arguments[1]), Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument('--include', default='')
+    parser.add_argument('--include', action='append', default=[])
     try:
         from jaxfed.flower.project import write_project
 
         given, flags = parser.parse_known_args(arguments[2:])
-        include(given.include)
-        files = [Path(name) for name in given.include.split(',') if name]
+        names = ','.join(given.include)
+        include(names)
+        files = list(dict.fromkeys(Path(name).resolve() for name in names.split(',') if name))
         config = write_project(folder, flags, files)
     except ImportError as error:
         console.show_error(f"jaxfed.flower needs Flower: pip install 'jaxfed[flower]' ({error}).")

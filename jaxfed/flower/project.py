@@ -61,7 +61,7 @@ def write_project(folder: Path, arguments: Sequence[str], files: Sequence[Path] 
     Raises:
       ValueError: if a setting is invalid, the folder holds files, or a file has the name of an app.
     """
-    if taken := [file for file in files if file.stem in ('client', 'server')]:
+    if taken := [file for file in files if file.stem in ('__init__', 'client', 'server')]:
         raise ValueError(f'--include={taken[0]} has the name of a file of the project; rename it.')
     config = config_flags.parse(arguments)
     checks.check(config)

@@ -82,6 +82,9 @@ class Measure(NamedTuple):
     of_locals: Callable[[RoundData, LocalModels], Fields] = _no_fields
     needs: tuple[Need, ...] = ()
     named_clients: bool = False  # whether `of_locals` is of --confusion_clients only
+    # whether it is relative to the global model as the one from which clients start; clients that
+    # keep parameters start from another
+    from_start: bool = False
 
     @property
     def local(self) -> bool:
@@ -247,6 +250,7 @@ MEASURES: dict[str, Measure] = {
         arrays=('cohort', 'update_norms', 'update_cosines'),
         of_locals=_drift,
         needs=('models',),
+        from_start=True,
     ),
     'divergence': Measure(
         text='Mean distance of local models to the global model from which they started, and of '
@@ -262,6 +266,7 @@ MEASURES: dict[str, Measure] = {
         },
         of_locals=_divergence,
         needs=('models',),
+        from_start=True,
     ),
     'alignment': Measure(
         text='Mean share of the neurons before the last layer that prefer the same class in a '
@@ -271,6 +276,7 @@ MEASURES: dict[str, Measure] = {
         titles={'weight_alignment': ('Neurons that prefer the same class as before', True)},
         of_locals=lambda data, local: {'weight_alignment': local.agreement.alignment.mean()},
         needs=('agreement',),
+        from_start=True,
     ),
     'gradient_diversity': Measure(
         text="Ratio of the mean squared norm to the squared norm of the mean of the clients' full "
@@ -280,6 +286,7 @@ MEASURES: dict[str, Measure] = {
         titles={'gradient_diversity': ('Diversity of gradients', False)},
         of_locals=lambda data, local: {'gradient_diversity': diversity(*local.gradients)},
         needs=('gradients',),
+        from_start=True,
     ),
     'teacher_kl': Measure(
         text="Mean divergence of a local model's predictions on the test data from those of the "
@@ -289,7 +296,6 @@ MEASURES: dict[str, Measure] = {
         titles={'teacher_kl': ('Divergence from the global model before the round', False)},
         of_locals=lambda data, local: {'teacher_kl': local.agreement.kl.mean()},
         needs=('agreement',),
+        from_start=True,
     ),
 }
-# Relative to the global model from which clients start; those that keep parameters start elsewhere.
-FROM_START = 'drift', 'divergence', 'alignment', 'gradient_diversity', 'teacher_kl'

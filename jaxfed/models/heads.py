@@ -61,7 +61,7 @@ def with_projection(model: Model, *, width: int = 256) -> Model:
 
     def init(key: Array) -> PyTree:
         body, head = model.init(key), {}  # the body is that of other methods with the seed
-        key = jax.random.fold_in(key, 1)
+        key = jax.random.fold_in(key, 0x68656164)  # no key that a network splits off
         for name, (inputs, outputs) in sizes.items():
             key, kernel_key, bias_key = jax.random.split(key, 3)
             draw = uniform_fan_in(inputs)

@@ -122,7 +122,7 @@ def summarise(
       measures: names of the chosen measures.
       metrics: one entry a round.
       seconds: this run's share of the compilation time.
-      steps: local steps of all clients in all rounds.
+      steps: batches of all clients in all rounds.
     """
     tested = [entry for entry in metrics if entry['test_accuracy'] is not None]
     accuracy = [entry['test_accuracy'] for entry in tested]

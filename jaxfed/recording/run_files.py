@@ -33,7 +33,6 @@ PARTITION = 'partition.json'
 PARTITION_MAP = 'partition.png'
 RUNS = 'runs'  # the default parent of work directories
 CURVE = 'accuracy.png'
-FILES = CONFIG, METRICS, SUMMARY, MODEL, PARTITION, PARTITION_MAP, CURVE
 CLAIMS = '.claim.lock'  # in a folder of several runs
 TABLE = 'sweep.csv'  # in the folder of a sweep
 OF_PARTITION = 'partition.'  # precedes a setting of the partition in `flat_settings`
@@ -51,17 +50,20 @@ def check_workdir(path: Path, config: Config, parts: list[Part]) -> bool:
     """
     if (path / CLAIMS).exists():
         raise ValueError(f'--workdir={path} holds a sweep; name another directory for a run.')
-    # Without a run, files of these names are the user's.
-    begun = (path / CONFIG).exists()
-    names = (CONFIG, METRICS, SUMMARY, MODEL) if begun else FILES
-    files = [name for name in names if (path / name).exists()]
+    files = [name for name in (CONFIG, METRICS, SUMMARY, MODEL) if (path / name).exists()]
     files += [FOLDER] * any((path / FOLDER).glob('*'))
-    if files and (not begun or SUMMARY in files or config.resume is False):
+    if files and (CONFIG not in files or SUMMARY in files or config.resume is False):
         what = 'a finished run' if SUMMARY in files else 'a run'
-        what += '' if begun else f' without {CONFIG}'
+        what += '' if CONFIG in files else f' without {CONFIG}'
         raise ValueError(
             f'--workdir={path} already holds {what} ({", ".join(files)}); name another directory, '
             'or move this one away.'
+        )
+    drawn = (PARTITION, PARTITION_MAP, CURVE)
+    if not files and (found := [name for name in drawn if (path / name).exists()]):
+        raise ValueError(
+            f'--workdir={path} contains {found[0]}, which the run would replace; name another '
+            'directory, or move the file.'
         )
     if files and (other := differing(path, config, parts)):
         words = in_words(other, '{} there, {} here')
@@ -90,9 +92,9 @@ def make_workdir(config: Config, parts: list[Part]) -> Path:
             if check_workdir(workdir, config, parts):
                 raise ValueError(f'--workdir={workdir} already holds a run that has just started.')
             write_atomic(workdir / CONFIG, text)
-    except FileExistsError:  # a run of the same second has taken the default name
-        return make_workdir(config, parts)
     except OSError as error:
+        if isinstance(error, FileExistsError) and workdir.is_dir():
+            return make_workdir(config, parts)  # a run of the same second took the default name
         raise ValueError(f'--workdir={workdir} cannot be used: {error}.') from error
     return workdir
 

@@ -108,14 +108,14 @@ def missing_classes(dealt: Dealt) -> list[str]:
     """Sentences about classes without examples, which are no error."""
     sentences, dataset = [], dealt.dataset
     test_counts = np.bincount(dataset.y_test, minlength=dataset.num_classes)
-    for split, counts, consequence in (
-        ('training', dealt.label_counts.sum(axis=0), 'cannot be learned'),
-        ('test', test_counts, 'have class accuracy 0 in the records'),
+    for lacking, counts, consequence in (
+        ('that no client has', dealt.label_counts.sum(axis=0), 'cannot be learned'),
+        ('without a test example', test_counts, 'have class accuracy 0 in the records'),
     ):
         missing = [str(c) for c in np.flatnonzero(counts == 0)]
         if missing:
             named = ', '.join(missing[:5]) + ' ...' * (len(missing) > 5)
-            sentences.append(f'classes without a {split} example {consequence}: {named}.')
+            sentences.append(f'classes {lacking} {consequence}: {named}.')
     return sentences
 
 

@@ -24,7 +24,7 @@ from jaxfed.engine.optimizers import reads_momentum
 from jaxfed.methods.costs import MethodCost, method_cost
 from jaxfed.methods.hooks import check_hooks, hook_errors
 from jaxfed.methods.method import CombineView, Method, RoundInfo
-from jaxfed.metrics.measures import FROM_START, Need
+from jaxfed.metrics.measures import MEASURES, Need
 from jaxfed.metrics.selection import needs, parse_clients, parse_measures
 from jaxfed.models import BUILT_IN, MODELS, check_network, make_model, ops, with_precision
 from jaxfed.recording import run_files, trackers
@@ -152,13 +152,13 @@ def make_experiment(
 def _select_measures(config: Config, method: Method) -> Measures:
     """Parses the flags; 'all' leaves out measures that clients with own parameters lack."""
     names = parse_measures(config.measure)
-    if method.own and (compared := [name for name in names if name in FROM_START]):
-        if config.measure != 'all':
-            raise ValueError(
-                f'--measure={compared[0]} is relative to the global model from which clients '
-                f'start, but those of --method={config.method} keep parameters; leave it out.'
-            )
-        names = tuple(name for name in names if name not in compared)
+    compared = [name for name in names if method.own and MEASURES[name].from_start]
+    if compared and config.measure != 'all':
+        raise ValueError(
+            f'--measure: {", ".join(compared)} compare clients with the global model as their '
+            f'start, but those of --method={config.method} keep parameters; leave them out.'
+        )
+    names = tuple(name for name in names if name not in compared)
     return Measures(names, needs(names), parse_clients(config.confusion_clients))
 
 
@@ -331,7 +331,7 @@ def cohort_of(experiment: Experiment, round_: int) -> Cohort:
 
 
 def client_steps(experiment: Experiment, cohort: Cohort | None = None) -> np.ndarray:
-    """Local steps of a cohort's clients [S], or of all clients [N] in a round without failures.
+    """Batches of a cohort's clients [S], or of all clients [N] in a round without failures.
 
     K_i = E_i ceil(n_i / B)
     """
@@ -342,7 +342,7 @@ def client_steps(experiment: Experiment, cohort: Cohort | None = None) -> np.nda
 
 
 def total_steps(experiment: Experiment, rounds: int) -> int:
-    """Local steps of all clients in the first `rounds` rounds."""
+    """Batches of all clients in the first `rounds` rounds."""
     return sum(
         int(client_steps(experiment, cohort_of(experiment, round_)).sum())
         for round_ in range(1, rounds + 1)

@@ -106,7 +106,7 @@ def test_npz_with_users(tmp_path, users):
         ({'y_train': np.arange(12)[:, None] % 3}, r'per example, as y_train\.ravel\(\)\.'),
         (
             {'y_train': np.array(['cat'] * 12)},
-            r'per example, as names = np\.unique\(y_train\); y_train, y_test = .* y_test\)\.',
+            r'per example, as names = np\.unique\(np\.r_\[y_train, y_test\]\); .* y_test\)\.',
         ),
         ({'x_test': np.zeros((6, 4, 4, 3), np.uint8)}, r'\(4, 4, 3\) uint8 in x_test'),
         ({'x_test': np.zeros((6, 4, 5, 3), np.float32)}, 'float32 in x_test'),

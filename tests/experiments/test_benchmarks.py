@@ -55,7 +55,8 @@ def test_a_report_is_written_beside_its_picture(tmp_path, capsys):
 def test_invalid_command_lines_are_refused(arguments, message, monkeypatch, capsys):
     def main(args):
         assert not arguments, 'it runs'
-        raise ValueError('--model\nis unknown.')
+        with reporting.usage_errors():
+            raise ValueError('--model\nis unknown.')
 
     values = flags.FlagValues()
     flags.DEFINE_string('output', None, 'File.', flag_values=values)

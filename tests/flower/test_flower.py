@@ -2,6 +2,7 @@
 
 import functools
 import json
+import runpy
 import sys
 import tomllib
 
@@ -422,11 +423,13 @@ def test_init_copies_the_file_of_an_own_method(tmp_path, monkeypatch, capsys):
     for app in ('client', 'server'):
         text = (tmp_path / 'new' / 'app' / f'{app}.py').read_text()
         assert 'from app import ours_in_flower  #' in text
-        compile(text, app, 'exec')
-    (tmp_path / 'server.py').write_text('')
-    flags = ['--include', str(tmp_path / 'server.py')]
-    assert command.main(['init', str(tmp_path / 'other'), *flags]) == 2
-    assert 'has the name of a file of the project; rename it.' in capsys.readouterr().err
+        assert runpy.run_path(str(tmp_path / 'new' / 'app' / f'{app}.py'))['app']
+    capsys.readouterr()
+    for name in ('server', '__init__'):
+        (tmp_path / f'{name}.py').write_text('')
+        flags = ['--include', str(tmp_path / f'{name}.py'), flags[1]]
+        assert command.main(['init', str(tmp_path / 'other'), *flags]) == 2
+    assert capsys.readouterr().err.count('has the name of a file of the project; rename it.') == 2
     assert not (tmp_path / 'other').exists()
 
 

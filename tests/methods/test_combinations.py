@@ -173,6 +173,9 @@ def test_with_projection():
     wide = with_projection(model)
     params, x = wide.init(jax.random.key(0)), jnp.ones((2, 4, 4, 1))
     assert params['classifier']['kernel'].shape == (256, 3)
+    for name, layer in model.init(jax.random.key(0)).items():  # the body is that of the seed
+        if name != 'classifier':
+            chex.assert_trees_all_equal(params[name], layer)
     outputs = wide.apply(params, x)
     body = {**params, 'classifier': model.init(jax.random.key(1))['classifier']}
     hidden = model.apply({k: v for k, v in body.items() if 'project' not in k}, x).features

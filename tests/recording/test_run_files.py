@@ -260,7 +260,7 @@ def test_checkpoints_are_not_discarded(tmp_path):
 @pytest.mark.parametrize('name', ['partition.json', 'partition.png', 'accuracy.png'])
 def test_files_with_the_names_of_a_run_are_not_replaced(name, tmp_path):
     (tmp_path / name).write_text('of the user')
-    message = rf'already holds a run without config\.json \({name}\); name another'
+    message = rf'contains {name}, which the run would replace; name another directory, or move'
     with pytest.raises(ValueError, match=message):
         started(tmp_path)
     assert [path.name for path in tmp_path.glob('[!.]*')] == [name]
@@ -281,6 +281,15 @@ def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch
     made = run_files.make_workdir(Config(), [])
     assert made != taken[0] and (made / 'config.json').exists()
     assert not any(taken[0].iterdir())
+
+
+def test_a_link_to_a_folder_that_is_gone_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'runs').symlink_to('gone')
+    message = r"--workdir=runs.* cannot be used: .*File exists: 'runs'"
+    for config in (Config(), Config(workdir='runs')):
+        with pytest.raises(ValueError, match=message):
+            run_files.make_workdir(config, [])
 
 
 def test_one_process_locks_a_work_directory(tmp_path):

@@ -124,7 +124,7 @@ def test_classes_without_examples_are_a_warning(tmp_path, capsys):
     config = jaxfed.Config(**TINY, workdir=str(tmp_path / 'run'))
     jaxfed.simulate(config, dataset=data, quiet=False)
     shown = ' '.join(capsys.readouterr().err.split())
-    assert 'warning: classes without a training example cannot be learned: 1, 3, 4, 5.' in shown
+    assert 'warning: classes that no client has cannot be learned: 1, 3, 4, 5.' in shown
     assert 'a test example have class accuracy 0 in the records: 1, 2, 4, 5.' in shown
     # Examples that no client trains on do not count.
     config = dataclasses.replace(config, workdir=str(tmp_path / 'other'))

@@ -318,10 +318,8 @@ def known_parts(folder: Path, report: Report) -> Report:
     file = folder / 'accelerator.json'
     if not file.exists():
         return {}
-    try:
+    with reporting.usage_errors():
         before = read_json(file)
-    except ValueError as error:
-        raise app.UsageError(str(error)) from None
     reporting.check_unchanged(folder, report, before)
     return {
         name: {
@@ -367,11 +365,9 @@ def main(args: flags.FlagValues) -> None:
     clock = Clock(args.minutes)
     parts = {name: part for name, part in PARTS.items() if name in args.parts}
     folder, sizes = Path(args.output), TOY if args.toy else Sizes()
-    try:
+    with reporting.usage_errors():
         reporting.console.print(f'device: {describe_devices(find_devices())}')
         dataset = load_images(args.npz, sizes.images)
-    except ValueError as error:
-        raise app.UsageError(str(error)) from None
     if idle := idle_accelerator():
         show_warning(idle)
     if args.cases:

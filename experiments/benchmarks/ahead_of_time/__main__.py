@@ -77,7 +77,7 @@ def config_of(words: Sequence[str], case: Mapping[str, str], devices: int = 1) -
     Raises:
       UsageError: if they are invalid.
     """
-    try:
+    with reporting.usage_errors():
         of_case = [f'--{name}={value}' for name, value in case.items()]
         config = config_flags.parse([*words, *of_case])
         for name in WITHOUT_EFFECT:
@@ -90,8 +90,6 @@ def config_of(words: Sequence[str], case: Mapping[str, str], devices: int = 1) -
         config = dataclasses.replace(config, clients_per_round=cohort, devices='all')
         checks.check(config)
         build_method(config)
-    except ValueError as error:
-        raise app.UsageError(str(error)) from None
     return config
 
 
@@ -119,10 +117,8 @@ def read_cases(
     file = Path(f'{output}.json')
     if not output or not file.exists():
         return {}
-    try:
+    with reporting.usage_errors():
         before = read_json(file)
-    except ValueError as error:
-        raise app.UsageError(str(error)) from None
     reporting.check_unchanged(output, report, before)
     found = before['cases']
     others = [name_of(case) for case in found if case['settings'] not in cases]

@@ -7,11 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app
 from jax.sharding import Mesh, NamedSharding
 
 from experiments.benchmarks.ahead_of_time.targets import Target, target_mesh
-from experiments.benchmarks.measuring import compiled
+from experiments.benchmarks.measuring import compiled, reporting
 from experiments.benchmarks.measuring.operations import counted, layer_bytes
 from experiments.benchmarks.programs.rounds import CLASSES, SHAPE
 from jaxfed.config import Config
@@ -53,10 +52,8 @@ def compile_case(
       Measures of each program by its name, see `compiled.describe`, with the seconds of its
       compilation; and the seconds until a run would start.
     """
-    try:
+    with reporting.usage_errors():
         experiment = make_experiment(config, None, black_images())
-    except ValueError as error:
-        raise app.UsageError(str(error)) from None
     mesh, seconds = target_mesh(target, devices), dict[str, tuple[float, float]]()
     last = [time.process_time()]
 

@@ -190,10 +190,8 @@ def load(args: flags.FlagValues) -> tuple[Data, Task]:
                 f'--dataset={args.dataset} needs --data_dir, its folder, or --npz, its file.'
             )
         return deal(synthetic(task), task), task
-    try:
+    with reporting.usage_errors():
         return deal(sample(args, task), task), task
-    except ValueError as error:
-        raise app.UsageError(str(error)) from error
 
 
 def prepare(data: Data, task: Task, folder: str, machine: dict[str, Any]) -> Work:

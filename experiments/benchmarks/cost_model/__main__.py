@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from absl import flags
+from absl import app, flags
 from matplotlib.figure import Figure
 from scipy.optimize import nnls
 
@@ -299,6 +299,8 @@ def show(report: dict[str, Any]) -> None:
 def main(args: flags.FlagValues) -> None:
     """Measures, fits, prints, writes and draws."""
     if args.measured:
+        if not Path(args.measured).is_file():
+            raise app.UsageError(f'--measured={args.measured}: there is no such file.')
         earlier = read_json(Path(args.measured))
         measured = [read(entry) for entry in earlier['cases']]
         machine, host = earlier['machine'], earlier['host']

@@ -1,12 +1,13 @@
 """The shared parts of all benchmarks: command line, tables, JSON files and pictures."""
 
+import contextlib
 import functools
 import importlib.util
 import json
 import platform
 import subprocess
 import sysconfig
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,16 +33,16 @@ define_positive = functools.partial(flags.DEFINE_integer, lower_bound=1)
 
 
 def run(main: Callable[[flags.FlagValues], None]) -> None:
-    """Parses the command line and calls `main`; a UsageError or ValueError is one line."""
+    """Parses the command line and calls `main` with the flags; a UsageError is one line."""
 
     def start(argv: Sequence[str]) -> None:
         try:
             check(argv)
             command_line.quiet_libraries()
             main(flags.FLAGS)
-        except (app.UsageError, ValueError) as error:  # absl would print the help of all flags
+        except app.UsageError as error:  # absl would print the help of all flags
             show_error(' '.join(str(error).split()))
-            raise SystemExit(getattr(error, 'exitcode', None) or 1) from None
+            raise SystemExit(error.exitcode or 1) from None
 
     def check(argv: Sequence[str]) -> None:
         if len(argv) > 1:
@@ -54,6 +55,15 @@ def run(main: Callable[[flags.FlagValues], None]) -> None:
                 raise app.UsageError(f'--{name}={path} is in a folder that does not exist.')
 
     app.run(start)
+
+
+@contextlib.contextmanager
+def usage_errors() -> Iterator[None]:
+    """Turns a ValueError, of a setting or of a file that is read, into a UsageError."""
+    try:
+        yield
+    except ValueError as error:
+        raise app.UsageError(str(error)) from error
 
 
 def check_unchanged(

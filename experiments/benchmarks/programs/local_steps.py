@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
+from experiments.benchmarks.measuring import reporting
 from experiments.benchmarks.measuring.timing import time_in_turns
 from experiments.benchmarks.programs import rounds
 from experiments.benchmarks.programs.rounds import CLASSES, LEARNING_RATE, MOMENTUM, SHAPE
@@ -77,10 +77,8 @@ class Comparison(NamedTuple):
 def use_devices(wanted: str, *, most: int) -> Mesh:
     """The devices that --devices selects, at most `most`; each core of a CPU is a device."""
     use_every_core()
-    try:
+    with reporting.usage_errors():
         check_devices(wanted)
-    except ValueError as error:
-        raise app.UsageError(str(error)) from None
     return make_mesh(wanted, most=most)
 
 
