@@ -416,10 +416,10 @@ def test_init_copies_the_file_of_an_own_method(tmp_path, monkeypatch, capsys):
     code = "import jaxfed\njaxfed.methods.METHODS['ours'] = jaxfed.methods.METHODS['fedavg']\n"
     (tmp_path / 'ours_in_flower.py').write_text(code)
     monkeypatch.setitem(jaxfed.methods.METHODS, 'ours', None)  # removed at the end
-    monkeypatch.syspath_prepend(tmp_path / 'new')
     flags = ['--method=ours', f'--include={tmp_path / "ours_in_flower.py"}']
     assert command.main(['init', str(tmp_path / 'new'), *flags]) == 0
     assert (tmp_path / 'new' / 'app' / 'ours_in_flower.py').read_text() == code
+    monkeypatch.syspath_prepend(tmp_path / 'new')
     for app in ('client', 'server'):
         text = (tmp_path / 'new' / 'app' / f'{app}.py').read_text()
         assert 'from app import ours_in_flower  #' in text
