@@ -502,6 +502,7 @@ def test_list_shows_every_method(command, capsys):
     assert max(map(len, shown.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_list_shows_a_method_that_needs_another_network(command, capsys, monkeypatch):
     def unfit():
         """Needs text."""

@@ -4,7 +4,7 @@ import functools
 import inspect
 import reprlib
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
 from jaxfed.internal.messages import printable, suggestion
@@ -21,8 +21,8 @@ _LARGEST_FLOAT = 3.4e38  # of float32, the precision of all settings in the prog
 
 
 def checked_parameters(
-    function: Callable[..., Any], place: str, without: Iterable[str] = ()
-) -> dict[str, inspect.Parameter]:
+    function: Callable[..., Any], place: str, without: tuple[str, ...] = ()
+) -> Mapping[str, inspect.Parameter]:
     """The parameters of a registered function, whose types flags can have.
 
     Args:
@@ -37,6 +37,14 @@ def checked_parameters(
         raise ValueError(
             f'{place} must be a function, got a {type(function).__name__}; assign a function to it.'
         )
+    # Each command line asks for those of all functions, and a suite has hundreds.
+    check = _checked_parameters if isinstance(function, Hashable) else _check_parameters
+    return check(function, place, without)
+
+
+def _check_parameters(
+    function: Callable[..., Any], place: str, without: tuple[str, ...]
+) -> Mapping[str, inspect.Parameter]:
     try:
         parameters = inspect.signature(function).parameters
         found = {
@@ -55,7 +63,10 @@ def checked_parameters(
                 f'{place}: its parameter {name} must have the type bool, int, float, str, a '
                 f'Literal of texts, or one of them or None, as in {name}: float = 1.0.'
             )
-    return found
+    return types.MappingProxyType(found)
+
+
+_checked_parameters = functools.cache(_check_parameters)
 
 
 def _type_of(annotation: Any, function: Callable[..., Any]) -> Any:

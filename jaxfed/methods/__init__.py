@@ -87,7 +87,7 @@ class Part(NamedTuple):
     phase: int = 0  # 0 before --switch_round, 1 after it
 
 
-def hyperparameters(name: str) -> dict[str, inspect.Parameter]:
+def hyperparameters(name: str) -> Mapping[str, inspect.Parameter]:
     """Lists the hyper-parameters of a method, with their types and defaults.
 
     Args:

@@ -6,7 +6,7 @@ partition, register a function: `PARTITIONS['mine'] = mine`.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
 _COMMON = ('labels', 'num_clients', 'seed', 'users', 'dealt')  # the caller passes these
 
 
-def partition_settings(name: str) -> dict[str, inspect.Parameter]:
+def partition_settings(name: str) -> Mapping[str, inspect.Parameter]:
     """Lists the settings of a partition, with their types and defaults.
 
     Args:

@@ -66,7 +66,7 @@ def check_same(one, other, **tolerance):
         assert_allclose(a, b, **({'rtol': 1e-5, 'atol': 1e-5} | tolerance))
 
 
-@pytest.mark.parametrize('method', only_fast(METHODS, 'fedlmd+fedavgm', 'scaffold'))
+@pytest.mark.parametrize('method', only_fast(METHODS, 'scaffold'))
 def test_equals_simulation(method, simulate, tmp_path):
     def config(name):
         return jaxfed.Config(**SETTINGS, method=method, workdir=str(tmp_path / name))

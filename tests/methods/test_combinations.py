@@ -323,7 +323,7 @@ def test_a_run_that_diverges_can_be_recorded(cheap_runs, tmp_path):
     assert result.summary['rounds'] == last['round']
 
 
-@pytest.mark.parametrize('personal', only_fast(['ditto', 'apfl'], 'apfl'))
+@pytest.mark.parametrize('personal', only_fast(['ditto', 'apfl']))
 def test_clipping_a_pair_of_models_clips_the_one_that_is_sent(personal, cheap_runs, tmp_path):
     def common(method):
         settings = jaxfed.Config(

@@ -27,6 +27,7 @@ from jaxfed.metrics.selection import parse_clients, parse_measures
 from jaxfed.runs import checks, feed, prepare, simulate
 from jaxfed.runs.experiment import set_up
 from jaxfed.types import Model, Outputs
+from tests.marks import slow
 
 HISTORY = np.array([[0.5, 0.2, 0.0], [0.1, 0.8, 0.0], [0.3, 0.9, 0.0]])
 COUNTS = np.array([[6, 2, 0], [1, 1, 2]])
@@ -636,7 +637,7 @@ def test_an_error_in_a_measure_names_the_input_that_it_did_not_ask_for(monkeypat
         selection.measure_round(('mine',), None, now, None)
 
 
-@pytest.mark.parametrize('devices, measure', [('1', 'mine'), ('2', 'mine,teacher_kl')])
+@pytest.mark.parametrize('devices, measure', [slow('1', 'mine'), ('2', 'mine,teacher_kl')])
 def test_a_measure_reads_the_logits(devices, measure, cheap_runs, tmp_path, monkeypatch):
     seen = []
 

@@ -13,6 +13,7 @@ from jaxfed.models import MODELS, layers, make_model, with_precision
 from jaxfed.models.blocks import ConvNorm
 from jaxfed.models.ops import LOWERINGS, convolution
 from jaxfed.types import Outputs
+from tests.marks import only_fast
 from tests.models.weights import draw
 
 
@@ -310,7 +311,7 @@ def test_precision_rounds_products_and_keeps_parameters_float32():
 
 
 @pytest.mark.parametrize('use', LOWERINGS)
-@pytest.mark.parametrize('name', ['lenet', 'resnet8'])
+@pytest.mark.parametrize('name', only_fast(['lenet', 'resnet8'], 'lenet'))
 def test_gradients_have_the_precision_of_the_network(name, use):
     network = make_model(name, input_shape=(32, 32, 3), num_classes=4, convolution=convolution(use))
     model = with_precision(network, 'float32')

@@ -575,7 +575,11 @@ def test_a_registered_partition_has_the_default_of_a_setting_or_none(monkeypatch
     )
     with pytest.raises(ValueError, match=message):
         partition_values(Config(partition='mine'))
-    monkeypatch.setattr(mine, '__kwdefaults__', {'min_size': 10})
+
+    def others(labels, *, num_clients, seed, alpha: float, min_size: int = 10):
+        return [labels]
+
+    monkeypatch.setitem(PARTITIONS, 'mine', others)
     assert partition_values(Config(partition='mine')) == {'alpha': 0.1, 'min_size': 10}
 
 

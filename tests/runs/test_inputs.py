@@ -141,7 +141,7 @@ def shift_beforehand(data, config):
     return data._replace(x_train=x, x_test=data.x_test.astype(np.float32))
 
 
-@pytest.mark.parametrize('kind', only_fast(['rotation', 'brightness', 'blur'], 'brightness'))
+@pytest.mark.parametrize('kind', only_fast(['rotation', 'brightness', 'blur']))
 def test_a_shift_equals_data_that_was_shifted_before(kind, cheap_runs, monkeypatch):
     statistics = np.full(1, 127, np.float32), np.full(1, 70, np.float32)
     monkeypatch.setattr(experiment, 'channel_statistics', lambda x: statistics)

@@ -17,6 +17,7 @@ from jaxfed.models.heads import with_projection
 from jaxfed.recording import run_files
 from jaxfed.runs.experiment import set_up
 from jaxfed.runs.model_file import save_model
+from tests.marks import slow
 
 QUICK = {
     'model': 'mlp',
@@ -78,7 +79,7 @@ def accuracy(loaded):
 @pytest.mark.parametrize(
     'method, settings',
     [
-        ('fedavg', {'learning_rate': 0.1}),
+        slow('fedavg', {'learning_rate': 0.1}),
         ('moon+fedavgm', {'hyperparameters': {'projection': True}}),
     ],
 )

@@ -12,6 +12,7 @@ from jaxfed.runs.experiment import set_up
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.prepare import local_settings
 from jaxfed.types import Dataset
+from tests.marks import slow
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_the_memory_of_a_cpu_includes_arrays_beside_their_copies(cheap_runs, tmp
     assert difference == x.nbytes
 
 
-@pytest.mark.parametrize('method, share', [('moon', 1.0), ('scaffold', 0.02)])
+@pytest.mark.parametrize('method, share', [slow('moon', 1.0), ('scaffold', 0.02)])
 def test_the_memory_of_a_cpu_includes_states_that_are_written(method, share, cheap_runs, tmp_path):
     config = Config(
         method=method, model='mlp', partition='iid', num_clients=300, clients_per_round=2,

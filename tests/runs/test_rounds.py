@@ -45,7 +45,7 @@ def test_training_without_records_gives_the_same_parameters(cheap_runs, tmp_path
 
 @pytest.mark.parametrize(
     'method, model',
-    [slow('median', 'mlp'), ('dp', 'mlp'), ('fedavg', 'mlp'), ('median', 'normal')],
+    [slow('median', 'mlp'), slow('dp', 'mlp'), ('fedavg', 'mlp'), ('median', 'normal')],
 )
 def test_a_client_that_diverges_ends_training_only_if_it_reaches_the_model(
     method, model, cheap_runs, tmp_path, monkeypatch

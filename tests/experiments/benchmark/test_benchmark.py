@@ -516,6 +516,7 @@ def test_a_collapsed_baseline_is_beaten_beyond_chance():
     assert [found[row.place].sign for row in rows] == [0, 1]
 
 
+@pytest.mark.slow
 def test_ranks_separate_methods_over_the_tables():
     good = dict.fromkeys('abcdefgh', 0.9) | {'fedavg': 0.2, 'bad': 0.1}
     methods = {name: accuracy + 0.001 * i for i, (name, accuracy) in enumerate(good.items())}
