@@ -49,7 +49,7 @@ def to_onnx(network: ReadNetwork, path: Path) -> None:
         from jax2onnx import to_onnx as convert
     except ImportError as error:
         raise ValueError(
-            "--format=onnx needs the package jax2onnx: pip install 'jaxfed[export]'."
+            "--format=onnx needs the package jax2onnx: pip install -e '.[export]'."
         ) from error
     described = network.metadata
     mean, std = (np.asarray(v, np.float32) for v in (described.mean, described.std))

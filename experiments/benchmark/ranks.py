@@ -25,7 +25,7 @@ def check_package() -> None:
     """Raise a ValueError if scikit-posthocs is not installed."""
     if importlib.util.find_spec('scikit_posthocs') is None:
         raise ValueError(
-            "the page needs the package scikit-posthocs: pip install 'jaxfed[benchmark]'."
+            "the page needs the package scikit-posthocs: pip install -e '.[benchmark]'."
         )
 
 

@@ -125,7 +125,7 @@ def main(args: flags.FlagValues) -> None:
     mesh = local_steps.use_devices(args.devices, most=size.clients)
     lanes = parse_lanes(args.lanes, mesh, size.clients)
     if not reporting.has('torch'):
-        hint = "PyTorch is not installed and is left out: pip install 'jaxfed[bench]'."
+        hint = "PyTorch is not installed and is left out: pip install -e '.[bench]'."
         reporting.console.print(hint, markup=False)
     with reporting.console.status('compiling'):
         runs = make_programs(size, mesh, lanes)

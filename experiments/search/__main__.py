@@ -90,7 +90,7 @@ def read_optuna(values: Mapping[str, Any]) -> OptunaSettings | None:
                 )
         return None
     if importlib.util.find_spec('optuna') is None:
-        raise ValueError("--sampler=optuna needs the package optuna: pip install 'jaxfed[optuna]'.")
+        raise ValueError("--sampler=optuna needs the package optuna: pip install -e '.[optuna]'.")
     trials, seed = values['trials'], values['sampler_seed'] or 0
     if trials is None:
         raise ValueError('--sampler=optuna needs --trials, as in --trials=32.')

@@ -55,9 +55,7 @@ def load_huggingface(
     try:
         import datasets
     except ImportError as error:
-        raise ValueError(
-            f"{source} needs the package datasets: pip install 'jaxfed[hf]'."
-        ) from error
+        raise ValueError(f"{source} needs the package datasets: pip install -e '.[hf]'.") from error
     datasets.disable_progress_bars()
     cache_dir = None if data_dir is None else str(data_dir)
     folder = cache_dir and Path(cache_dir) / bare

@@ -119,7 +119,7 @@ def _prepare(name: str, root: Path) -> Path:
     if importlib.util.find_spec('tensorflow') is None:
         raise ValueError(
             f'{missing}; pass another --data_dir, or install TensorFlow with '
-            "pip install 'jaxfed[prepare]' and repeat the command, which then downloads it."
+            "pip install -e '.[prepare]' and repeat the command, which then downloads it."
         )
     LOGGER.info('Preparing %s in %s; later runs read it.', name, root)
     builder = tfds.builder(name, data_dir=root, file_format='array_record')

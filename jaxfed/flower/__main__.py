@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         files = list(dict.fromkeys(Path(name).resolve() for name in names.split(',') if name))
         config = write_project(folder, flags, files)
     except ImportError as error:
-        console.show_error(f"jaxfed.flower needs Flower: pip install 'jaxfed[flower]' ({error}).")
+        console.show_error(f"jaxfed.flower needs Flower: pip install -e '.[flower]' ({error}).")
         return 2
     except (ValueError, OSError) as error:
         console.show_error(' '.join(str(error).split()))

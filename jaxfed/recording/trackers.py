@@ -44,7 +44,7 @@ def check(config: Config) -> None:
         spec = importlib.util.find_spec(package) if getattr(config, flag) else None
         if getattr(config, flag) and (spec is None or spec.origin is None):
             raise ValueError(
-                f"--{flag} needs the package {package}: pip install 'jaxfed[{flag}]', or omit the "
+                f"--{flag} needs the package {package}: pip install -e '.[{flag}]', or omit the "
                 'flag.'
             )
 

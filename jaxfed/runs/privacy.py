@@ -56,7 +56,7 @@ def check_privacy(config: Config, method: Method) -> None:
     if method.privacy.noise and importlib.util.find_spec('dp_accounting') is None:
         raise ValueError(
             f'--method={config.method} needs the package dp-accounting for epsilon: pip install '
-            "'jaxfed[privacy]', or set --noise=0."
+            "-e '.[privacy]', or set --noise=0."
         )
 
 

@@ -206,7 +206,7 @@ def test_malformed_femnist(tmp_path, files, message):
 def test_hdf5_needs_h5py(tmp_path, monkeypatch):
     archive = write_folder(tmp_path / 'tff', tff_files())
     monkeypatch.setitem(sys.modules, 'h5py', None)
-    assert_refused(tmp_path, 'femnist', archive, r"need h5py: pip install 'jaxfed\[femnist\]'")
+    assert_refused(tmp_path, 'femnist', archive, r"need h5py: pip install -e '.\[femnist\]'")
 
 
 def test_femnist_counts(tmp_path):

@@ -13,7 +13,7 @@ from jaxfed.data import tfds as tfds_source
 
 def test_missing_tfds_dataset_names_the_command(tmp_path, monkeypatch):
     monkeypatch.setattr(tfds_source.importlib.util, 'find_spec', lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'jaxfed\[prepare\]'") as error:
+    with pytest.raises(ValueError, match=r"pip install -e '.\[prepare\]'") as error:
         load_dataset('cifar10', data_dir=tmp_path)
     assert '\n' not in str(error.value)
     assert f'--data_dir={tmp_path}' in str(error.value)

@@ -438,4 +438,4 @@ def test_a_missing_flower_is_one_line(tmp_path, monkeypatch, capsys):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, 'flwr.app', None)
     assert command.main(['init', str(tmp_path / 'new')]) == 2
-    assert "needs Flower: pip install 'jaxfed[flower]'" in capsys.readouterr().err
+    assert "needs Flower: pip install -e '.[flower]'" in capsys.readouterr().err

@@ -176,7 +176,7 @@ def test_missing_packages_are_reported_before_any_write(name, spec, tmp_path, mo
         'find_spec',
         lambda n, *a: spec if n == trackers.PACKAGES[name] else found(n, *a),
     )
-    message = f"--{name} needs the package {trackers.PACKAGES[name]}: pip install 'jaxfed[{name}]'"
+    message = f"--{name} needs the package {trackers.PACKAGES[name]}: pip install -e '.[{name}]'"
     with pytest.raises(ValueError, match=re.escape(message)):
         set_up(Config(workdir=str(tmp_path / 'out'), **{name: True}))
     assert not (tmp_path / 'out').exists()

@@ -83,7 +83,7 @@ def test_runs_whose_epsilon_is_not_known(settings, hyper, message):
 
 def test_missing_library(monkeypatch):
     monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'jaxfed\[privacy\]', or set --noise=0"):
+    with pytest.raises(ValueError, match=r"pip install -e '.\[privacy\]', or set --noise=0"):
         check_privacy(Config(method='dp'), METHODS['dp']())
     check_privacy(Config(method='dp'), METHODS['dp'](noise=0.0))
     assert privacy_after(Config(), METHODS['dp'](noise=0.0), 3)['epsilon'] is None

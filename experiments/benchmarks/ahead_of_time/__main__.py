@@ -12,7 +12,7 @@ python -m experiments.benchmarks.ahead_of_time --target=tpu-v5e --method=fedlmd 
 python -m experiments.benchmarks.ahead_of_time --target=h100 --output=ahead_of_time_h100 \\
     --cases='model=cnn,lenet lanes=1,10 conv=grouped,patches'
 
-A target needs its compiler, but no driver: pip install 'jaxfed[tpu]' or 'jaxfed[cuda12]'.
+A target needs its compiler, but no driver: pip install -e '.[tpu]' or '.[cuda12]'.
 """
 
 import dataclasses
@@ -166,7 +166,7 @@ def main(args: flags.FlagValues) -> None:
     if importlib.util.find_spec(target.package) is None:
         extra = {'tpu': 'tpu', 'gpu': 'cuda12'}[target.platform]
         raise app.UsageError(
-            f"--target={args.target} needs its compiler: pip install 'jaxfed[{extra}]'."
+            f"--target={args.target} needs its compiler: pip install -e '.[{extra}]'."
         )
     compile_elsewhere()
     words = ['python', '-m', 'experiments.benchmarks.ahead_of_time', *sys.argv[1:]]

@@ -216,19 +216,19 @@ def run_module(name: str, **options: Any) -> Callable[[Work], Rounds]:
 
 FL_BENCH: dict[str, Any] = {
     'needs': ('hydra', 'pandas', 'pynvml', 'ray', 'sklearn', 'torch', 'torchvision'),
-    'install': "pip install 'jaxfed[bench]' hydra-core nvidia-ml-py pandas ray scikit-learn "
+    'install': "pip install -e '.[bench]' hydra-core nvidia-ml-py pandas ray scikit-learn "
     'torchvision && git clone https://github.com/KarhouTam/FL-bench, then --flbench=FL-bench',
     'flag': 'flbench',
     'package': 'src',
 }
 SYSTEMS = {
     'jaxfed': System('jaxfed', run_jaxfed),
-    'torch': System('PyTorch loop', run_torch, ('torch',), "pip install 'jaxfed[bench]'"),
+    'torch': System('PyTorch loop', run_torch, ('torch',), "pip install -e '.[bench]'"),
     'blazefl': System(
         'BlazeFL',
         run_module('blazefl_system'),
         ('blazefl', 'torch'),
-        "pip install 'jaxfed[bench]' 'blazefl[contrib,reproducibility]'",
+        "pip install -e '.[bench]' 'blazefl[contrib,reproducibility]'",
         processes=True,
     ),
     'blazefl_threads': System(
@@ -245,7 +245,7 @@ SYSTEMS = {
         'Flower',
         run_flower,
         ('flwr', 'ray', 'torch'),
-        "pip install 'jaxfed[bench]' 'flwr[simulation]'",
+        "pip install -e '.[bench]' 'flwr[simulation]'",
         processes=True,
     ),
     'pfl': System(
@@ -253,7 +253,7 @@ SYSTEMS = {
         run_module('pfl_system'),
         ('pfl', 'torch'),
         # It asks for NumPy 1, which jaxfed does not support, but works with NumPy 2.
-        "pip install 'jaxfed[bench]' multiprocess dp-accounting prv-accountant && "
+        "pip install -e '.[bench]' multiprocess dp-accounting prv-accountant && "
         'pip install --no-deps pfl',
     ),
     'fedjax': System(
@@ -274,7 +274,7 @@ SYSTEMS = {
         'PFLlib',
         run_module('pfllib_system'),
         ('h5py', 'sklearn', 'torch'),
-        "pip install 'jaxfed[bench]' h5py scikit-learn && git clone "
+        "pip install -e '.[bench]' h5py scikit-learn && git clone "
         'https://github.com/TsingZ0/PFLlib, then --pfllib=PFLlib',
         flag='pfllib',
         package='system/flcore',

@@ -139,7 +139,7 @@ def _read_tff(
         import h5py
     except ImportError as error:
         raise ValueError(
-            f"--archive={archive} has HDF5 files, which need h5py: pip install 'jaxfed[femnist]'."
+            f"--archive={archive} has HDF5 files, which need h5py: pip install -e '.[femnist]'."
         ) from error
     for file in _TFF_FILES.values():
         found = [name for name in names if name.split('/')[-1] == file]

@@ -707,7 +707,7 @@ def test_a_skew_that_does_not_fit_is_refused_before_training(toy, tmp_path, caps
 def test_a_missing_package_of_the_page_is_reported_before_training(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, 'scikit_posthocs', None)
     assert main(['--suite=small', f'--output={tmp_path}']) == 2
-    error = "needs the package scikit-posthocs: pip install 'jaxfed[benchmark]'."
+    error = "needs the package scikit-posthocs: pip install -e '.[benchmark]'."
     assert error in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
     small = suite.read_suite('small')

@@ -398,4 +398,4 @@ def test_a_missing_optuna_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
     assert main(['--method=kd', '--range=beta:0..1', '--sampler=optuna', '--trials=3']) == 2
-    assert "needs the package optuna: pip install 'jaxfed[optuna]'" in capsys.readouterr().err
+    assert "needs the package optuna: pip install -e '.[optuna]'" in capsys.readouterr().err
