@@ -72,8 +72,8 @@ def main(args: flags.FlagValues) -> None:
         runs = json.loads(Path(args.output).read_text())['methods']
     until = time.perf_counter() + 60 * args.minutes
     with tempfile.TemporaryDirectory() as folder, plain.cheap_runs():
-        for case in filter(cases.__contains__, extremes.CASES):
-            for method in filter(chosen.__contains__, methods.METHODS):
+        for case in [name for name in extremes.CASES if name in cases]:
+            for method in [name for name in methods.METHODS if name in chosen]:
                 if case in runs.get(method, {}) or time.perf_counter() > until:
                     continue
                 outcome = runs.setdefault(method, {})[case] = attempt(method, case, folder)

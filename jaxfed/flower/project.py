@@ -81,12 +81,7 @@ def write_project(folder: Path, arguments: Sequence[str], files: Sequence[Path] 
     (package / '__init__.py').write_text('"""Federated training with jaxfed."""\n')
     for file in files:
         shutil.copyfile(file, package / file.name)
-    names = ', '.join(sorted(file.stem for file in files))
-    imports = (
-        f'from app import {names}  # noqa: F401, registers what the settings name\n'
-        if names
-        else ''
-    )
+    imports = ''.join(f'from app import {file.stem}  # noqa: F401, registers\n' for file in files)
     for what in ('client', 'server'):
         text = _APP.format(what=what, maker=f'{what}_app', imports=imports)
         (package / f'{what}.py').write_text(text)

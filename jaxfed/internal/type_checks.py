@@ -38,7 +38,7 @@ def checked_parameters(
             f'{place} must be a function, got a {type(function).__name__}; assign a function to it.'
         )
     # Each command line asks for those of all functions, and a suite has hundreds.
-    check = _checked_parameters if isinstance(function, Hashable) else _check_parameters
+    check = _check_once if isinstance(function, Hashable) else _check_parameters
     return check(function, place, without)
 
 
@@ -66,7 +66,7 @@ def _check_parameters(
     return types.MappingProxyType(found)
 
 
-_checked_parameters = functools.cache(_check_parameters)
+_check_once = functools.cache(_check_parameters)
 
 
 def _type_of(annotation: Any, function: Callable[..., Any]) -> Any:
