@@ -1,0 +1,1 @@
+"""Runners of released code, a file for each repository."""
