@@ -71,6 +71,7 @@ def topk(*, share: float = 0.1) -> Method:
     )
 
 
+@jax.jit  # or each call outside of a program would compile the loop again
 def _nth_largest(values: Array, n: Array) -> Array:
     """The n-th largest of int32 values that are not negative, bit by bit.
 

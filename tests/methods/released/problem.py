@@ -17,7 +17,12 @@ PLAIN = {'momentum': 0.0, 'weight_decay': 0.0, 'decay': 1.0}  # SGD at a constan
 # The recordings hold every 32nd output of MOON's projection, so that they are small. The gradients
 # of the earlier layers depend on all outputs.
 STRIDE = 32
-NAMES = ('hidden', 'project1', 'bias1', 'project2', 'bias2', 'kernel', 'bias')
+NAMES = (
+    'hidden', 'project1', 'bias1', 'project2', 'bias2', 'kernel', 'bias', 'scale', 'shift',
+)  # fmt: skip
+EVERYONE = ((0, 1, 2, 3),) * 3
+FEDREP = {'momentum': 0.5, 'weight_decay': 0.0, 'decay': 1.0}
+FIVE = {'sizes': (7, 12, 4, 9, 8), 'cohorts': ((0, 1, 2, 3, 4),) * 3}
 
 
 class Job(NamedTuple):
@@ -35,6 +40,7 @@ class Job(NamedTuple):
     weight_decay: float = WEIGHT_DECAY
     decay: float = DECAY  # of the learning rate, after every round
     width: int = 0  # of MOON's projection, 0 for none
+    normalised: bool = False  # whether the features pass a batch normalisation
 
     def rate(self, number: int) -> float:
         """The learning rate of a round, from 0."""
@@ -142,6 +148,67 @@ JOBS = {
         **PLAIN,
     ),
     'ditto': Job('pfllib', 'ditto', {'lam': 0.7}, 'Ditto', {'mu': 0.7}, **PLAIN),
+    'fednova_authors': Job('fednova', 'fednova', {}, 'fednova', {}, cohorts=EVERYONE),
+    # Its program weighs clients equally.
+    'fedrep_authors': Job(
+        'fedrep',
+        'fedrep',
+        {'body_epochs': 1},
+        'fedrep',
+        {'local_rep_ep': 1},
+        sizes=(8, 8, 8, 8),
+        cohorts=((0, 1, 2, 3), (2, 3, 1), (1, 0, 3)),
+        **FEDREP,
+    ),
+    # A client that first takes part later begins with the mean of the others' classifiers.
+    'fedrep_late': Job(
+        'fedrep',
+        'fedrep',
+        {'body_epochs': 1},
+        'fedrep',
+        {'local_rep_ep': 1},
+        sizes=(8, 8, 8, 8),
+        **FEDREP,
+    ),
+    'fedper_fedrep': Job(
+        'fedrep',
+        'fedper',
+        {},
+        'fedper',
+        {'local_rep_ep': 1},
+        sizes=(8, 8, 8, 8),
+        cohorts=((0, 1, 2, 3), (2, 3, 1), (1, 0, 3)),
+        **FEDREP,
+    ),
+    # It mixes logits instead of parameters, and the personal model meets the common one after its
+    # step. It weighs clients equally.
+    'apfl_logits': Job(
+        'fedtorch',
+        'apfl',
+        {'alpha': 0.4},
+        'apfl',
+        {'fed_personal_alpha': 0.4, 'fed_adaptive_alpha': False},
+        sizes=(8, 8, 8, 8),
+        **PLAIN,
+    ),
+    # A batch of one has no variance, one of two varies so little that float32 keeps four digits.
+    'fedbn': Job(
+        'fedbn',
+        'fedbn',
+        {},
+        'fedbn',
+        {},
+        sizes=(7, 12, 4, 11),
+        cohorts=EVERYONE,
+        normalised=True,
+        **PLAIN,
+    ),
+    'median': Job('byzantine', 'median', {}, 'median', {}, **FIVE),
+    'trimmed_mean': Job('byzantine', 'trimmed_mean', {'trim': 0.2}, 'trmean', {'f': 1}, **FIVE),
+    'krum': Job('byzantine', 'krum', {'byzantine': 0.2}, 'krum', {'f': 1, 'm': 1}, **FIVE),
+    'krum_two': Job(
+        'byzantine', 'krum', {'byzantine': 0.2, 'selected': 2}, 'krum', {'f': 1, 'm': 2}, **FIVE
+    ),
 }
 
 
