@@ -104,21 +104,6 @@ def deal(config: Config, dataset: Dataset | None = None, *, auxiliary_per_class:
     )
 
 
-def missing_classes(dealt: Dealt) -> list[str]:
-    """Sentences about classes without examples, which are no error."""
-    sentences, dataset = [], dealt.dataset
-    test_counts = np.bincount(dataset.y_test, minlength=dataset.num_classes)
-    for lacking, counts, consequence in (
-        ('that no client has', dealt.label_counts.sum(axis=0), 'cannot be learned'),
-        ('without a test example', test_counts, 'have class accuracy 0 in the records'),
-    ):
-        missing = [str(c) for c in np.flatnonzero(counts == 0)]
-        if missing:
-            named = ', '.join(missing[:5]) + ' ...' * (len(missing) > 5)
-            sentences.append(f'classes {lacking} {consequence}: {named}.')
-    return sentences
-
-
 def columns_of(config: Config) -> Columns:
     """The columns of --dataset=hf:NAME."""
     return Columns(config.image_column, config.label_column, config.user_column)

@@ -15,6 +15,7 @@ from jaxfed.models import ops
 from jaxfed.recording import display
 from jaxfed.runs.experiment import Experiment, client_steps, make_network, total_steps
 from jaxfed.runs.memory import memory_errors
+from jaxfed.runs.notices import show_notices
 from jaxfed.runs.prepare import Prepared, memory_in_words, prepare
 from jaxfed.runs.privacy import privacy_after
 from jaxfed.runs.rounds import train_and_evaluate
@@ -38,6 +39,7 @@ def show_dry_run(experiment: Experiment) -> None:
     errors = memory_errors(experiment, prepared.mesh, prepared.lanes)
     with console.status('one round', quiet=False), errors:
         timed = time_round(experiment, prepared)
+    show_notices([experiment])
     rows = describe_dry_run(experiment, prepared, timed)
     display.show_dry_run(rows, experiment.dealt.label_counts)
     console.say('nothing was trained and no work directory was made.')

@@ -12,7 +12,6 @@ import numpy as np
 
 from jaxfed import methods
 from jaxfed.config import DEFAULTS, Config
-from jaxfed.data import reads_data_dir
 from jaxfed.data.augment import check_augment, parse_augment
 from jaxfed.data.feature_shift import check_feature_shift
 from jaxfed.data.statistics import channel_statistics
@@ -160,26 +159,6 @@ def _select_measures(config: Config, method: Method) -> Measures:
         )
     names = tuple(name for name in names if name not in compared)
     return Measures(names, needs(names), parse_clients(config.confusion_clients))
-
-
-def ineffective(experiment: Experiment) -> list[str]:
-    """Sentences about settings without effect, and clients and methods that never train."""
-    config, sentences = experiment.config, []
-    batches = client_steps(experiment)
-    batches = batches[batches > 0]
-    if still := int((batches < config.accumulate_steps).sum()):
-        sentences.append(
-            f'--accumulate_steps={config.accumulate_steps} is more than the batches of {still} of '
-            f'{len(batches)} clients in a round, which send no change.'
-        )
-    if config.switch_round is not None and config.switch_round >= config.rounds:
-        sentences.append(
-            f'--switch_round={config.switch_round} is not below --rounds={config.rounds}, so the '
-            'second method does not train.'
-        )
-    if config.data_dir and not reads_data_dir(config.dataset):
-        sentences.append(f'--data_dir={config.data_dir} is not read: --dataset={config.dataset}.')
-    return sentences
 
 
 def _check_rounds(experiment: Experiment) -> None:

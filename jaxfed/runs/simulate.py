@@ -27,10 +27,11 @@ from jaxfed.recording.entries import Entry, summarise, title_of
 from jaxfed.recording.heatmap import draw_heatmap
 from jaxfed.recording.log import Log
 from jaxfed.recording.own_code import is_own
-from jaxfed.runs.deal import data_digest, missing_classes
-from jaxfed.runs.experiment import Experiment, ineffective, set_up, total_steps
+from jaxfed.runs.deal import data_digest
+from jaxfed.runs.experiment import Experiment, set_up, total_steps
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.model_file import save_model
+from jaxfed.runs.notices import show_notices
 from jaxfed.runs.prepare import Prepared, memory_in_words, prepare
 from jaxfed.runs.privacy import privacy_after
 from jaxfed.runs.rounds import Stop, Watch, never, no_recorder, open_recorder, train_rounds
@@ -270,9 +271,8 @@ def _prepare(experiments: Sequence[Experiment], make: Prepare, *, quiet: bool) -
         dataset = experiment.dealt.dataset
         test_counts = np.bincount(dataset.y_test, minlength=dataset.num_classes)
         run_files.write_partition(workdir / run_files.PARTITION, counts, own, test_counts)
-    first = experiments[0]
-    for sentence in () if quiet else (*missing_classes(first.dealt), *ineffective(first)):
-        console.show_warning(sentence)
+    if not quiet:
+        show_notices(experiments)
     console.say(f'memory: {memory_in_words(prepared)}', quiet=quiet)
     return prepared
 

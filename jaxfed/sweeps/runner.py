@@ -19,6 +19,7 @@ from jaxfed.runs.deal import columns_of, data_digest, deal
 from jaxfed.runs.experiment import Experiment, build_method, make_experiment, parts_of
 from jaxfed.runs.feed import TooLarge
 from jaxfed.runs.load import load
+from jaxfed.runs.notices import show_notices
 from jaxfed.runs.own_optimizer import name_optimizers
 from jaxfed.runs.rounds import never
 from jaxfed.runs.seeds import seed_of
@@ -284,6 +285,8 @@ def simulate_all(
             with contextlib.suppress(OSError):  # if another file is in it
                 place.rmdir()
             raise
+        if not quiet:
+            show_notices(experiments)
         results = run_groups(
             unfinished,
             place,

@@ -16,6 +16,7 @@ from jaxfed.recording import display, run_files
 from jaxfed.runs import checks
 from jaxfed.runs.experiment import make_experiment, method_of
 from jaxfed.runs.feed import TooLarge
+from jaxfed.runs.notices import show_notices
 from jaxfed.runs.prepare import memory_in_words, prepare
 from jaxfed.runs.shared_program import TRACER_ERROR
 from jaxfed.sweeps.claims import finish_programs
@@ -163,6 +164,8 @@ def run(
         f'{len(unfinished)} to train in {console.counted(len(groups), "group")}.',
         quiet=quiet,
     )
+    if not quiet:
+        show_notices(experiments)
     with exclusive_lock(folder):
         record_halving(folder, rungs)
         run_groups(
@@ -208,6 +211,7 @@ def show_dry_run(
     """Print the experiments that a sweep would train, and their memory; arguments as of `run`."""
     done, unfinished, groups = _plan(members, folder, rungs=rungs, most=most)
     experiments = share_images(make_experiment(member.config) for member in unfinished)
+    show_notices(experiments)
     for numbers in groups:
         chosen = [unfinished[i] for i in numbers]
         try:

@@ -9,8 +9,8 @@ import pytest
 import jaxfed
 from jaxfed.data import load_dataset
 from jaxfed.runs.arrays import checked_arrays
-from jaxfed.runs.deal import missing_classes
 from jaxfed.runs.experiment import make_experiment, set_up
+from jaxfed.runs.notices import missing_classes
 
 pytestmark = pytest.mark.usefixtures('cheap_runs')
 TINY = {

@@ -6,7 +6,7 @@ import pytest
 
 from jaxfed import Config
 from jaxfed.runs import checks
-from jaxfed.runs.experiment import ineffective, make_experiment
+from jaxfed.runs.experiment import make_experiment
 from jaxfed.runs.learning_rate import learning_rate
 
 
@@ -67,21 +67,3 @@ def test_methods_that_count_steps_refuse_other_optimizers(method, settings):
 def test_settings_of_the_optimizer_without_effect(settings, message):
     with pytest.raises(ValueError, match=message):
         make_experiment(Config(model='mlp', **settings))
-
-
-def test_what_never_trains_or_is_read_is_named():
-    def warned(**settings):
-        return ineffective(make_experiment(Config(model='mlp', **settings)))
-
-    assert not warned() and not warned(accumulate_steps=5)  # an epoch has a batch or more
-    (text,) = warned(accumulate_steps=10)
-    sizes = make_experiment(Config(model='mlp')).dealt.size
-    still = sum(5 * -(-sizes // Config.batch_size) < 10)
-    assert 0 < still < 20
-    assert text.startswith(f'--accumulate_steps=10 is more than the batches of {still} of 20 cl')
-    assert warned(data_dir='DIR') == ['--data_dir=DIR is not read: --dataset=digits.']
-    both = {'method': 'fedavg,fedlmd', 'rounds': 3}
-    assert not warned(switch_round=2, **both)
-    assert warned(switch_round=3, **both) == [
-        '--switch_round=3 is not below --rounds=3, so the second method does not train.'
-    ]

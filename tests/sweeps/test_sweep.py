@@ -535,10 +535,11 @@ def test_a_process_waits_for_its_turn(cheap_runs, tmp_path, short_turns, monkeyp
 
 
 def test_a_dry_run_trains_nothing(cheap_runs, tmp_path, capsys, monkeypatch):
-    config = small(method='fedprox', rounds=1)
+    config = small(method='fedprox', rounds=1, data_dir='DIR')
     members = sweep.expand(config, grid.parse_grid('mu=0,1 local_epochs=1,2', config), 2, tmp_path)
     sweep.show_dry_run(members, tmp_path)
-    shown = capsys.readouterr().out
+    shown, warned = capsys.readouterr()
+    assert warned.count('warning') == warned.count('--data_dir=DIR is not read') == 1
     assert shown.count('4 experiments at once, 4 rounds in all, about') == 2
     assert '0 of 8 experiments done, 8 would train in 2 groups' in shown
     assert not list(tmp_path.iterdir())
