@@ -58,6 +58,14 @@ RunRound = Callable[
 ]
 
 
+class Compiled(NamedTuple):
+    """The programs with a number of lanes."""
+
+    programs: Round
+    evaluation: EvaluationPrograms
+    needed: int  # bytes of memory on each device
+
+
 class Prepared(NamedTuple):
     """X experiments ready to run."""
 
@@ -112,7 +120,7 @@ def prepare(experiments: Sequence[Experiment], mesh: Mesh | None = None) -> Prep
         tune=method_builder(experiments), mesh=mesh, shift=shift_of(config),
     )  # fmt: skip
 
-    def compile_with(lanes: int) -> tuple[Round, EvaluationPrograms, int]:
+    def compile_with(lanes: int) -> Compiled:
         # Any round in which a client trains.
         round_ = next(round_ for round_ in feed(lanes, 1) if round_.cohort.epochs.any())
         plan, data = next(round_.waves)
@@ -130,23 +138,12 @@ def prepare(experiments: Sequence[Experiment], mesh: Mesh | None = None) -> Prep
             experiments, mesh, programs, tests, server, client_states, data, streams
         )
         # The most of all processes.
-        needed = -int(distributed.minimum('memory needed', -needed))
-        return programs, evaluation, needed
+        return Compiled(programs, evaluation, -int(distributed.minimum('memory needed', -needed)))
 
-    while True:
-        # Only compiled programs show how much memory lanes need; most of it is proportional.
-        try:
-            with memory_errors(first, mesh, lanes):
-                programs, evaluation, needed = compile_with(lanes)
-        except TooLarge:  # by the compiler of a TPU
-            if config.lanes or lanes == 1:
-                raise
-            lanes //= 2
-            continue
-        available = memory(mesh)
-        if config.lanes or needed <= available or lanes == 1:
-            break
-        lanes = max(1, min(lanes - 1, int(lanes * available / needed)))
+    available = memory(mesh)
+    lanes, (programs, evaluation, needed) = _compile_to_fit(
+        compile_with, first, mesh, lanes, available
+    )
     if needed > available:
         raise TooLarge(
             f'training needs about {size_in_words(needed)} of memory on each of '
@@ -169,6 +166,35 @@ def prepare(experiments: Sequence[Experiment], mesh: Mesh | None = None) -> Prep
         mesh, lanes, feed, streams, programs, run, evaluation, evaluators, server, client_states,
         keys, needed, available, compile_seconds=time.perf_counter() - began,
     )  # fmt: skip
+
+
+def _compile_to_fit(
+    compile_with: Callable[[int], Compiled],
+    experiment: Experiment,
+    mesh: Mesh,
+    lanes: int,
+    available: float,
+) -> tuple[int, Compiled]:
+    """Compile with fewer lanes until the programs fit into memory, unless --lanes is given.
+
+    Only compiled programs show how much memory lanes need; most of it is proportional.
+
+    Returns:
+      (lanes, programs); those of one lane, or of --lanes, may be too large.
+    """
+    given = experiment.config.lanes
+    while True:
+        try:
+            with memory_errors(experiment, mesh, lanes):
+                compiled = compile_with(lanes)
+        except TooLarge:  # by the compiler of a TPU
+            if given or lanes == 1:
+                raise
+            lanes //= 2
+            continue
+        if given or compiled.needed <= available or lanes == 1:
+            return lanes, compiled
+        lanes = max(1, min(lanes - 1, int(lanes * available / compiled.needed)))
 
 
 def initial_state(config: Config, model: Model, method: Method) -> tuple[ServerState, PyTree]:
