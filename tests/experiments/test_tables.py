@@ -4,7 +4,9 @@ import csv
 import io
 import json
 import re
+import shlex
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -819,3 +821,19 @@ def test_interrupted_commands_exit_with_the_status_of_the_signal(error, status, 
 
     assert guarded(main)([]) == status
     assert capsys.readouterr().err.startswith('error: interrupted; finished rounds are kept')
+
+
+@pytest.mark.slow
+def test_the_committed_tables_follow_from_the_committed_runs(tmp_path):
+    paths = sorted((Path(tables.__file__).parent / 'results').glob('**/table*.md'))
+    for number, path in enumerate(paths):
+        folder, text = tmp_path / str(number), path.read_text()
+        written = folder / path.parent.name / path.name
+        shutil.copytree(path.parent, written.parent)
+        written.unlink()
+        (command,) = re.findall('^    python -m experiments.tables (.*)$', text, re.MULTILINE)
+        words = [word for word in shlex.split(command) if not word.startswith('--output=')]
+        assert tables.main([f'--output={folder}', '--report_only', *words]) == 0
+        lines = zip(text.splitlines(), written.read_text().splitlines(), strict=True)
+        assert all(line == other or command in line for line, other in lines), path
+    assert len(paths) > 20
