@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jaxfed.config import Config, partition_values
+from jaxfed.engine import distributed
 from jaxfed.engine.devices import describe_devices
 from jaxfed.engine.stacking import row
 from jaxfed.internal import console
@@ -39,7 +40,8 @@ def show_dry_run(experiment: Experiment) -> None:
     errors = memory_errors(experiment, prepared.mesh, prepared.lanes)
     with console.status('one round', quiet=False), errors:
         timed = time_round(experiment, prepared)
-    show_notices([experiment])
+    if distributed.is_leader():
+        show_notices([experiment])
     rows = describe_dry_run(experiment, prepared, timed)
     display.show_dry_run(rows, experiment.dealt.label_counts)
     console.say('nothing was trained and no work directory was made.')

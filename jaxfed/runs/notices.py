@@ -22,7 +22,7 @@ def show_notices(experiments: Sequence[Experiment]) -> None:
         some = f'{number} of {len(experiments)} experiments: ' * (number < len(experiments))
         console.show_warning(some + sentence)
     if (more := len(sentences) - MOST) > 0:
-        console.show_warning(f'{more} more are not shown.')
+        console.show_warning(f'{console.counted(more, "more warning")} not shown.')
 
 
 def missing_classes(dealt: Dealt) -> list[str]:

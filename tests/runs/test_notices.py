@@ -1,10 +1,16 @@
 """Warnings before training."""
 
+import dataclasses
+from unittest import mock
+
+import pytest
+
 import jaxfed
 from jaxfed import Config
-from jaxfed.runs import notices
+from jaxfed.runs import dry_run, notices
 from jaxfed.runs.experiment import make_experiment
 from jaxfed.runs.notices import ineffective, show_notices
+from jaxfed.sweeps import grid, sweep
 
 SWITCHED = {'method': 'fedavg,fedlmd', 'model': 'mlp'}
 
@@ -40,7 +46,7 @@ def test_each_warning_of_a_sweep_is_shown_once(capsys):
     text = ' '.join(shown(capsys))
     assert text.count('warning: ') == 2
     assert '2 of 3 experiments: --switch_round=5 is not below --rounds=4, so' in text
-    assert 'warning: --data_dir=DIR is not read: --dataset=digits.' in text  # by none
+    assert 'warning: --data_dir=DIR is not read: --dataset=digits.' in text  # of all three
 
 
 def test_few_warnings_are_shown(capsys, monkeypatch):
@@ -53,10 +59,33 @@ def test_few_warnings_are_shown(capsys, monkeypatch):
     show_notices([Numbered(i) for i in range(8)])
     lines = shown(capsys)
     assert lines[0] == 'warning: 1 of 8 experiments: text 0' and len(lines) == 6
-    assert lines[-1] == 'warning: 3 more are not shown.'
+    assert lines[-1] == 'warning: 3 more warnings not shown.'
 
 
-def test_experiments_that_share_a_program_are_warned_of(cheap_runs, tmp_path, capsys):
+def simulate_both(config, folder, quiet):
+    configs = {'a': config, 'b': dataclasses.replace(config, learning_rate=0.02)}
+    jaxfed.simulate_all(configs, folder, quiet=quiet)
+
+
+def sweep_both(config, folder, quiet):
+    points = grid.parse_grid('learning_rate=0.01,0.02', config)
+    sweep.run(sweep.expand(config, points, 1, folder), folder, quiet=quiet)
+
+
+@pytest.mark.parametrize('train', [simulate_both, sweep_both])
+def test_experiments_that_share_a_program_are_warned_of(train, cheap_runs, tmp_path, capsys):
     config = Config(rounds=1, switch_round=1, num_clients=3, clients_per_round=2, **SWITCHED)
-    jaxfed.simulate_all({'a': config}, tmp_path, quiet=False)
+    train(config, tmp_path / 'quiet', quiet=True)
+    assert not shown(capsys)
+    train(config, tmp_path / 'shown', quiet=False)
     assert ' '.join(shown(capsys)).count('so the second method does not train') == 1
+
+
+@pytest.mark.parametrize('leads', [True, False])
+def test_one_of_several_processes_warns_in_a_dry_run(leads, monkeypatch, capsys):
+    for name in ('prepare', 'memory_errors', 'time_round', 'describe_dry_run'):
+        monkeypatch.setattr(dry_run, name, mock.MagicMock())
+    monkeypatch.setattr(dry_run.display, 'show_dry_run', mock.MagicMock())
+    monkeypatch.setattr(dry_run.distributed, 'is_leader', lambda: leads)
+    dry_run.show_dry_run(make_experiment(Config(model='mlp', data_dir='DIR')))
+    assert ' '.join(shown(capsys)).count('--data_dir=DIR is not read') == leads
