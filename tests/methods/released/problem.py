@@ -21,7 +21,8 @@ NAMES = (
     'hidden', 'project1', 'bias1', 'project2', 'bias2', 'kernel', 'bias', 'scale', 'shift',
 )  # fmt: skip
 EVERYONE = ((0, 1, 2, 3),) * 3
-FEDREP = {'momentum': 0.5, 'weight_decay': 0.0, 'decay': 1.0}
+ALL_FIRST = ((0, 1, 2, 3), (2, 3, 1), (1, 0, 3))
+FEDREP = {'momentum': 0.5, 'weight_decay': 0.0, 'decay': 1.0, 'aggregation': 'uniform'}
 FIVE = {'sizes': (7, 12, 4, 9, 8), 'cohorts': ((0, 1, 2, 3, 4),) * 3}
 
 
@@ -40,6 +41,7 @@ class Job(NamedTuple):
     weight_decay: float = WEIGHT_DECAY
     decay: float = DECAY  # of the learning rate, after every round
     width: int = 0  # of MOON's projection, 0 for none
+    aggregation: str = 'size'
     normalised: bool = False  # whether the features pass a batch normalisation
 
     def rate(self, number: int) -> float:
@@ -149,15 +151,24 @@ JOBS = {
     ),
     'ditto': Job('pfllib', 'ditto', {'lam': 0.7}, 'Ditto', {'mu': 0.7}, **PLAIN),
     'fednova_authors': Job('fednova', 'fednova', {}, 'fednova', {}, cohorts=EVERYONE),
-    # Its program weighs clients equally.
+    # It weighs clients equally.
     'fedrep_authors': Job(
         'fedrep',
         'fedrep',
         {'body_epochs': 1},
         'fedrep',
-        {'local_rep_ep': 1},
-        sizes=(8, 8, 8, 8),
-        cohorts=((0, 1, 2, 3), (2, 3, 1), (1, 0, 3)),
+        {'local_rep_ep': 1, 'set_to_none': True},
+        cohorts=ALL_FIRST,
+        **FEDREP,
+    ),
+    # Where gradients are set to 0, the classifier goes on by its momentum while the features train.
+    'fedrep_momentum': Job(
+        'fedrep',
+        'fedrep',
+        {'body_epochs': 1},
+        'fedrep',
+        {'local_rep_ep': 1, 'set_to_none': False},
+        cohorts=ALL_FIRST,
         **FEDREP,
     ),
     # A client that first takes part later begins with the mean of the others' classifiers.
@@ -166,8 +177,7 @@ JOBS = {
         'fedrep',
         {'body_epochs': 1},
         'fedrep',
-        {'local_rep_ep': 1},
-        sizes=(8, 8, 8, 8),
+        {'local_rep_ep': 1, 'set_to_none': True},
         **FEDREP,
     ),
     'fedper_fedrep': Job(
@@ -175,32 +185,33 @@ JOBS = {
         'fedper',
         {},
         'fedper',
-        {'local_rep_ep': 1},
-        sizes=(8, 8, 8, 8),
-        cohorts=((0, 1, 2, 3), (2, 3, 1), (1, 0, 3)),
+        {'local_rep_ep': 1, 'set_to_none': True},
+        cohorts=ALL_FIRST,
         **FEDREP,
     ),
-    # It mixes logits instead of parameters, and the personal model meets the common one after its
-    # step. It weighs clients equally.
+    # It mixes logits instead of parameters, of the common model after its step. It weighs clients
+    # equally, and skips batches of one.
     'apfl_logits': Job(
         'fedtorch',
         'apfl',
         {'alpha': 0.4},
         'apfl',
         {'fed_personal_alpha': 0.4, 'fed_adaptive_alpha': False},
-        sizes=(8, 8, 8, 8),
+        sizes=(7, 12, 4, 10),
+        aggregation='uniform',
         **PLAIN,
     ),
-    # A batch of one has no variance, one of two varies so little that float32 keeps four digits.
+    # A batch of one has no variance. It weighs clients equally.
     'fedbn': Job(
         'fedbn',
         'fedbn',
         {},
         'fedbn',
         {},
-        sizes=(7, 12, 4, 11),
+        sizes=(6, 12, 4, 11),
         cohorts=EVERYONE,
         normalised=True,
+        aggregation='uniform',
         **PLAIN,
     ),
     'median': Job('byzantine', 'median', {}, 'median', {}, **FIVE),

@@ -1,13 +1,15 @@
 """Record what released code computes on a small problem; needs PyTorch and a checkout of the code.
 
-PFLlib also needs h5py, matplotlib and scikit-learn, FedRep pandas, FedTorch what it imports.
+PFLlib also needs h5py, matplotlib and scikit-learn, FedRep pandas, FedTorch the packages of its
+requirements.txt. FedRep and FedTorch were written for PyTorch before 2.0, where `zero_grad` set
+gradients to 0 instead of None; their recorders choose.
 
 python -m tests.methods.released.record --reference=fedntd --checkout=DIR
 
 Writes tests/methods/released/REFERENCE.json: for each algorithm the parameters of every client
-after its local training, and the global ones after every round. The code of the training is run
-as it is. What surrounds it (Weights & Biases, measuring accuracy, reading data, processes) is
-replaced.
+after its local training, and the global ones after every round. What surrounds the training
+(Weights & Biases, measuring accuracy, reading data, processes) is replaced, and a step, a loop or
+a part of it where the runner in `recorders` says so.
 """
 
 import json

@@ -16,7 +16,7 @@ def run(job: Job) -> list[dict[str, Any]]:
     loaders = batches(job)
 
     def train(model, client, rate, number):
-        optimizer = make_optimizer(model, rate)
+        optimizer = make_optimizer(model, job, rate)
         for x, y in loaders[client] * problem.EPOCHS:
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(x)[1], y).backward()

@@ -25,12 +25,12 @@ class Normalised(Network):
 
 
 def run(job: Job) -> list[dict[str, Any]]:
-    """Runs the training and the averaging of FedBN's code; all clients take part."""
+    """Runs the training and the averaging of FedBN's code; all clients take part equally."""
     absent = {name: mock.MagicMock() for name in ('utils', 'torchvision', 'torchvision.transforms')}
     with mock.patch.dict('sys.modules', absent):
         import fed_digits
     fed_digits.client_num = len(job.sizes)
-    server, weights = Normalised(), [size / sum(job.sizes) for size in job.sizes]
+    server, weights = Normalised(), [1 / len(job.sizes)] * len(job.sizes)
     loaders = [torch.utils.data.DataLoader(client, job.batch) for client in datasets(job)]
     models, rounds = [Normalised() for _ in job.sizes], []
     for number in range(len(job.cohorts)):

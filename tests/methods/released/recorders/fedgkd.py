@@ -53,7 +53,7 @@ def run(job: Job) -> list[dict[str, Any]]:
         graph = types.SimpleNamespace(comm_round=number)
         owner.conf = types.SimpleNamespace(graph=graph, **conf)
         owner.avg_teacher, owner.tracker = keeper.ensembled_teacher, None
-        optimizer = make_optimizer(model, rate)
+        optimizer = make_optimizer(model, job, rate)
         for x, y in loaders[client] * problem.EPOCHS:
             features, logits = model(x)
             loss = torch.nn.functional.cross_entropy(logits, y)

@@ -17,7 +17,7 @@ class AllReduce:
     """The sum of the tensors of all workers, which are threads."""
 
     def __init__(self, workers: int) -> None:
-        self.barrier, self.tensors = threading.Barrier(workers), []
+        self.barrier, self.tensors = threading.Barrier(workers, timeout=60), []
 
     def __call__(self, tensor, op=None):
         self.tensors.append(tensor.clone())

@@ -24,7 +24,7 @@ def run(job: Job) -> list[dict[str, Any]]:
     import algorithms
 
     model, loaders = Network(), batches(job)
-    optimizer = make_optimizer(model, problem.RATE)
+    optimizer = make_optimizer(model, job, problem.RATE)
     local = {
         client: {'datasize': job.sizes[client], 'train': loader, 'test': loader}
         for client, loader in enumerate(loaders)

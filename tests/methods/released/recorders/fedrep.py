@@ -1,5 +1,6 @@
 """The code of FedRep's authors, which also has FedPer."""
 
+import functools
 import runpy
 import sys
 import types
@@ -25,7 +26,8 @@ class Layers(Network):
 def run(job: Job) -> list[dict[str, Any]]:
     """Runs the program of FedRep's code, without its weight decay, which omits the biases.
 
-    It trains all clients once more after the last round; the recording has no such round.
+    It trains all clients once more after the last round; the recording has no such round. Its
+    parameters depend on whether `zero_grad` sets gradients to None, as since PyTorch 2.0, or to 0.
     """
     examples, ends = torch.utils.data.ConcatDataset(datasets(job)), np.cumsum(job.sizes)
     clients = {
@@ -51,6 +53,9 @@ def run(job: Job) -> list[dict[str, Any]]:
         'alg': job.algorithm,
         **job.parameters,
     }
+    zero_grad = functools.partialmethod(
+        torch.nn.Module.zero_grad, set_to_none=options.pop('set_to_none')
+    )
     modules = {
         'utils.options': mock.MagicMock(args_parser=lambda: types.SimpleNamespace(**options)),
         'utils.train_utils': mock.MagicMock(
@@ -86,6 +91,7 @@ def run(job: Job) -> list[dict[str, Any]]:
         mock.patch.object(Update, 'DataLoader', in_order),
         mock.patch.object(Update.LocalUpdate, 'train', train_client),
         mock.patch('torch.optim.SGD', without_decay),
+        mock.patch.object(torch.nn.Module, 'zero_grad', zero_grad),
         mock.patch('pandas.DataFrame.to_csv'),
         mock.patch('numpy.random.shuffle', lambda examples: None),
         mock.patch('numpy.random.choice', lambda *_, **__: next(cohorts)),

@@ -26,8 +26,8 @@ def run(job: Job) -> list[dict[str, Any]]:
         from algorithms.fedrs import FedRS
     loaders = batches(job)
     settings = {
-        'momentum': problem.MOMENTUM,
-        'weight_decay': problem.WEIGHT_DECAY,
+        'momentum': job.momentum,
+        'weight_decay': job.weight_decay,
         'optimizer': 'SGD',
         'local_steps': None,
         'local_epochs': problem.EPOCHS,

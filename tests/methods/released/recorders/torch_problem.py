@@ -72,9 +72,9 @@ def label_counts(loader: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tenso
     return torch.bincount(labels, minlength=problem.CLASSES)
 
 
-def make_optimizer(model: Network, rate: float) -> torch.optim.Optimizer:
-    """SGD with the problem's momentum and weight decay."""
-    settings = {'momentum': problem.MOMENTUM, 'weight_decay': problem.WEIGHT_DECAY}
+def make_optimizer(model: Network, job: Job, rate: float) -> torch.optim.Optimizer:
+    """SGD with the job's momentum and weight decay."""
+    settings = {'momentum': job.momentum, 'weight_decay': job.weight_decay}
     return torch.optim.SGD(model.parameters(), lr=rate, **settings)
 
 
