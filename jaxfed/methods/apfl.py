@@ -14,7 +14,8 @@ def apfl(*, alpha: float = 0.5) -> Method:
 
     w: CE(w), sent and averaged; v_i: CE(alpha v_i + (1 - alpha) w) with respect to v_i alone
 
-    The mixture is the personal model.
+    The mixture is the personal model. The authors' code weighs clients equally, as
+    --aggregation=uniform does, and mixes outputs instead of parameters.
 
     Args:
       alpha: share of the client's model, in 0..1; 0 is FedAvg. The paper also adapts it.

@@ -15,7 +15,8 @@ def fedbn() -> Method:
     norm_i are scale, bias, running mean and variance of every normalisation. The server averages
     running means and variances, too, for its own use.
     The server's normalisation keeps its initial parameters, so the global accuracy says little;
-    --personal_test measures the clients' models.
+    --personal_test measures the clients' models. The authors' code weighs clients equally, as
+    --aggregation=uniform does.
 
     Returns:
       The method.

@@ -14,6 +14,8 @@ def fedrep(*, body_epochs: int = 1) -> Method:
     E - body_epochs epochs of the classifier with fixed features, then body_epochs epochs of the
     features with a fixed classifier; only the features are sent and averaged
 
+    The authors' code weighs clients equally, as --aggregation=uniform does.
+
     Args:
       body_epochs: epochs of the features, the last ones of local training, >= 1 and below
         --local_epochs.
