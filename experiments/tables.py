@@ -321,7 +321,7 @@ def define(values: flags.FlagValues) -> None:
         values,
         output='runs/tables',
         rounds="the paper's",
-        seeds="a cell [the paper's number if it reports one, or 1]",
+        seeds="a cell [the paper's number; else 3 where it has deviations, or 1]",
         default_seeds=None,
     )
     command.define_paper(values)

@@ -50,7 +50,9 @@ def _figure_4(rounds: int | None) -> PaperFigure:
             Panel('local models', series, curves.by_round(quantities.local_accuracy)),
         ),
         across=2,
-        notes=('The paper does not name its methods; these are those of table 1.',),
+        notes=(
+            'Of its methods the paper names FedAvg, FedLSD and FedCAD; these are those of table 1.',
+        ),
     )
 
 

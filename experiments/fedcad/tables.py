@@ -19,7 +19,8 @@ NOTES = (
     'The paper searches mu in {0.001, 0.01, 0.1}, the weight of FedLSD in {0.1, 0.3, 0.5} and beta '
     'and gamma in {0, 0.3, 0.5, 0.7}, and does not report the result. Here mu is 0.01 (CIFAR-100 '
     "0.001, the best values of FedSSD's paper), the weight of FedLSD 0.3, and beta 0.25 and gamma "
-    '0.5 as in the student abstract. experiments.search searches them without test data.',
+    '0.5 as in the student abstract. experiments.search searches them without test data. T is 2, '
+    'which the paper has for FedLSD and does not report for FedCAD.',
     'Every method sets the same 32 examples a class aside, so that all have the same partition.',
     'The paper reports no augmentation, no weight decay and no limit to the size of a client. Crop '
     'and flip on CIFAR, decay 1e-5 and no more of a class for a client that holds its share of all '

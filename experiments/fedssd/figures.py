@@ -23,6 +23,11 @@ _SKEWS = {
 }
 _BY_CLASS = 'class accuracy (%)'
 _LOCAL = ('--local_eval_every=1',)
+_PAIRS = (
+    'The local models of a round start from the global model before it; the global accuracy is '
+    "that after it. The paper's round t has the global model from which local training starts, so "
+    'its figure may compare with that.'
+)
 _SERVER = "The clients' data excludes the 64 examples a class that the server keeps."
 
 
@@ -51,9 +56,9 @@ def _figure_2(rounds: int | None) -> PaperFigure:
         ),
         across=3,
         notes=(
-            'The local models of a round start from the global model before it; the global '
-            'accuracy is that after it.',
-            'The paper does not report the levels of heterogeneity; these are those of table II.',
+            _PAIRS,
+            'Of the levels of heterogeneity the paper names delta = 0.5 only; these are those of '
+            'table II.',
         ),
     )  # fmt: skip
 
@@ -86,6 +91,7 @@ def _figure_3(rounds: int | None) -> PaperFigure:
         notes=(
             'The client is 0, the first column of figure 6, unless --confusion_clients names '
             'another.',
+            _PAIRS,
         ),
     )
 
@@ -167,6 +173,10 @@ def _figure_8(rounds: int | None) -> PaperFigure:
             for share in (0.1, 0.2)
         ),
         across=2,
+        notes=(
+            'The paper has two pictures of each and does not name them; here there is that of the '
+            'global model.',
+        ),
     )
 
 

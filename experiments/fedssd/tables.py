@@ -39,8 +39,8 @@ NOTES = (
     'CIFAR-100, unlike these runs), does not augment Tiny-ImageNet, and has weight decay 1e-5 and '
     'a ResNet-50 with a 3x3 stem.',
     'The paper does not report the hyper-parameters of FedNTD and FedCAD: beta 1 and tau 1 as in '
-    "FedNTD's released code, beta 0.25, gamma 0.5 and T 2 as in FedCAD's student abstract and "
-    'paper.',
+    "FedNTD's released code, beta 0.25 and gamma 0.5 as in FedCAD's student abstract, and T 2, "
+    "which FedCAD's paper has for FedLSD.",
     'FedCurv is that of its own paper: Fisher information of the examples of a client, one by one, '
     'summed over the other clients of the last round.',
 )

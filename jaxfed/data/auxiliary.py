@@ -22,7 +22,7 @@ def split_auxiliary(
       ValueError: if `per_class` is negative, or a class would keep no training example.
 
     Reference:
-      FedCAD, section 4 (32 a class); FedSSD, section IV (64 a class).
+      FedCAD, section 4 (32 a class); FedSSD, section 5.1 (64 a class).
     """
     labels = np.asarray(labels)
     if per_class < 0:

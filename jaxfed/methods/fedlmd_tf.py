@@ -12,8 +12,8 @@ def fedlmd_tf(*, beta: float = 1.0, tau: float = 1.0) -> Method:
     CE + beta tau^2 KL(mu || p'), mu uniform over the classes that are neither majority classes of
     the client nor y, p' over all classes but y; majority: n_c > n / C
 
-    mu sums to 1. Eq. 8 does not normalise it again after it removes y from the m minority classes,
-    which only multiplies the gradients of examples of these classes by 1 - 1 / m.
+    mu sums to 1. Eq. 8 gives each of the m minority classes 1 / m, also y, for which eq. 4 has no
+    term. This only multiplies the gradients of examples of these classes by 1 - 1 / m.
 
     Args:
       beta: weight of the distillation, >= 0.
