@@ -219,13 +219,13 @@ def test_personal_fields_are_those_of_the_tested_clients():
     assert personal_fields(local, global_, np.zeros(3, bool)) == {}
 
 
-def test_personal_accuracy_of_the_global_model_is_after_the_round():
+def test_personal_accuracy_of_the_global_model_is_after_the_round(tmp_path):
     config = jaxfed.Config(
         model='mlp', rounds=1, num_clients=8, clients_per_round=8, local_eval_every=1,
-        personal_test=0.2,
+        personal_test=0.2, workdir=str(tmp_path / 'run'),
     )  # fmt: skip
-    result = jaxfed.simulate(config, quiet=True)
     experiment = make_experiment(config)
+    result = jaxfed.simulate(config, quiet=True)
     dealt, shares = experiment.dealt, []
     for part in filter(len, dealt.personal):
         images = dealt.dataset.x_train[part]
