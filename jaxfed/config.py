@@ -49,7 +49,7 @@ class Setting(NamedTuple):
     in_program: InProgram = 'constant'
     describes_network: bool = False  # whether the network cannot be rebuilt without it
     local_path: bool = False  # whether it is a path, which may differ between hosts
-    searched: bool = False  # whether experiments.search may vary it
+    searched: bool = False  # whether it is a choice, not the problem, as experiments.search needs
 
 
 AT_LEAST_0 = Range(lambda value: value >= 0, 'at least 0')
@@ -89,7 +89,7 @@ def _plain(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Everything that determines an experiment; every field is a flag of the same name."""
+    """Everything that determines an experiment; every field but the two mappings is a flag."""
 
     if not TYPE_CHECKING:
 
@@ -147,10 +147,10 @@ class Config:
         local_path=True,
     )
     image_column: str | None = _data(
-        None, 'for --dataset=hf:NAME; column of the inputs [the only one of images]'
+        None, 'for --dataset=hf:NAME; column of the inputs [the only one of images or arrays]'
     )
     label_column: str | None = _data(
-        None, 'for --dataset=hf:NAME; column of the labels [that of classes, or label]'
+        None, 'for --dataset=hf:NAME; column of the labels [that of classes, label or labels]'
     )
     user_column: str | None = _data(
         None, 'for --dataset=hf:NAME; column of the owners, for --partition=natural'
@@ -169,11 +169,11 @@ class Config:
     )
     seed: int = _seed(0, 'seed of all randomness')
     partition_seed: int | None = _seed(
-        None, 'seed of the partition; the test data stays the same [--seed]'
+        None, 'seed of the partition, validation and personal test data [--seed]'
     )
     cohort_seed: int | None = _seed(None, 'seed of the sampled clients and their failures [--seed]')
     init_seed: int | None = _seed(None, 'seed of the initial parameters [--seed]')
-    batch_seed: int | None = _seed(None, 'seed of batches and augmentation [--seed]')
+    batch_seed: int | None = _seed(None, 'seed of batches, augmentation and other noise [--seed]')
 
     partition: str = _partition(
         'dirichlet', 'how clients receive examples', registry='jaxfed.partition:PARTITIONS'
@@ -185,13 +185,13 @@ class Config:
         0.5, "quantity: concentration of the clients' sizes; small values are skewed", POSITIVE
     )
     min_size: int = _partition(
-        10, 'fewest examples of a client, for Dirichlet partitions and quantity', AT_LEAST_1
+        10, 'fewest examples of a client; Dirichlet of classes, quantity', AT_LEAST_1
     )
     balanced: bool = _partition(
         False, 'dirichlet: no further class after n/N examples; such a client is full'
     )
     shards_per_client: int = _partition(
-        2, 'sharding, fedntd_sharding: shards per client; about one class each', AT_LEAST_1
+        2, 'sharding, fedntd_sharding: shards per client; one class each', AT_LEAST_1
     )
     labels_per_client: int = _partition(
         2, 'label_quantity, extended_dirichlet: classes a client', AT_LEAST_1
@@ -341,7 +341,7 @@ class Config:
     )
     target_accuracy: float | None = _record(
         None,
-        'accuracy from 0 to 1; summary.json has the first round that reaches it',
+        'accuracy, above 0, at most 1; summary.json has the first round that reaches it',
         SHARE,
         in_program='absent',
     )

@@ -70,8 +70,9 @@ def main(arguments: Sequence[str]) -> int:
       arguments: the program's name; more are an error.
 
     Returns:
-      The exit status: 0, 1 if training diverged or a file could not be read or written, 2 for bad
-      input or too little memory, 130 if interrupted after a round, 143 if terminated after one.
+      The exit status: 0, 1 if training diverged or a file of a run could not be written, 2 for bad
+      input, data that cannot be read, a sweep's table that cannot be written or too little memory,
+      130 if interrupted, 143 if terminated.
     """
     values = flags.FLAGS
     workdir = Path(values.workdir).expanduser() if values.workdir else None

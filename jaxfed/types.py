@@ -38,7 +38,9 @@ class Outputs(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A network as a pair of pure functions; parameters are a nested dict of arrays.
+    """A network as a pair of pure functions; parameters are a tree of arrays.
+
+    Methods with a classifier of their own need a nested dict with a 'classifier'.
 
     A network with batch statistics has their initial values in `stats`, and its `apply` takes two
     more arguments: (params, x, stats) evaluates, (params, x, stats, mask [B]) trains. A network
@@ -148,8 +150,8 @@ class Dataset(NamedTuple):
           The dataset.
 
         Raises:
-          ValueError: if examples have unequal shapes, or labels without num_classes do not number
-            the classes from 0.
+          ValueError: if examples have unequal shapes, labels are no integers from 0, or, without
+            num_classes, do not number the classes from 0.
         """
         try:
             inputs = np.asarray(x_train), np.asarray(x_test)
@@ -170,10 +172,12 @@ class Dataset(NamedTuple):
 def _check_integers(labels: np.ndarray, test_labels: np.ndarray) -> None:
     for name, array in (('y_train', labels), ('y_test', test_labels)):
         if not array.size or not np.issubdtype(array.dtype, np.integer):
-            raise ValueError(
-                f'{name} must have integers from 0, one for each example, got {array.dtype} of '
-                f'shape {list(array.shape)}.'
-            )
+            found = f'{array.dtype} of shape {list(array.shape)}'
+        elif array.min() < 0:
+            found = f'{array.min()}'
+        else:
+            continue
+        raise ValueError(f'{name} must have integers from 0, one for each example, got {found}.')
 
 
 def count_classes(
@@ -191,8 +195,8 @@ def count_classes(
       The largest training label plus one.
 
     Raises:
-      ValueError: if the test data has a class without training examples, no label is 0, or most
-        labels up to the largest are missing.
+      ValueError: if a test label is above all training labels, no label is 0, or most labels up to
+        the largest are missing.
     """
     num_classes = int(labels.max()) + 1
     used = np.union1d(labels, test_labels)

@@ -60,7 +60,8 @@ def main(arguments: Sequence[str]) -> int:
       arguments: of the command line, without the program's name.
 
     Returns:
-      The exit status: 0, 1 if some runs failed, 2 for invalid input, 130 if interrupted.
+      The exit status: 0, 1 if some runs failed, 2 for invalid input, 130 if interrupted, 143 if
+      terminated.
     """
     parsed = command.parse(arguments, define, __doc__)
     values = parsed.values

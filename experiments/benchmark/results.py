@@ -184,7 +184,7 @@ def learning_rate(trial: Sequence[str]) -> float | None:
 
 
 def _mean(row: Row) -> float:
-    """The mean final accuracy, to the digits that records have: equal means share a rank."""
+    """The mean final accuracy, to a thousandth of a point: equal means share a rank."""
     interval = row.interval('final')
     return -1.0 if interval is None else round(interval.mean, 3)
 

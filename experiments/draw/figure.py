@@ -164,7 +164,7 @@ def _check_clients(config: Config) -> None:
         )
     # These samplings ignore the sizes, which are unknown yet.
     last = sample_cohort(config, np.ones(config.num_clients, int), config.rounds)
-    known = config.sampling in ('uniform', 'round_robin') and not config.over_selection
+    known = config.sampling in ('uniform', 'round_robin', 'fedntd') and not config.over_selection
     absent = {*parse_clients(config.confusion_clients)} - {*last.clients[last.epochs > 0]}
     if known and absent:
         raise ValueError(

@@ -45,7 +45,7 @@ def sensitivity(score: Score, xlabel: str, ylabel: str, label: str = ACCURACY) -
 
 
 def partition(title: str, found: Sequence[Found]) -> Matrix:
-    """Examples of each class at each client, computed from the settings.
+    """Examples of each class at each client, from the record or else from the settings.
 
     Args:
       title: of the panel.

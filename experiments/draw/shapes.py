@@ -42,7 +42,7 @@ class Matrix(NamedTuple):
     columns: tuple[str, ...]
     label: str  # the quantity of the colours, with its unit
     # Values of the lightest and the darkest colour; None for the least and the largest of all
-    # matrices of the figure with the same label.
+    # matrices of the figure with the same label and the same of these numbers.
     low: float | None = 0.0
     high: float | None = None
     gamma: float = 1.0  # exponent of the colours; below 1 sets small values apart

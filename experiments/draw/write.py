@@ -75,7 +75,7 @@ def _number(value: float) -> str:
 
 
 def summarise(plan: FigureCells, done: dict[Path, RecordedCell]) -> list[str]:
-    """A phrase each for rounds, seeds, settings other than the flag file's, and missing runs.
+    """A phrase each for rounds, seeds, other settings than the flag file's, and unusual runs.
 
     Args:
       plan: the figure and its cells.
@@ -111,7 +111,7 @@ def _seeds(cells: Sequence[Cell]) -> str:
 
 
 def describe(name: str, plan: FigureCells, done: dict[Path, RecordedCell]) -> str:
-    """The caption: title, runs and device, then the flags of every series.
+    """The caption: title, runs, the flags of every series, versions and device.
 
     Args:
       name: 'PAPER/NUMBER'.

@@ -243,8 +243,9 @@ def check(cells: Iterable[Cell]) -> None:
     """Check folders, settings and data of all cells, before the first run.
 
     Raises:
-      ValueError: if a folder holds another run, or settings or data are invalid.
-      OSError: if data cannot be read.
+      ValueError: if a folder holds another run, settings or data are invalid, or data cannot be
+        read.
+      OSError: if a folder's records cannot be read.
     """
     left = [cell for cell in cells if not is_done(cell)]
     # The checks do not depend on the seed, except for random outcomes.
@@ -268,8 +269,8 @@ def run_cells(
     """Train the unfinished cells; cells that can share a program train together.
 
     An interrupted cell resumes from its last checkpoint with its original measures, which include
-    the requested ones; cells that were interrupted together resume together. Several processes may
-    work on one grid: each skips the cells of the others.
+    the requested ones if it is `measured`; cells that were interrupted together resume together.
+    Several processes may work on one grid: each skips the cells of the others.
 
     Args:
       cells: of the grid, checked; all of one output folder.
@@ -357,7 +358,8 @@ def _as_begun(cell: Cell) -> Config:
     """The settings of an unfinished cell, with the measures of the interrupted run if any."""
     if not (cell.folder / run_files.CONFIG).exists():
         return cell.config
-    # `is_done` has refused every other difference, and runs that lack a requested measure.
+    # `is_done` has refused every other difference, and of a cell that is `measured` those that lack
+    # a requested measure.
     other = run_files.differing(cell.folder, cell.config, parts_of(cell.config))
     measure, _ = other.get('measure', (cell.config.measure, None))
     return dataclasses.replace(cell.config, measure=measure)

@@ -92,9 +92,10 @@ def score_of(
       runs: seed -> finished run.
       baselines: seed -> run of the baseline.
       asked: requested number of seeds.
-      score: one of `SCORES`.
+      score: one of `SCORES`, or `PERSONAL`.
       speed: '', 'rounds' to the target, or 'speed-up': the baseline's rounds over the run's.
-      target: 'flag' for the run's --target_accuracy, 'baseline' for the baseline's score.
+      target: 'flag' for the run's --target_accuracy, 'baseline' for the baseline's score, of a
+        moving average its best.
 
     Returns:
       The score.

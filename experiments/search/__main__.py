@@ -127,7 +127,8 @@ def main(arguments: Sequence[str]) -> int:
       arguments: of the command line, without the program's name.
 
     Returns:
-      The exit status: 0, 1 if some runs failed, 2 for invalid input, 130 if interrupted.
+      The exit status: 0, 1 if some runs failed, 2 for invalid input, 130 if interrupted, 143 if
+      terminated.
     """
     cut = arguments.index('--') if '--' in arguments else len(arguments)
     renamed = [re.sub(r'^--?flagfile(?==|$)', '--settings', flag) for flag in arguments[:cut]]

@@ -15,7 +15,7 @@ class Ranked(NamedTuple):
 
     flags: Combination
     score: Score
-    place: int  # from 1, equal means share one; 0 without all seeds, or after an early stop
+    place: int  # from 1, equal means share one; 0 for combinations that `rank` does not place
     given_up: int = 0  # round after which it stopped early; 0 if it did not
 
     @property

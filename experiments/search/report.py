@@ -117,7 +117,7 @@ def markdown(search: Search, ranking: Sequence[Ranked]) -> str:
 
 
 def as_csv(search: Search, ranking: Sequence[Ranked]) -> str:
-    """The ranking as CSV, numbers unrounded."""
+    """The ranking as CSV, means and deviations with four decimals."""
     lines: list[list[Any]] = [[*_heads(search), 'seeds', 'evaluated_on']]
     for ranked in ranking:
         score = ranked.score

@@ -43,7 +43,8 @@ def load_dataset(
         image files), 'hf:NAME' (of Hugging Face's library `datasets`), or an image classification
         dataset of TensorFlow Datasets or of `jaxfed.data.prepare`, such as 'cifar10' or
         'emnist/letters'.
-      data_dir: folder of the datasets; by default $TFDS_DATA_DIR or ~/tensorflow_datasets.
+      data_dir: folder of the datasets; by default $TFDS_DATA_DIR or ~/tensorflow_datasets, and of
+        'hf:NAME' that of the library.
       npz: the file of 'npz'.
       path: the folder of 'image_folder'.
       columns: of 'hf:NAME'.
@@ -52,8 +53,8 @@ def load_dataset(
       The dataset; its images are in the units of the source and may be read-only.
 
     Raises:
-      ValueError: if the dataset is unknown, missing or malformed, or if `npz` or `path` does not
-        match the name.
+      ValueError: if the dataset is unknown, missing or malformed, or if `npz`, `path` or `columns`
+        do not match the name.
     """
     check_source(name, npz=npz, path=path, columns=columns)
     if name.startswith(PREFIX):

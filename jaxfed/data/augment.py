@@ -84,7 +84,7 @@ def make_augment(
       A pure function from a random key and raw images [B, H, W, ch] to [B, H, W, ch] float32.
 
     Raises:
-      ValueError: if a name is unknown or occurs twice.
+      ValueError: if a name is unknown or occurs twice, or both kinds of crop are named.
 
     Reference:
       The released training code of FedNTD (Lee et al., NeurIPS 2022) and FedLMD; cutout from

@@ -22,7 +22,7 @@ STRENGTHS = {'rotation': 45.0, 'brightness': 0.5, 'blur': 1.0}
 def check_feature_shift(
     kind: FeatureShift, strength: float | None, x_train: np.ndarray, source: str
 ) -> None:
-    """Raises a ValueError in one line if a shift does not suit the images or has no strength.
+    """Raises a ValueError in one line if a shift or its strength does not suit the images.
 
     Args:
       kind: of the shift.
@@ -55,7 +55,8 @@ def check_feature_shift(
 def make_shift(kind: FeatureShift, strength: float | None, num_clients: int) -> Shift | None:
     """Makes the function that shifts the images of a client; None for 'none'.
 
-    Client i of N has the place p_i = 2 i / (N - 1) - 1, from -1 to 1, and S is the strength:
+    Client i of N has the place p_i = 2 i / (N - 1) - 1, from -1 to 1 (0 if N = 1), and S is the
+    strength:
 
     - rotation: by p_i S degrees about the centre, bilinear, zeros outside.
     - brightness: pixels times 1 + p_i S; uint8 is cut off at 255.

@@ -76,8 +76,8 @@ def from_huggingface(
     """Makes a dataset from the splits 'train' and 'test' (or 'validation').
 
     The inputs are the column of images, of one size and 8 bits, or of arrays of one shape; the
-    labels are the column of class labels, else that named 'label'. Text labels are numbered in
-    sorted order.
+    labels are the column of class labels, else that named 'label' or 'labels'. Text labels are
+    numbered in sorted order.
 
     Args:
       splits: a `datasets.DatasetDict`, or a mapping to `datasets.Dataset`.
@@ -86,8 +86,9 @@ def from_huggingface(
       name: of the dataset.
 
     Raises:
-      ValueError: if a split or a column is missing, or columns have other values; if a split has a
-        transform; or if an image cannot be read, or has more than 8 bits a channel or 2^24 pixels.
+      ValueError: if a split or a column is missing, or columns have other values; if a split is
+        empty, streamed or has a transform; or if an image cannot be read, has another size than the
+        first, or more than 8 bits a channel or 2^24 pixels.
     """
     parts = _parts(splits, source)
     inputs, label = _columns(parts, source, columns)

@@ -75,6 +75,9 @@ def checked_rgb(data: bytes, size: tuple[int, int], where: str) -> bytes:
       data: content of the file.
       size: required (width, height) in pixels.
       where: flag and file name, for messages.
+
+    Raises:
+      ValueError: if the file is damaged, or has another size or more than 8 bits a channel.
     """
     with reading_image(where), Image.open(io.BytesIO(data), formats=('PNG', 'JPEG')) as image:
         wide = is_wide(image)

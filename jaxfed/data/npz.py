@@ -53,7 +53,8 @@ def read_arrays(
       needed: names of the arrays.
 
     Raises:
-      ValueError: if the file is missing or unreadable, or lacks an array.
+      ValueError: if the file is missing or unreadable, lacks an array, has an entry that is none,
+        or both `users` and `users_train`.
     """
     if not os.path.isfile(path):
         raise ValueError(f'{source} is not a file; pass the path of an .npz file.')

@@ -104,7 +104,8 @@ def draw_cohort(
       The cohort, sorted by client; failed clients fill it up to S.
 
     Raises:
-      ValueError: if a user's sampling does not return distinct clients.
+      ValueError: if a user's sampling does not return distinct clients, or `size` has fewer clients
+        with examples.
 
     Reference:
       Bonawitz et al., Towards Federated Learning at Scale, 2019, section 2 (over-selection, 0.3);

@@ -132,7 +132,8 @@ def check_devices(wanted: str) -> None:
     """Checks --devices against the devices of JAX.
 
     Raises:
-      ValueError: if `wanted` is neither 'all' nor a number of devices that JAX has.
+      ValueError: if `wanted` is neither 'all' nor a number of devices that JAX has, at least one
+        for each process.
     """
     if wanted == 'all':
         return

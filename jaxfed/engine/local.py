@@ -88,7 +88,7 @@ class SampledClients(NamedTuple):
     id: Array  # [S] int32
     info: ClientInfo  # [S, ...]
     static: PyTree  # [S, ...] from the method's `prepare`
-    steps: Array  # [S] int32, local steps in this round
+    steps: Array  # [S] int32, batches in this round
     key: Array  # [S] random keys
     share: Array  # [S] float32, weight of the batch statistics
     weight: Array  # [S] float32, weight of the update
@@ -127,7 +127,7 @@ class Lane(NamedTuple):
     start: tuple[PyTree, PyTree] | tuple[()]  # from `receive`; () without
     order: Array  # [E, longest] int32, the client's examples in the order of each epoch
     key: Array  # [] random key of augmentation
-    step: Array  # [] int32, local steps done
+    step: Array  # [] int32, batches done
     loss: Array  # [] float32, sum of the objective over examples
 
 

@@ -6,7 +6,7 @@ update is added to the device's weighted sum and its lane takes the next client 
 lane without a client continues to compute, and nothing reads its values, so no step needs a mask.
 Devices do not communicate.
 
-`merge` adds up the sums of all devices, the only communication of a round, and applies the server's
+`merge` adds up the sums of all devices, the only communication of the two, and applies the server's
 step.
 """
 

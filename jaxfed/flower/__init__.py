@@ -2,7 +2,8 @@
 
 `client_app` and `server_app` make the two apps of a Flower project, which `python -m jaxfed.flower
 init DIR` writes. A round is that of `jaxfed.simulate`: the server shares and merges; a client
-trains with the same compiled program and keeps its state; its update and its upload leave it.
+trains with the same compiled program and keeps its state; what leaves it is its update, its upload,
+changes of batch statistics, the sum of its losses and its numbers of examples by class.
 """
 
 import importlib

@@ -306,7 +306,7 @@ def train_clients(
       fails is missing.
 
     Raises:
-      ValueError: if the apps of all clients fail, or an answer does not fit.
+      ValueError: if all clients fail; an answer that does not fit counts as a failure.
     """
     shared = programs.round.share(inputs)
     model = pack((inputs.server.params, inputs.server.stats, shared))

@@ -124,7 +124,7 @@ def plain(text: str) -> str:
 
 
 def silence() -> None:
-    """Print only errors from now on; every process but the first one does."""
+    """Print only warnings and errors from now on; every process but the first one does."""
     TERMINAL.quiet = True
 
 

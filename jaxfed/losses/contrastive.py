@@ -32,7 +32,7 @@ def model_contrastive(
       [B].
 
     Raises:
-      ValueError: if the temperature is not positive.
+      ValueError: if the temperature is out of range.
 
     Reference:
       Li et al., Model-Contrastive Federated Learning, CVPR 2021, eq. 2.

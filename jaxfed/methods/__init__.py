@@ -84,7 +84,7 @@ class Part(NamedTuple):
 
     name: str
     hyperparameters: dict[str, Any]
-    phase: int = 0  # 0 before --switch_round, 1 after it
+    phase: int = 0  # 0 up to --switch_round, 1 after it
 
 
 def hyperparameters(name: str) -> Mapping[str, inspect.Parameter]:
@@ -126,8 +126,9 @@ def resolve(specification: str, settings: Mapping[str, Any]) -> list[Part]:
       The parts in order, with defaults filled in.
 
     Raises:
-      ValueError: if a method is unknown or named twice, or a hyper-parameter belongs to no part or
-        to several, or is set under both of its names.
+      ValueError: if a method is unknown or named twice for the same rounds, more than two follow
+        each other, a registered name has '+' or ',', or a hyper-parameter belongs to no part or to
+        several, or is set under both of its names.
     """
     for name in METHODS:
         if name in specification and {*name} & {'+', ','}:
@@ -196,7 +197,8 @@ def build(parts: list[Part], *, switch_round: int | None = None) -> Method:
 
     Raises:
       ValueError: if a hyper-parameter is of a wrong type, not finite or out of range, a registered
-        function returns no valid method, or the parts do not combine.
+        function returns no valid method, the parts do not combine, or there are two phases without
+        `switch_round` or the reverse.
     """
     phases: tuple[list[Method], list[Method]] = [], []
     for name, values, phase in parts:

@@ -24,7 +24,7 @@ def apfl(*, alpha: float = 0.5) -> Method:
       The method.
 
     Raises:
-      ValueError: if alpha is out of range, or the network has batch statistics or dropout.
+      ValueError: if alpha is out of range, or the network has batch statistics, dropout or a mask.
 
     Reference:
       Deng et al., Adaptive Personalized Federated Learning, 2020, algorithm 1.

@@ -150,8 +150,9 @@ def chain(*parts: Method, names: Sequence[str] = ()) -> Method:
     """Combines methods into one.
 
     Penalties add up, and a step changes the arrays that every part allows. Weights, received
-    parameters, sent updates, the server's update and the network pass through the parts from left
-    to right. Every other hook runs for each part separately, with a tuple of the parts' states.
+    parameters, sent updates and their size, personal parameters, the server's update and the
+    network pass through the parts from left to right. One part at most has `supervised`, and one
+    `combine`. Every other hook runs for each part separately, with a tuple of the parts' states.
 
     Args:
       *parts: the methods, in the order in which they change the server's update.

@@ -23,7 +23,7 @@ def ditto(*, lam: float = 1.0) -> Method:
       The method.
 
     Raises:
-      ValueError: if lam is negative, or the network has batch statistics or dropout.
+      ValueError: if lam is negative, or the network has batch statistics, dropout or a mask.
 
     Reference:
       Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021,

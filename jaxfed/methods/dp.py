@@ -15,13 +15,14 @@ def dp(*, clip: float = 1.0, noise: float = 1.0, delta: float = 1e-5) -> Method:
     update = 1 / m (sum_i u_i min(1, clip / ||u_i||) + noise clip N(0, I)), m the mean cohort size
 
     A run records the epsilon of its rounds, of neighbouring sets of clients. The noise follows
-    --batch_seed, so runs are reproducible; a deployment needs secret randomness. An update that is
-    not finite counts as zero.
+    --batch_seed, so runs are reproducible; a server of jaxfed.flower draws it in secret. An update
+    that is not finite counts as zero.
 
     Args:
       clip: largest norm of a client's update, > 0.
       noise: standard deviation of the noise in multiples of `clip`, >= 0.
-      delta: probability with which the bound epsilon may fail, > 0 and < 1; take it below 1 / N.
+      delta: probability with which the bound epsilon may fail, > 0 and < 1; a run of N
+        clients needs less than 1 / N.
 
     Returns:
       The method.

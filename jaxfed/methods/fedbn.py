@@ -12,10 +12,10 @@ def fedbn() -> Method:
 
     w = (body, norm_i); only the body is sent and averaged
 
-    norm_i are scale, bias, running mean and variance of every normalisation. The server averages
-    running means and variances, too, for its own use.
-    The server's normalisation keeps its initial parameters, so the global accuracy says little;
-    --personal_test measures the clients' models. The authors' code weighs clients equally, as
+    norm_i are scale, bias, running mean and variance of every normalisation. The simulator also
+    averages running means and variances for the server, which the costs do not count. The server's
+    normalisation keeps its initial parameters, so the global accuracy says little; --personal_test
+    measures the clients' models. The authors' code weighs clients equally, as
     --aggregation=uniform does.
 
     Returns:

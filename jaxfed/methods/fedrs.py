@@ -25,7 +25,7 @@ def fedrs(*, alpha: float = 0.5, continuous: bool = False) -> Method:
       The method.
 
     Raises:
-      ValueError: if alpha is out of range.
+      ValueError: if alpha is out of range, or the network's parameters hold no 'classifier'.
 
     Reference:
       Li and Zhan, FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID

@@ -54,7 +54,7 @@ class RoundInfo(NamedTuple):
     num_clients: int  # N
     clients_per_round: int  # S
     local_epochs: int  # E
-    cohort_size: Array  # [] int32, clients of the round whose update is not lost, at most S
+    cohort_size: Array  # [] int32, clients whose update is not lost, also without examples
     expected_size: Any  # S (1 - dropout), its mean over rounds without --over_selection
 
 
@@ -159,7 +159,7 @@ class ClientView(NamedTuple):
     state: PyTree
     shared: PyTree
     begun: PyTree  # () before `begin`
-    steps: Array  # [] int32, local steps of this client in this round
+    steps: Array  # [] int32, batches of this client in this round
     key: Array  # [] random key of this client and round
     round: RoundInfo
 
@@ -170,7 +170,7 @@ class CohortView(NamedTuple):
     weights: Array  # [S] float32, from --aggregation or the previous part; 0 where lost
     size: Array  # [S] int32; 0 where lost
     label_counts: Array  # [S, C] int32; 0 where lost
-    steps: Array  # [S] int32; 0 where lost
+    steps: Array  # [S] int32, batches; 0 where lost
     round: RoundInfo
 
 
@@ -179,7 +179,7 @@ class CombineView(NamedTuple):
 
     updates: PyTree  # [S, ...] what each client sends; 0 where lost
     weights: Array  # [S] float32, from `weigh`; 0 where lost
-    arrived: Array  # [S] bool, False where lost
+    arrived: Array  # [S] bool, False where lost, or without examples
     round: RoundInfo
 
 
@@ -249,7 +249,7 @@ class Method(NamedTuple):
     equal_weights: bool = False  # whether `weigh` drops the weights of earlier parts
     counts_steps: bool = False  # whether it reads the local steps as those of SGD with momentum
     uploads: bool = False  # whether the server needs more of a client than its update
-    reads_server: bool = False  # whether `share` evaluates the global model as a network
+    reads_server: bool = False  # whether it evaluates the global model or a mean of such models
     alters_messages: bool = False  # whether it compresses, hides, attacks or combines updates
     ignores_weights: bool = False  # whether `combine` does not read the weights
     delays: bool = False  # whether updates reach the server in later rounds
@@ -257,7 +257,9 @@ class Method(NamedTuple):
     privacy: Privacy | None = None
 
     def survives_clients(self, stats: PyTree) -> bool:
-        """Whether a client whose parameters are not finite cannot reach the model.
+        """Whether clients whose parameters are not finite do not reach the model.
+
+        Not so if a robust sum is set to tolerate none of them.
 
         Args:
           stats: batch statistics of the network, which are averaged as they are.

@@ -26,7 +26,8 @@ def moon(*, mu: float = 1.0, tau: float = 0.5, projection: bool = False) -> Meth
       The method.
 
     Raises:
-      ValueError: if a hyper-parameter is out of range.
+      ValueError: if a hyper-parameter is out of range, or, with `projection`, the network's
+        parameters hold no 'classifier' or have the names of the projection.
 
     Reference:
       Li et al., Model-Contrastive Federated Learning, CVPR 2021, eq. 3.

@@ -23,7 +23,7 @@ def topk(*, share: float = 0.1) -> Method:
       The method.
 
     Raises:
-      ValueError: if share is out of range.
+      ValueError: if share is out of range, or `quantize` comes before it.
 
     Reference:
       Stich et al., Sparsified SGD with Memory, NeurIPS 2018, algorithm 1.

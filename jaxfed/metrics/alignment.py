@@ -25,8 +25,8 @@ def class_preference(activations: ArrayLike, y: ArrayLike, num_classes: int) -> 
       [F] int32.
 
     Reference:
-      Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
-      NeurIPS 2022, section 5.1.
+      Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated
+      Learning, NeurIPS 2022, section 5.1.
     """
     member = jax.nn.one_hot(jnp.asarray(y), num_classes)
     counts = jnp.sum(member, axis=0)[:, None]
@@ -46,7 +46,7 @@ def alignment(preference: ArrayLike, other: ArrayLike) -> Array:
       [], in 0..1.
 
     Reference:
-      Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
-      NeurIPS 2022, section 5.1.
+      Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated
+      Learning, NeurIPS 2022, section 5.1.
     """
     return jnp.mean((jnp.asarray(preference) == jnp.asarray(other)).astype(jnp.float32))

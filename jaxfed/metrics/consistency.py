@@ -22,8 +22,8 @@ def class_consistency(before: ArrayLike, now: ArrayLike) -> Array:
       [], in 0..1.
 
     Reference:
-      Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
-      NeurIPS 2022, section 2.1.
+      Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated
+      Learning, NeurIPS 2022, section 2.1.
     """
     before, now = jnp.asarray(before), jnp.asarray(now)
     lengths = jnp.sqrt(jnp.sum(before**2) * jnp.sum(now**2))

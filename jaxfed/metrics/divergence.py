@@ -21,8 +21,8 @@ def weight_distances(models: PyTree, center: PyTree) -> Array:
       [S].
 
     Reference:
-      Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
-      NeurIPS 2022, section 5.2.
+      Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated
+      Learning, NeurIPS 2022, section 5.2.
     """
     squares = jax.tree.map(
         lambda rows, one: ((rows - one) ** 2).reshape(len(rows), -1).sum(axis=1), models, center
@@ -45,8 +45,8 @@ def distribution_divergence(shares: ArrayLike, class_accuracy: ArrayLike) -> Arr
       [S], in 0..2.
 
     Reference:
-      Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
-      NeurIPS 2022, section 5.2.
+      Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated
+      Learning, NeurIPS 2022, section 5.2.
     """
     accuracy = jnp.asarray(class_accuracy)
     uniform = jnp.full_like(accuracy, 1 / accuracy.shape[0])

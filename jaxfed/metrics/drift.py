@@ -62,8 +62,8 @@ def diversity(squares: ArrayLike, mean_square: ArrayLike) -> Array:
       [].
 
     Reference:
-      Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
-      NeurIPS 2022, definition 2, for gradients.
+      Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated
+      Learning, NeurIPS 2022, definition 2, for gradients.
     """
     mean = jnp.mean(jnp.asarray(squares))
     return jnp.where(mean > 0, ratio(mean, jnp.asarray(mean_square), jnp.inf), 1.0)

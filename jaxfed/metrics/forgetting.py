@@ -24,8 +24,8 @@ def class_forgetting(history: Array) -> Array:
       [C].
 
     Reference:
-      Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
-      NeurIPS 2022, section 2.1.
+      Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated
+      Learning, NeurIPS 2022, section 2.1.
     """
     best = history[:-1].max(axis=0) if len(history) > 1 else history[-1]
     return best - history[-1]
@@ -44,8 +44,8 @@ def forgetting(history: Array, tested: np.ndarray | None = None) -> Array:
       [].
 
     Reference:
-      Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
-      NeurIPS 2022, section 2.1.
+      Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated
+      Learning, NeurIPS 2022, section 2.1.
     """
     classes = class_forgetting(history)
     return (classes if tested is None else classes[tested]).mean()

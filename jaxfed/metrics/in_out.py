@@ -18,8 +18,8 @@ def label_shares(counts: ArrayLike) -> Array:
       [..., C], each with sum 1.
 
     Reference:
-      Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
-      NeurIPS 2022, definition 1.
+      Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated
+      Learning, NeurIPS 2022, definition 1.
     """
     counts = jnp.asarray(counts)
     size = jnp.sum(counts, axis=-1, keepdims=True)
@@ -38,8 +38,8 @@ def out_local(shares: ArrayLike) -> Array:
       [..., C], each with sum 1.
 
     Reference:
-      Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
-      NeurIPS 2022, definition 1.
+      Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated
+      Learning, NeurIPS 2022, definition 1.
     """
     shares = jnp.asarray(shares)
     return (1 - shares) / (shares.shape[-1] - 1)
@@ -58,8 +58,8 @@ def in_out_accuracy(class_accuracy: ArrayLike, counts: ArrayLike) -> tuple[Array
       [...] in-local and [...] out-local accuracy, in 0..1.
 
     Reference:
-      Lee et al., Preservation of Global Knowledge by Not-True Distillation in Federated Learning,
-      NeurIPS 2022, section 2.2.
+      Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated
+      Learning, NeurIPS 2022, section 2.2.
     """
     accuracy, shares = jnp.asarray(class_accuracy), label_shares(counts)
     return jnp.sum(shares * accuracy, axis=-1), jnp.sum(out_local(shares) * accuracy, axis=-1)

@@ -44,7 +44,7 @@ class LocalModels(NamedTuple):
 
 
 class RoundData(NamedTuple):
-    """The clients and data of a round."""
+    """The data of a round, and its S clients whose updates arrive."""
 
     cohort: np.ndarray  # [S] int32 client ids
     label_counts: np.ndarray  # [S, C] integers, of the cohort
@@ -220,7 +220,7 @@ MEASURES: dict[str, Measure] = {
     'in_out': Measure(
         text="Test accuracy weighted towards each client's frequent and towards its rare classes: "
         'mean over local models, and for the global model before and after the round.',
-        cost='at most two more tests of the global model',
+        cost='the tests of the global model',
         scalars=tuple(
             f'{side}_local_accuracy{suffix}'
             for suffix in ('', '_before', '_after')

@@ -45,8 +45,9 @@ def check_measures(names: Sequence[str], reserved: Collection[str]) -> None:
       reserved: the fields of records that are not of measures.
 
     Raises:
-      ValueError: if one is not a `Measure`, needs an unknown part of `LocalModels`, or records a
-        field of something else; measures may share arrays.
+      ValueError: if one is not a `Measure` or has fields of other forms than its own, needs an
+        unknown part of `LocalModels`, or records a field of something else; measures may share
+        arrays.
     """
     owners = dict.fromkeys(reserved, 'jaxfed')
     for name in names:
@@ -194,7 +195,7 @@ def measure_round(
 
     Raises:
       ValueError: if a measure fails, or returns no dictionary, a field that it does not list, or
-        an array or a text as a scalar.
+        an array as a scalar, or values that are no numbers.
     """
     values: Fields = dict.fromkeys(fields(names))
     for name in names:

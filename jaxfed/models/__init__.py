@@ -144,8 +144,9 @@ def make_model(
       batch statistics or dropout.
 
     Raises:
-      ValueError: if the name is unknown, the network has no such option, a value is invalid, a size
-        is below 1, the images are too small for the network, or its constructor fails.
+      ValueError: if the name is unknown, the network has no such option or does not take such
+        inputs, a value is invalid, a size is below 1, the images are too small for the network, its
+        constructor fails or needs another argument, or a registered object makes no network.
     """
     if name not in MODELS:
         raise ValueError(

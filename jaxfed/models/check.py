@@ -23,7 +23,7 @@ def check_network(
 
     Raises:
       ValueError: if the network fails on such images, has no parameters, or returns outputs of
-        other shapes than logits [B, C] and features [B, F].
+        other shapes than logits [B, C] and features [B, F], or logits that are not floats.
     """
     batch = 2
     x = example_inputs(batch, input_shape, vocabulary)

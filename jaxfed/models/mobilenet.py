@@ -47,7 +47,8 @@ class MobileNet(BlockNetwork):
     Args:
       input_shape: height, width and channels of an image.
       num_classes: C.
-      width: multiplier of all channels, above 0; rounded down, at least 2 channels.
+      width: multiplier of all channels, above 0 and at most 8; channels are rounded down to an even
+        number, at least 2.
       stem: for images as large as CIFAR's or ImageNet's.
       norm: normalisation.
       remat: recompute the inner values of each block for its gradient.

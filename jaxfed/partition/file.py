@@ -29,7 +29,7 @@ def file(
     `--validation` or the server takes leave their clients; those that no client lists are not used.
 
     Args:
-      labels: [n] integers, the class of each training example; only n matters.
+      labels: not used.
       num_clients: number of clients N, as many as the file has.
       seed: not used.
       dealt: [m] bool, which of the dataset's training examples `labels` has.

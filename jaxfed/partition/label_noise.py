@@ -36,7 +36,7 @@ def label_noise(
       [n] integers, the noisy labels; labels of examples without a client are unchanged.
 
     Raises:
-      ValueError: if rate or form is invalid, or there is only one class.
+      ValueError: if rate or form is invalid, or the rate is above 0 and there is only one class.
 
     Reference:
       Symmetric noise as in Patrini et al., Making Deep Neural Networks Robust to Label Noise,

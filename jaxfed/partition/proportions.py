@@ -79,8 +79,8 @@ def draw_counts(
     """Draws the examples [N, C] of each class for every client, at least `min_size` for each.
 
     Each holder of a class gets `first` of its examples, and Dirichlet proportions split the rest.
-    Raises a ValueError that names `flag`, the flag of alpha, if alpha is invalid or a bounded
-    amount of work does not reach `min_size`.
+    Raises a ValueError if `min_size` is invalid, or, naming `flag`, the flag of alpha, if alpha is
+    invalid or a bounded amount of work does not reach `min_size`.
     """
     check_concentration(flag, alpha)
     check_min_size(min_size, len(holds), class_sizes.sum())

@@ -13,7 +13,7 @@ def sharding(
     Each class gets one shard; each further shard goes to the class with the largest shards, which
     minimises the largest shard. The shards of a class differ by at most one example. All clients
     have the same size if the classes are equally large and divide evenly (CIFAR-10 with 100 clients
-    and s = 2); otherwise the sizes differ as little as shards of a single class allow.
+    and s = 2); otherwise the sizes depend on the deal.
 
     Args:
       labels: [n] integers, the class of each training example.

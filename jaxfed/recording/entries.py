@@ -59,7 +59,8 @@ def describe_round(
 
     Args:
       round_: its number.
-      train_loss: mean of the local objective, or None if no client's update arrived.
+      train_loss: mean of the local objective, or None if no update of a client with examples
+        arrived.
       evaluation: of the global model on the test data.
       learning_rate: of the clients.
       local: of `local_fields`, those that were evaluated.

@@ -45,8 +45,8 @@ def check_workdir(path: Path, config: Config, parts: list[Part]) -> bool:
       Whether it holds an unfinished run with these settings.
 
     Raises:
-      ValueError: if it holds a sweep, another run or a finished one, is not a directory or is not
-        writable; or if --resume is set and there is no run.
+      ValueError: if it holds a sweep, another run or a finished one, or a file that the run would
+        replace, is not a directory or is not writable; or if --resume is set and there is no run.
     """
     if (path / CLAIMS).exists():
         raise ValueError(f'--workdir={path} holds a sweep; name another directory for a run.')

@@ -60,7 +60,7 @@ def follow(
       tracker -> reason and round of its failure.
 
     Raises:
-      Unavailable: if a tracker cannot be opened; the work directory is then discarded.
+      Unavailable: if a tracker cannot be opened; a work directory without rounds is then discarded.
     """
     chosen = [name for name in OPEN if getattr(config, name)]
     described = run_files.describe_config(config, list(parts)) if chosen else {}

@@ -82,7 +82,8 @@ def check_file(flag: str, name: str | None) -> Path | None:
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise ValueError(f'{setting} cannot be written; name a file in another directory.')
     folder = path.parent
-    of_run = (folder / run_files.CONFIG).exists() and path.name == trackers.CSV
+    records = trackers.CSV, run_files.CURVE, run_files.PARTITION_MAP
+    of_run = (folder / run_files.CONFIG).exists() and path.name in records
     if of_run or ((folder / run_files.CLAIMS).exists() and path.name == run_files.TABLE):
         raise ValueError(f'{setting} is a record of a run or sweep; name another file.')
     return path

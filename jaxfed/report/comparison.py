@@ -43,11 +43,12 @@ def compare(
       score: one of `SCORES`.
 
     Returns:
-      The table, with a row for each group; None if no group has two seeds.
+      The table, with a row for each group; None if no group has two seeds, unless `baseline` is
+      given.
 
     Raises:
-      ValueError: if no completed run is of the chosen baseline, or no group has two seeds, or no
-        completed run has the accuracy of `score`.
+      ValueError: with a chosen baseline, if no completed run is of it or no group has two seeds; if
+        `score` is 'personal' and no completed run has that accuracy.
     """
     accuracy, title = SCORES[score]
     by_round = title not in OF_LAST_ROUND

@@ -64,7 +64,7 @@ class MeanCurve(NamedTuple):
 
 
 def settings(run: RecordedRun) -> dict[str, str]:
-    """Return the settings that determine the training, without seeds, as texts.
+    """Return the settings of training and evaluation, without seeds, as texts.
 
     Hyper-parameters have names such as 'fedlmd.beta', also those with default values.
     """

@@ -151,7 +151,7 @@ class RecordedRun(NamedTuple):
         return next(reversed(self.forgetting.values()), None)
 
     def rounds_to(self, target: float) -> int | None:
-        """Return the first round with an accuracy."""
+        """Return the first round with an accuracy of at least `target`."""
         accuracy = self.values('test_accuracy')
         return rounds_to_target((list(accuracy), list(accuracy.values())), target)
 

@@ -99,7 +99,7 @@ def define_flags(
 ) -> None:
     """Define the flags of all settings, hyper-parameters, partition settings and commands.
 
-    A hyper-parameter is `--METHOD.NAME`, and also `--NAME` unless that is a setting.
+    A hyper-parameter is `--METHOD.NAME`, and also `--NAME` unless that is another flag.
 
     Args:
       into: where to define them; `flags.FLAGS` also shows them in --help.
@@ -238,8 +238,8 @@ def parse(arguments: Sequence[str]) -> Config:
       The settings.
 
     Raises:
-      ValueError: for an unknown flag, an invalid value, an argument that is not a flag, or an
-        unreadable flag file.
+      ValueError: for an unknown flag, a flag of the command, a setting of another partition, an
+        invalid value, an argument that is not a flag, or an unreadable flag file.
     """
     return from_flags(_parse(arguments))
 

@@ -43,7 +43,8 @@ class Evaluator(NamedTuple):
     # (server before the round, after it, ArrivedModels, [S] client ids)
     # -> (fields of accuracies of the round's clients, input of the chosen measures)
     evaluate_locals: Callable[..., tuple[dict[str, float], LocalModels | None]]
-    # ([S] client ids, Evaluation, earlier rounds, LocalModels), None if not evaluated
+    # (ids of the clients whose updates arrived, Evaluation, earlier rounds, LocalModels), None if
+    # not evaluated
     # -> fields of the chosen measures
     measure: Callable[[np.ndarray, Evaluation | None, History, LocalModels | None], dict[str, Any]]
 

@@ -51,7 +51,7 @@ class PlannedRound(NamedTuple):
 
 
 # (lanes, number of the first round, [X] bool `running`; all by default) -> the rounds.
-# The feed reads `running` before every round.
+# The feed reads `running` before every round, of rounds in waves once.
 Feed = Callable[..., Iterator[PlannedRound]]
 
 
@@ -107,7 +107,8 @@ def feed_rounds(
       room: examples of a wave; None for undivided rounds, whose data is on the devices.
       lanes: of each device.
       first: number of the first round.
-      running: [X] bool, read before every round; stopped experiments do not train.
+      running: [X] bool, read before every round, of rounds in waves once; stopped experiments do
+        not train.
     """
 
     def load(cohort: Cohort, slots: np.ndarray) -> Wave:

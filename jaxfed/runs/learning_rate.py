@@ -27,7 +27,7 @@ def learning_rate(config: Config, round_: int) -> float:
 
 
 def check_learning_rate(config: Config) -> None:
-    """Raises a ValueError in one line for a setting that --schedule does not read."""
+    """Raises a ValueError in one line for settings that do not suit --schedule or --rounds."""
     for name, readers in _READERS.items():
         value = getattr(config, name)
         if value != DEFAULTS[name] and config.schedule not in readers:

@@ -41,7 +41,7 @@ def needed_memory(
       experiments: X.
       mesh: the devices.
       programs: of the round, compiled.
-      evaluation: bytes of the programs of an evaluation on each device.
+      evaluation: bytes of the largest program of an evaluation on each device.
       server: [X, ...].
       client_states: this process's rows of [X N, ...].
       data: training data.

@@ -17,7 +17,8 @@ def name_optimizers(configs: Iterable[Config]) -> list[Config]:
     """Registers the functions in `Config.optimizer`; returns the settings with their names.
 
     Raises:
-      ValueError: if an optimizer is neither a name nor a function, or two functions have one name.
+      ValueError: if an optimizer is neither a name nor a function, a function makes no optimizer,
+        or two functions have one name.
     """
     functions: dict[str, Any] = {}
     named = []

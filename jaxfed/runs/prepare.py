@@ -225,7 +225,7 @@ def initial_states(experiments: Sequence[Experiment]) -> tuple[ServerState, PyTr
 def local_settings(config: Config, *, longest: int, image_shape: tuple[int, ...]) -> LocalSettings:
     """The settings of the compiled local training, see there; `longest` is rounded up.
 
-    Seeds and partitions whose largest clients differ by less than a factor of two share a program,
+    Seeds and partitions whose largest clients round up to the same power of two share a program,
     which is compiled once if compiled programs are kept. Clients that fill no batch keep it small.
     """
     if longest > config.batch_size:

@@ -33,8 +33,8 @@ def program_key(config: Config, parts: Sequence[Part], *, exact: bool = False) -
     Args:
       config: the settings.
       parts: the method's parts with all their hyper-parameters.
-      exact: whether hyper-parameters, momentum and weight decay are constants of the program, as
-        for methods that compute with them in Python.
+      exact: whether hyper-parameters and settings that could be arguments of the program, such as
+        momentum, are constants of it, as for methods that compute with them in Python.
     """
     constant = ('constant', 'argument') if exact else ('constant',)
     names = [name for name, setting in SETTINGS.items() if setting.in_program in constant]

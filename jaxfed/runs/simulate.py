@@ -90,11 +90,14 @@ def simulate(
       Summary, metrics of all rounds, final parameters and batch statistics, work directory.
 
     Raises:
-      ValueError: if a setting or the data is invalid, before anything is written.
-      TooLarge: if it does not fit into the devices' memory; after the first round only if they run
-        out of memory nevertheless.
+      ValueError: if a setting or the data is invalid, before anything is written; if another
+        process uses the work directory, or its content is damaged.
+      TooLarge: if it does not fit into memory; after the first round only if the devices run out of
+        memory nevertheless.
       Unavailable: if a chosen tracker cannot be opened, before the first round.
       Diverged: if training produces values that are not finite.
+      Interrupted: after the round in which SIGINT or SIGTERM was received.
+      OSError: if data cannot be read, or records cannot be written.
     """
     if not isinstance(config, Config):
         raise ValueError(f'config must be a jaxfed.Config, got {type(config).__name__}.')

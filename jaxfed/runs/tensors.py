@@ -77,7 +77,8 @@ def start_from(path: Path, model: Model, name: str) -> Model:
       name: its name, for errors.
 
     Raises:
-      ValueError: if the file is missing, damaged, or has other arrays than the network.
+      ValueError: if the file is missing or damaged, has other arrays than the network or values
+        that are not finite, or differs between processes.
     """
     if not path.is_file():
         raise ValueError(f'--init_from={path} is no file; name a model.safetensors.')

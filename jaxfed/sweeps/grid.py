@@ -25,8 +25,8 @@ def parse_grid(text: str, config: Config) -> list[Point]:
       Every combination of values; the last parameter changes fastest.
 
     Raises:
-      ValueError: for a parameter that does not exist, is not a number or is named twice, or a
-        value that is not a number.
+      ValueError: for a parameter that does not exist, is not a number or is named twice, a value
+        that is not a number or is named twice, or another word.
     """
     grid: dict[str, list[float]] = {}
     for word in text.split():

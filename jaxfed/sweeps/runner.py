@@ -243,6 +243,8 @@ def simulate_all(
     Raises:
       ValueError: for invalid settings, data or names, before training; or for a work directory
         that is damaged or used by another process.
+      Unavailable: if a chosen tracker cannot be opened.
+      Interrupted: if SIGINT or SIGTERM was received, and experiments are left.
       OSError: if data cannot be read, or records cannot be written.
     """
     place = Path(folder)

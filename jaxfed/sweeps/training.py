@@ -243,7 +243,8 @@ def train_group(
       quiet: print nothing.
 
     Returns:
-      The result of each, or the error of one that diverged or does not fit alone.
+      The result of each, or the error of one that diverged or does not fit, alone or with the
+      others of its begun program.
 
     Raises:
       ValueError: as `simulate.train_experiments`, like all other errors.

@@ -666,6 +666,10 @@ def test_list_shows_every_figure(capsys):
             'fedcad/1: --clients_per_round=1 excludes client 0',
         ),
         (
+            ['fedcad/1', '--rounds=2', '--', '--clients_per_round=1', '--sampling=fedntd'],
+            'fedcad/1: --clients_per_round=1 excludes client 0',
+        ),
+        (
             ['fedssd/4', '--', '--num_clients=5', '--clients_per_round=5'],
             '--confusion_clients must be from 0 to 4, got 8',
         ),

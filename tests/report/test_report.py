@@ -706,6 +706,8 @@ def test_invalid_arguments_are_refused(runs, tmp_path, capsys, monkeypatch):
         ([run, '--output=/proc/page.html'], '--output=/proc/page.html'),
         ([run, f'--output={page}', f'--csv={run}/metrics.csv'], '--csv='),
         ([run, f'--output={page}', f'--csv={sweep}/sweep.csv'], 'is a record of a run or sweep'),
+        ([run, f'--output={page}', f'--figure={run}/accuracy.png'], 'is a record of a run or sw'),
+        ([run, f'--output={page}', f'--figure={run}/partition.png'], 'is a record of a run or s'),
         ([run, f'--output={page}', '--latex=a.html'], '--latex must end in .tex, got a.html'),
         ([run, f'--output={page}', '--figure=a'], '--figure must end in .png or .svg or .pdf'),
         ([run, f'--output={page}', '--target_accuracy=60'], 'at most 1, got 60.'),

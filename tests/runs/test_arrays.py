@@ -146,6 +146,7 @@ def test_classes_without_examples_are_a_warning(tmp_path, capsys):
         (['a', 'b', 'a'], [0, 1], r'^y_train must have integers from 0, .* got <U1 of shape \[3\]'),
         ([0, 1, 0], [], r'^y_test must have integers from 0, .* got float64 of shape \[0\]'),
         ([], [0, 1], r'^y_train must have integers from 0, .* got float64 of shape \[0\]'),
+        ([-1, 1, 0], [0, 1], '^y_train must have integers from 0, one for each example, got -1'),
     ],
 )
 def test_classes_are_numbered_from_zero(y_train, y_test, message):

@@ -16,7 +16,7 @@ CSV = (
 
 
 def as_csv(filled: Filled, rounds: Mapping[str, tuple[int, int]]) -> str:
-    """Format a table as CSV, a line for each cell, numbers unrounded.
+    """Format a table as CSV, a line for each cell, most numbers with four decimals.
 
     Args:
       filled: the table.

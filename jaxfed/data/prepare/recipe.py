@@ -49,7 +49,7 @@ class Recipe(NamedTuple):
 def check_counts(
     archive: Path, labels: dict[str, list[int]], classes: Sequence[str], official: Official
 ) -> None:
-    """Raises a ValueError if a split is empty or its size differs from the published one.
+    """Raises a ValueError if a split is empty, or its size or that of equal classes differs.
 
     Args:
       archive: source of the examples.

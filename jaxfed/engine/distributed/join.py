@@ -35,10 +35,12 @@ def start(
       coordinator: HOST:PORT of the first process; the port must be free there.
       num_processes: the number of processes.
       process_id: number of this process, from 0.
-      detect: JAX finds these three, in jobs of SLURM and Open MPI and on TPU slices.
+      detect: JAX finds these three, in jobs of SLURM, Open MPI and Kubernetes and on TPU slices.
 
     Raises:
-      ValueError: if the arguments contradict each other, or the processes do not find each other.
+      ValueError: if the arguments are invalid or contradict each other, no job is detected, the
+        port is taken, or JAX cannot start. If the processes do not find each other in time, this
+        one ends with status 2.
     """
     settings = {
         '--coordinator': coordinator,
