@@ -103,7 +103,7 @@ def deviation(model, losses, other_model, other_losses):
     found = [np.abs(got - want).max() / scale for got, want in pairs]
     for one, other in zip(losses, other_losses, strict=True):
         found += [loss_deviation(got, want) for got, want in zip(one, other, strict=True)]
-    return float(max(found))
+    return float(np.max(found))  # NaN if one is
 
 
 def loss_deviation(got, want):

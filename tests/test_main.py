@@ -317,7 +317,7 @@ def test_auxiliary_data_belongs_to_no_client(tmp_path):
         (['--dataset=npz', '--npz=short.npz'], 'y_train'),
         (['--dataset=npz', '--npz=range.npz'], 'y_test'),
         (['--dataset=npz', '--npz=shape.npz'], 'x_test'),
-        (['--dataset=cifar10', '--data_dir=absent'], 'cifar10'),
+        (['--dataset=cifar10', '--data_dir=absent'], 'absent'),
         (['--dataset=no_such_set'], 'no_such_set'),
         (['--method=fedcad', '--auxiliary_per_class=0'], '--auxiliary_per_class=0'),
         (['--auxiliary_per_class=4000'], '4000'),

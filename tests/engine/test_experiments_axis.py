@@ -163,6 +163,7 @@ def test_experiment_whose_clients_are_all_lost_does_not_change():
     changed = np.flatnonzero((after != before).reshape(len(after), -1).any(axis=1))
     want = {*state_rows(cohorts, np.flatnonzero(cohorts.epochs.ravel()), len(SIZES)).tolist()}
     assert {*changed.tolist()} == want
+    assert not {*range(len(SIZES), 2 * len(SIZES))} & want  # the second experiment
 
 
 def test_devices_add_up_one_update_of_each_experiment_and_gather_nothing():

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 
 import jax
@@ -300,6 +301,7 @@ def test_one_program_at_a_time_for_absent_devices():
     class Lowered:
         def compile(self, compiler_options):
             threads.append(threading.current_thread())
+            time.sleep(0.05)  # so that an idle thread would take the next
 
     with backend.compiling_for('gpu'):
         backend.compile_all([Lowered(), Lowered(), Lowered()])

@@ -657,8 +657,8 @@ def test_list_shows_every_figure(capsys):
         (['fedlmd/4', '--', '--validation=0.1'], '--validation=0.1 holds out training data'),
         (['fedlmd/4', '--', '--seed=2'], '--seed=2 is set for each run'),
         (['fedlmd/4', '--', '--alpha=0'], '--alpha must be positive, got 0.0'),
-        (['fedlmd/4', '--data_dir=none'], 'cifar10'),
-        (['fedcad/3', '--data_dir=none'], 'cifar10'),
+        (['fedlmd/4', '--data_dir=absent'], 'absent'),
+        (['fedcad/3', '--data_dir=absent'], 'absent'),
         (['fedcad/1', '--rounds=1'], '--rounds must be at least 2, got 1: FedAvg'),
         (['fedcad/1', '--', '--eval_every=5'], '--eval_every=5 must be 1'),
         (

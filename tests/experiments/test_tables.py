@@ -587,7 +587,7 @@ EASY = ('--dataset=digits', '--num_clients=10', '--alpha=5', '--augment=none')
         (['fedlmd/1', '--output='], '--output must name a folder'),
         (['fedlmd/1', '--output=/proc/x', '--', *EASY], '--output=/proc/x cannot be created'),
         (['fedlmd/1', '--output=pyproject.toml'], '--output=pyproject.toml is a file'),
-        (['fedlmd/1', '--data_dir=absent'], 'cifar10'),
+        (['fedlmd/1', '--data_dir=absent'], 'absent'),
         (['fedlmd/1', '--', '--seed=1'], '--seed=1 is set for each run'),
         (['fedlmd/1', '--', '--method=kd'], '--method=kd is set for each run'),
         (['fedlmd/1', '--', '--mu=1'], '--mu=1'),

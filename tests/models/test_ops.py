@@ -274,8 +274,12 @@ def test_every_convolution_of_a_mapped_gradient_has_the_fast_layout():
 
 def test_the_weight_gradient_is_one_product_where_that_is_cheaper():
     # 8 rows and as many output as input channels: x and g both shifted; else a product a row.
-    for shape, kernel in [((2, 8, 9, 4), (3, 3, 4, 4)), ((2, 8, 9, 1), (3, 3, 1, 8))]:
-        assert_equal(*both((1, 1), 'SAME'), *operands(shape, kernel))
+    for shape, kernel, number in [((2, 8, 9, 4), (3, 3, 4, 4), 1), ((2, 8, 9, 1), (3, 3, 1, 8), 3)]:
+        fast, plain = both((1, 1), 'SAME')
+        x, w = operands(shape, kernel)
+        assert_equal(fast, plain, x, w)
+        traced = jax.make_jaxpr(jax.grad(lambda w, x=x, fast=fast: fast(x, w).sum()))(w)
+        assert str(traced).count('dot_general') == number
 
 
 # A thousand places at a time: two turns and a rest, or two turns, or one image a turn.

@@ -295,7 +295,9 @@ def same(a, b, tolerance):
     """Whether two results have the same metrics, except for times, and parameters."""
     for one, other in zip(a.metrics, b.metrics, strict=True):
         for name in one:
-            if 'seconds' not in name and one[name] is not None:
+            if one[name] is None or other[name] is None:
+                assert one[name] is other[name], name
+            elif 'seconds' not in name:
                 np.testing.assert_allclose(one[name], other[name], rtol=tolerance, err_msg=name)
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance),
