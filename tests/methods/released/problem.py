@@ -22,7 +22,6 @@ NAMES = (
 )  # fmt: skip
 EVERYONE = ((0, 1, 2, 3),) * 3
 ALL_FIRST = ((0, 1, 2, 3), (2, 3, 1), (1, 0, 3))
-FEDREP = {'momentum': 0.5, 'weight_decay': 0.0, 'decay': 1.0, 'aggregation': 'uniform'}
 FIVE = {'sizes': (7, 12, 4, 9, 8), 'cohorts': ((0, 1, 2, 3, 4),) * 3}
 
 
@@ -48,6 +47,19 @@ class Job(NamedTuple):
         """The learning rate of a round, from 0."""
         return RATE * self.decay**number
 
+
+# Its authors' code weighs clients equally.
+FEDREP = Job(
+    'fedrep',
+    'fedrep',
+    {'body_epochs': 1},
+    'fedrep',
+    {'local_rep_ep': 1, 'set_to_none': True},
+    momentum=0.5,
+    weight_decay=0.0,
+    decay=1.0,
+    aggregation='uniform',
+)
 
 JOBS = {
     'fedavg': Job('fedntd', 'fedavg', {}, 'fedavg', {}),
@@ -151,43 +163,15 @@ JOBS = {
     ),
     'ditto': Job('pfllib', 'ditto', {'lam': 0.7}, 'Ditto', {'mu': 0.7}, **PLAIN),
     'fednova_authors': Job('fednova', 'fednova', {}, 'fednova', {}, cohorts=EVERYONE),
-    # It weighs clients equally.
-    'fedrep_authors': Job(
-        'fedrep',
-        'fedrep',
-        {'body_epochs': 1},
-        'fedrep',
-        {'local_rep_ep': 1, 'set_to_none': True},
-        cohorts=ALL_FIRST,
-        **FEDREP,
-    ),
+    'fedrep_authors': FEDREP._replace(cohorts=ALL_FIRST),
     # Where gradients are set to 0, the classifier goes on by its momentum while the features train.
-    'fedrep_momentum': Job(
-        'fedrep',
-        'fedrep',
-        {'body_epochs': 1},
-        'fedrep',
-        {'local_rep_ep': 1, 'set_to_none': False},
-        cohorts=ALL_FIRST,
-        **FEDREP,
+    'fedrep_momentum': FEDREP._replace(
+        parameters={'local_rep_ep': 1, 'set_to_none': False}, cohorts=ALL_FIRST
     ),
     # A client that first takes part later begins with the mean of the others' classifiers.
-    'fedrep_late': Job(
-        'fedrep',
-        'fedrep',
-        {'body_epochs': 1},
-        'fedrep',
-        {'local_rep_ep': 1, 'set_to_none': True},
-        **FEDREP,
-    ),
-    'fedper_fedrep': Job(
-        'fedrep',
-        'fedper',
-        {},
-        'fedper',
-        {'local_rep_ep': 1, 'set_to_none': True},
-        cohorts=ALL_FIRST,
-        **FEDREP,
+    'fedrep_late': FEDREP,
+    'fedper_fedrep': FEDREP._replace(
+        method='fedper', settings={}, algorithm='fedper', cohorts=ALL_FIRST
     ),
     # It mixes logits instead of parameters, of the common model after its step. It weighs clients
     # equally, and skips batches of one.
