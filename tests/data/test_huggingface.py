@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -64,6 +65,16 @@ def test_a_saved_folder_and_files(tmp_path, monkeypatch):
 
 def test_the_cache_of_load_dataset(tmp_path, monkeypatch):
     monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path / 'cache'))
+    (tmp_path / 'name').mkdir()
+    for name, split in splits().items():
+        split.to_parquet(tmp_path / 'name' / f'{name}.parquet')
+    hf.load_dataset(str(tmp_path / 'name'), cache_dir=str(tmp_path / 'built'))
+    (built,) = (tmp_path / 'built').rglob('dataset_info.json')
+    downloaded = tmp_path / 'downloads' / 'org___name' / 'default' / '0.0.0' / 'revision'
+    shutil.copytree(built.parent, downloaded)  # what a download of org/name leaves
+    found = load_dataset('hf:org/name', data_dir=tmp_path / 'downloads')
+    check(found)
+    assert found.name == 'org_name'
     with pytest.raises(ValueError, match=r'--dataset=hf:org/none cannot be read .*save_to_disk'):
         load_dataset('hf:org/none', data_dir=tmp_path)
 
