@@ -208,6 +208,8 @@ def build(parts: list[Part], *, switch_round: int | None = None) -> Method:
                     check_value(key, value, hyperparameters(name)[key].annotation)
             method = METHODS[name](**values)
             check_method(method, 'its function must return')
+            if phase and any(p.name == name for p in parts if p.phase == 0):
+                method = method._replace(adapt=Method().adapt)  # it was adapted for both
             phases[phase].append(method)
         except ValueError as error:
             raise ValueError(f'--method={name}: {error}') from error

@@ -7,12 +7,15 @@ import jax.numpy as jnp
 import optax
 
 from jaxfed.methods._check import check
+from jaxfed.methods._weights import has_arrived
 from jaxfed.methods.method import MergeView, Method
 from jaxfed.types import PyTree
 
 
 def server_optimizer(optimizer: optax.GradientTransformation) -> Method:
     """Makes a part with an optax optimizer as its server step.
+
+    A round without an update changes neither the model nor the optimizer's state.
 
     Reference:
       Reddi et al., Adaptive Federated Optimization, ICLR 2021, algorithm 1.
@@ -23,7 +26,12 @@ def server_optimizer(optimizer: optax.GradientTransformation) -> Method:
 
     def merge(view: MergeView) -> tuple[PyTree, PyTree]:
         gradient = jax.tree.map(jnp.negative, view.update)
-        return optimizer.update(gradient, view.state, view.params)
+        step, state = optimizer.update(gradient, view.state, view.params)
+        arrived = has_arrived(view.update)
+        return (
+            jax.tree.map(lambda u: jnp.where(arrived, u, 0), step),
+            jax.tree.map(lambda new, old: jnp.where(arrived, new, old), state, view.state),
+        )
 
     return Method(init=init, merge=merge)
 

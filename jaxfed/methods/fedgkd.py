@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from jaxfed import losses
 from jaxfed.methods._check import check, check_temperature
+from jaxfed.methods._weights import has_arrived
 from jaxfed.methods.method import LocalView, MergeView, Method, ServerView
 from jaxfed.types import Array, PyTree
 
@@ -57,8 +58,7 @@ def fedgkd(*, beta: float = 0.1, tau: float = 1.0, models: int = 5) -> Method:
         return jnp.where(trained, beta * view.mean(distillation), 0.0)
 
     def merge(view: MergeView) -> tuple[PyTree, PyTree]:
-        # A round in which no update arrives makes no model, as with `fedbuff`.
-        changed = jnp.any(jnp.stack([jnp.any(u != 0) for u in jax.tree.leaves(view.update)]))
+        changed = has_arrived(view.update)  # a round without an update makes no model
         trained = view.state['trained']
         enters = trained & changed
 

@@ -9,8 +9,9 @@ def fedper() -> Method:
 
     w = (body, head_i); only the body is sent and averaged
 
-    The server's classifier stays the initial one, so the global accuracy says little;
-    --personal_test measures the clients' models.
+    The server's classifier stays the initial one (but for the noise of `dp`, and what a server
+    optimizer makes of a zero update), so the global accuracy says little; --personal_test measures
+    the clients' models.
 
     Returns:
       The method.

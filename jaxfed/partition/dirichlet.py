@@ -41,10 +41,9 @@ def dirichlet(
         reached with a bounded amount of work.
 
     Reference:
-      Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-      Classification, 2019; the redraw as in Li et al., Federated Learning on Non-IID Data Silos,
-      ICDE 2022; the balanced variant as in the released code of FedNTD (Lee et al., NeurIPS 2022)
-      and FedLMD.
+      Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks, ICML 2019,
+      section 4; the redraw as in Li et al., Federated Learning on Non-IID Data Silos, ICDE 2022;
+      the balanced variant as in the released code of FedNTD (Lee et al., NeurIPS 2022) and FedLMD.
     """
     labels = checked_labels(labels, num_clients)
     _, class_sizes = np.unique(labels, return_counts=True)

@@ -23,11 +23,13 @@ def extended_dirichlet(
 ) -> list[np.ndarray]:
     """Gives each client k classes and splits each class among its holders by Dirichlet shares.
 
-    One client after another takes the k classes with the fewest holders, ties broken at random, so
-    the numbers of holders differ by at most one. Each holder `i` of a class `c` gets one example,
-    so a client has exactly k classes at any alpha, and the share `p_{c,i}` of the rest,
-    `p_c ~ Dir(alpha, ..., alpha)` over the holders. All proportions are redrawn until every client
-    holds at least `min_size` examples.
+    One client after another, in random order, takes the k classes with the fewest holders, ties
+    broken at random, so the numbers of holders differ by at most one. Each holder `i` of a class
+    `c` gets one example, so a client has exactly k classes at any alpha, and the share `p_{c,i}` of
+    the rest, `p_c ~ Dir(alpha, ..., alpha)` over the holders. All proportions are redrawn until
+    every client holds at least `min_size` examples. The authors' code draws the classes of each
+    client at random until each class has a fifth of the mean number of holders, and deals at most
+    n/N examples to a client.
 
     Args:
       labels: [n] integers, the class of each training example.
@@ -57,6 +59,7 @@ def extended_dirichlet(
     for row in holds:
         fewest_first = np.lexsort((rng.random(classes.size), holds.sum(axis=0)))
         row[fewest_first[:labels_per_client]] = True
+    holds = rng.permutation(holds)  # the last to choose share the most crowded classes
     check_holders(holds, classes, class_sizes)
     counts = draw_counts(rng, class_sizes, holds, alpha=alpha, min_size=min_size, first=1)
     return deal_counts(rng, labels, counts)

@@ -119,4 +119,6 @@ def _renyi_divergences(release: Release) -> tuple[np.ndarray, np.ndarray]:
         accountant.compose(event)
     finally:
         logging.set_verbosity(before)
-    return accountant.orders, accountant.rdp
+    # A sampled release is a mixture of releases, so its divergence is at most theirs.
+    whole = accountant.orders / (2 * noisy.noise_multiplier**2)
+    return accountant.orders, np.minimum(accountant.rdp, whole)

@@ -150,6 +150,15 @@ def test_switch_on_the_command_line():
         methods.resolve('fedavg,fedlmd,fedntd', {})
 
 
+def test_a_part_of_both_phases_adapts_the_network_once():
+    parts = methods.resolve('moon+fedavgm,moon+fedprox', {'projection': True})
+    both, one = methods.build(parts, switch_round=1), methods.METHODS['moon'](projection=True)
+    network = make_model('mlp', input_shape=(4, 4, 1), num_classes=3)
+    params = [jax.eval_shape(m.adapt(network).init, jax.random.key(0)) for m in (both, one)]
+    chex.assert_trees_all_equal(*params)
+    assert 'project1' in params[0]
+
+
 def test_without_bias():
     model = make_model('mlp', input_shape=(4, 4, 1), num_classes=3)
     bare = without_bias(model)

@@ -3,6 +3,7 @@
 import types
 from fractions import Fraction
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -215,6 +216,24 @@ def test_fedbuff_without_delay_is_the_mean():
     empty = MergeView(*[None] * len(MergeView._fields))
     update, state = method.merge(empty._replace(state=state, uploads=total))
     assert_allclose(update['w'], [3.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize('name', ['fedavgm', 'fedadam', 'fedyogi', 'fedadagrad'])
+def test_a_server_optimizer_waits_in_a_round_in_which_no_update_arrives(name):
+    buffered = chain(METHODS['fedbuff'](delay=1), METHODS[name]())
+    params = {'w': jnp.ones(2)}
+    state, _ = buffered.init(params, ())
+    late = 0.25 * jnp.eye(2)[1]  # the update arrives in the second round
+    empty = MergeView(*[None] * len(MergeView._fields))
+    moves = []
+    for arrives in (late, 0 * late, 0 * late):
+        uploads = ({'w': jnp.multiply.outer(arrives, jnp.array([1.0, -2.0]))}, jnp.sign(arrives))
+        view = empty._replace(params=params, uploads=(uploads, ()), key=jax.random.key(0))
+        before = state
+        update, state = buffered.merge(view._replace(state=state))
+        moves.append(np.abs(update['w']).max())
+    assert moves[0] == moves[2] == 0 < moves[1]
+    chex.assert_trees_all_equal(state[1], before[1])
 
 
 def test_updates_pass_through_the_parts():

@@ -289,6 +289,16 @@ def test_extended_dirichlet_marginal(monkeypatch):
     assert np.isclose(np.var(share), 1 / 12, rtol=0.15)
 
 
+def test_extended_dirichlet_favours_no_client_by_its_number():
+    # Five clients with three of ten classes each: five of the classes have a second holder.
+    sizes = [
+        list(map(len, extended_dirichlet(
+            np.repeat(np.arange(10), 100), num_clients=5, labels_per_client=3, alpha=1e6, seed=seed
+        ))) for seed in range(200)
+    ]  # fmt: skip
+    np.testing.assert_allclose(np.mean(sizes, axis=0), 200, atol=12)  # deviation of a mean: 3
+
+
 def test_extended_dirichlet_reaches_its_minimum(monkeypatch):
     monkeypatch.setattr(proportions, '_DRAWS_AT_ONCE', 10_000)
 

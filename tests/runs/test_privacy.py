@@ -57,6 +57,17 @@ def test_epsilon_of_a_fixed_number_of_clients():
     assert_allclose(failing, epsilon(release, 40, 1e-5), rtol=1e-9)
 
 
+def test_a_sample_loses_no_more_than_all_clients():
+    # One replaced client moves the sum of a round by twice the norm, if it is sampled.
+    from dp_accounting.rdp import compute_epsilon
+
+    orders = np.concatenate([1 + np.arange(1, 100) / 10, np.arange(11, 64), [128, 256, 512]])
+    whole = compute_epsilon(orders, 30 * orders / (2 * 2.0**2), 1e-5)[0]
+    losses = [epsilon(Release(20, sampled, 0.0, 4.0), 30, 1e-5) for sampled in (5, 15, 19)]
+    assert losses[0] < 0.5 * whole
+    assert_allclose(losses[1:], whole, rtol=1e-6)
+
+
 def test_epsilon_falls_with_noise_and_grows_with_rounds():
     release = Release(100, 10, dropout=0.0, noise=1.0)
     assert epsilon(release, 10, 1e-5) < epsilon(release, 20, 1e-5)
