@@ -533,16 +533,17 @@ def test_messages_of_the_log_are_plain_lines(tmp_path):
     mine = tmp_path / 'mine.py'
     run = ['--include=mine.py', '--method=mine', '--workdir=run', '--dataset=npz', '--npz=tiny.npz']
     call = [sys.executable, '-m', 'jaxfed', *run, *SMALL]
-    for rounds in (2, 4):  # the second continues with other code
+    for last, status in ((2, 1), (4, 0)):  # the second continues with other code
         mine.write_text(
-            f'import jaxfed\njaxfed.methods.METHODS["mine"] = lambda: jaxfed.Method()  # {rounds}\n'
+            'import jaxfed, jax.numpy as jnp\n'
+            f'fails = lambda view: jnp.where(view.round.number > {last}, jnp.nan, 0.0)\n'
+            'jaxfed.methods.METHODS["mine"] = lambda: jaxfed.Method(penalty=fails)\n'
         )
         stop = ['--rounds=4', '--checkpoint_every=1']
         done = subprocess.run([*call, *stop], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        (tmp_path / 'run' / 'summary.json').unlink()
+        assert done.returncode == status, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if 'other code' in line]
-    assert re.fullmatch(r'warning: --workdir=run was begun with other code \(mine.py .*', line)
+    assert re.fullmatch(r'warning: --workdir=run was begun with other code .* \(mine.py .*', line)
 
 
 @pytest.mark.slow

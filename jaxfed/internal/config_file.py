@@ -3,7 +3,7 @@
 import itertools
 import reprlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -56,12 +56,19 @@ def expand(arguments: Sequence[str], values: flags.FlagValues) -> list[str]:
         if name not in ('--config', '-config'):
             expanded.append(argument)
             continue
-        expanded += _flags_of(path if equals else next(rest, ''), values)
+        earlier = {one.lstrip('-').partition('=')[0] for one in expanded}
+        expanded += _flags_of(path if equals else next(rest, ''), values, earlier)
     return expanded
 
 
-def _flags_of(path: str, values: flags.FlagValues) -> list[str]:
-    """The flags that a file sets; a run's config.json those that differ from the default."""
+def _flags_of(path: str, values: flags.FlagValues, earlier: Set[str]) -> list[str]:
+    """The flags that a file sets; of a run's config.json those that differ from the default.
+
+    Args:
+      path: of the file.
+      values: the defined flags.
+      earlier: names of flags before it, which the default in a config.json overrides, too.
+    """
     source = f'--config={printable(path)}'
     try:
         content = yaml.load(Path(path).read_text(encoding='utf-8'), _Loader)
@@ -78,7 +85,11 @@ def _flags_of(path: str, values: flags.FlagValues) -> list[str]:
         # It has every setting, also those of other partitions.
         for name in (*_FACTS, *_OF_THE_RUN):
             chosen.pop(name, None)
-        chosen = {n: v for n, v in chosen.items() if n not in values or values[n].default != v}
+        chosen = {
+            n: v
+            for n, v in chosen.items()
+            if n not in values or values[n].default != v or {n, f'no{n}'} & earlier
+        }
     arguments = [f'--{name}={_text(source, name, value)}' for name, value in chosen.items()]
     for name in chosen:
         if name not in values and name.removeprefix('no') not in values:

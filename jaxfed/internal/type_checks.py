@@ -16,7 +16,8 @@ _WORDS = {
     str: 'a string',
     type(None): 'None',
 }
-_LARGEST_INT = 2**63 - 1
+_LARGEST_INT = 2**31 - 1  # of the programs; seeds stay on the host
+_LARGEST_SEED = 2**63 - 1
 _LARGEST_FLOAT = 3.4e38  # of float32, the precision of all settings in the program
 
 
@@ -116,9 +117,10 @@ def check_value(name: str, value: Any, kind: Any) -> None:
         raise ValueError(f'{name} must have no NUL character, got {value!r}.')
     if isinstance(value, str) and value and value.splitlines() != [value]:
         raise ValueError(f'{name} must have no line break, got {value!r}.')
-    if isinstance(value, int) and float not in kinds and abs(value) > _LARGEST_INT:
+    largest = _LARGEST_SEED if name.endswith('seed') else _LARGEST_INT
+    if isinstance(value, int) and float not in kinds and abs(value) > largest:
         raise ValueError(
-            f'{name} is an integer of {value.bit_length()} bits; it must be at most {_LARGEST_INT}.'
+            f'{name} is an integer of {value.bit_length()} bits; it must be at most {largest}.'
         )
     if float in kinds and value is not None and not abs(value) <= _LARGEST_FLOAT:
         raise ValueError(f'{name} must be a finite number, up to {_LARGEST_FLOAT:g}, got {value}.')

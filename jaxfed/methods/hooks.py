@@ -7,6 +7,7 @@ import contextlib
 import functools
 import inspect
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def check_hooks(method: Any) -> Any:
         _check_form('merge', 'the server state', 'init', state, view.state)
         return update, state
 
-    return method._replace(
+    checked = method._replace(
         init=init,
         prepare=lambda info: _tree('prepare', method.prepare(info)),
         share=lambda server: _tree('share', method.share(server)),
@@ -104,6 +105,9 @@ def check_hooks(method: Any) -> Any:
         sent=lambda upload: _tree('sent', method.sent(upload)),
         merge=merge,
         **_outside_rounds(method),
+    )
+    return checked._replace(
+        **{name: _defined(name, hook, getattr(checked, name)) for name, hook in hooks.items()}
     )
 
 
@@ -161,13 +165,37 @@ def _in_float32(hook: Callable[..., Any]) -> Callable[..., Any]:
     return precise
 
 
+def _code(function: Callable[..., Any]) -> types.CodeType | None:
+    """The code of a function of another package than jaxfed."""
+    if (function.__module__ or '').partition('.')[0] == 'jaxfed':
+        return None
+    return getattr(inspect.unwrap(function), '__code__', None)
+
+
+def _defined(
+    hook: str, function: Callable[..., Any], checked: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A checked hook whose errors name the place of the function that another package defines."""
+    if (code := _code(function)) is None:
+        return checked
+    place = f'{hook} ({Path(code.co_filename).name}, line {code.co_firstlineno})'
+
+    def defined(*arguments: Any) -> Any:
+        try:
+            return checked(*arguments)
+        except ValueError as error:
+            text = str(error).replace(f'Method.{hook} must', f'Method.{place} must', 1)
+            raise ValueError(text) from error
+
+    return defined
+
+
 def _located(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A hook of another package, whose ValueErrors name the hook and its line.
 
     Errors of other types get this place as a note, because a sweep handles them by type.
     """
-    code = getattr(inspect.unwrap(function), '__code__', None)
-    if code is None or (function.__module__ or '').partition('.')[0] == 'jaxfed':
+    if (code := _code(function)) is None:
         return function
 
     @functools.wraps(function)

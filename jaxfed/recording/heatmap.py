@@ -83,6 +83,8 @@ def print_heatmap(counts: np.ndarray, console: Console, *, most: int = _PRINTED_
       most: the number of clients to print.
     """
     num_clients, num_classes = counts.shape
+    if num_clients == most + 1:
+        most = num_clients  # instead of a line about the last one
     numbered = num_classes <= _PRINTED_CLASSES
     group = -(-num_classes // _STRIP_WIDTH)  # classes a character
     table = Table(box=None, padding=(0, 1, 0, 0), header_style='bold')

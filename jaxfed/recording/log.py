@@ -15,7 +15,7 @@ from jaxfed.config import Config
 from jaxfed.internal.files import write_atomic
 from jaxfed.methods import Part
 from jaxfed.recording import trackers
-from jaxfed.recording.run_files import METRICS
+from jaxfed.recording.run_files import METRICS, warn_of_other_code
 
 
 class Log(NamedTuple):
@@ -33,7 +33,9 @@ def open_log(config: Config, parts: list[Part], workdir: Path, rounds: int) -> I
     """Open the records of a run that continues after `rounds` rounds; remove later lines."""
     with contextlib.ExitStack() as stack:
         if (workdir / METRICS).exists():
-            trackers.clear(config, workdir)  # they receive all rounds again
+            trackers.clear(workdir)  # they receive all rounds again
+        if rounds:
+            warn_of_other_code(workdir, config, parts)
         track, failed = stack.enter_context(trackers.follow(config, parts, workdir))
         metrics = rewind(workdir, rounds)
         for entry in metrics:

@@ -46,8 +46,14 @@ def check_workdir(path: Path, config: Config, parts: list[Part]) -> bool:
 
     Raises:
       ValueError: if it holds a sweep, another run or a finished one, or a file that the run would
-        replace, is not a directory or is not writable; or if --resume is set and there is no run.
+        replace, is not a directory or is not writable, or has a name with which checkpoints cannot
+        be read; or if --resume is set and there is no run.
     """
+    if os.sep == '/' and re.search(r'\[[^/]+\]|\\', str(path.absolute())):
+        raise ValueError(
+            f'--workdir={path}: orbax cannot read checkpoints in {path.absolute()}, because of the '
+            'brackets or the backslash; name another directory.'
+        )
     if (path / CLAIMS).exists():
         raise ValueError(f'--workdir={path} holds a sweep; name another directory for a run.')
     files = [name for name in (CONFIG, METRICS, SUMMARY, MODEL) if (path / name).exists()]
@@ -82,7 +88,6 @@ def make_workdir(config: Config, parts: list[Part]) -> Path:
     """Make the work directory of a run, by default under runs/, with config.json in it."""
     workdir = new_folder(config)
     if check_workdir(workdir, config, parts):
-        _warn_of_other_code(workdir, config, parts)
         return workdir
     text = json_text(describe_config(config, parts))  # may fail, so before the first write
     try:
@@ -114,9 +119,14 @@ def new_folder(config: Config, suffix: str = '') -> Path:
     return folder
 
 
+def has_rounds(workdir: Path) -> bool:
+    """Whether a run has recorded rounds or checkpoints."""
+    return (workdir / METRICS).exists() or any((workdir / FOLDER).glob('[0-9]*'))
+
+
 def discard_workdir(workdir: Path) -> None:
     """Remove a work directory whose run has no rounds; keep it if it has other files."""
-    if (workdir / METRICS).exists() or any((workdir / FOLDER).glob('[0-9]*')):
+    if has_rounds(workdir):
         return
     (workdir / LOCK).unlink(missing_ok=True)
     shutil.rmtree(workdir / FOLDER, ignore_errors=True)  # empty so far
@@ -165,18 +175,20 @@ def _versions(config: Config, parts: list[Part]) -> dict[str, str]:
     return recorded_versions() | own_code(config, parts)
 
 
-def _warn_of_other_code(workdir: Path, config: Config, parts: list[Part]) -> None:
-    """Warn if a run continues with other versions of packages or of the user's files."""
-    then = read_json(workdir / CONFIG).get('versions')
-    now = _versions(config, parts)
-    if not isinstance(then, dict):  # of an earlier version
+def warn_of_other_code(workdir: Path, config: Config, parts: list[Part]) -> None:
+    """Warn if a run continues with other packages or files of the user, or on another device."""
+    described = read_json(workdir / CONFIG)
+    then, device = described.get('versions'), described.get('device')
+    if not (isinstance(then, dict) and isinstance(device, dict)):  # of an earlier version
         return
+    then |= {'device': device.get('kind')}
+    now = _versions(config, parts) | {'device': jax.devices()[0].device_kind}
     changed = [name for name in then | now if then.get(name) != now.get(name)]
     if changed:
         words = ', '.join(f'{n} {then.get(n, "none")} instead of {now.get(n)}' for n in changed)
         LOGGER.warning(
-            '--workdir=%s was begun with other code (%s); its finished rounds keep what that code '
-            'computed.',
+            '--workdir=%s was begun with other code or on another device (%s); its finished rounds '
+            'keep what was computed there.',
             workdir,
             words,
         )
@@ -213,7 +225,8 @@ def differing(
     old = flat_settings(with_defaults(read_json(workdir / CONFIG)), workdir / CONFIG)
     # Not `describe_config`, which starts JAX: a grid reads its runs before it chooses the devices.
     now = flat_settings(json.loads(json_text(_every_setting(config, parts))))
-    skipped = {'versions', 'device', *settings_that_affect('machine')}
+    # The content of the files is compared by its digest, so they may have moved.
+    skipped = {'versions', 'device', 'npz', 'path', *settings_that_affect('machine')}
     if measures == 'any' or (measures == 'included' and _includes(old['measure'], now['measure'])):
         skipped.add('measure')
     return {
@@ -316,6 +329,6 @@ def check_unfinished(workdir: Path, counts: np.ndarray, digests: Mapping[str, st
     now = {'label_counts': counts.tolist(), **digests}
     if recorded is not None and any(recorded.get(name, now[name]) != now[name] for name in now):
         raise ValueError(
-            f'{path} describes other data than the dataset has now; a run continues only '
-            'with the same data. Name another --workdir.'
+            f'{path} describes other data, or another file of --init_from, than there are now; a '
+            'run continues only with the same. Name another --workdir.'
         )

@@ -108,15 +108,13 @@ def follow(
             close(name, ending)
 
 
-def clear(config: Config, workdir: Path) -> None:
-    """Remove the trackers' files of an interrupted run; the trackers receive all rounds again.
+def clear(workdir: Path) -> None:
+    """Remove the trackers' files of an interrupted run; those chosen receive all rounds again.
 
     Runs of Weights & Biases and MLflow remain, because others may see them.
     """
-    if config.csv:
-        (workdir / CSV).unlink(missing_ok=True)
-    if config.tensorboard:
-        shutil.rmtree(workdir / 'tensorboard', ignore_errors=True)
+    (workdir / CSV).unlink(missing_ok=True)
+    shutil.rmtree(workdir / 'tensorboard', ignore_errors=True)
 
 
 def _one_line(error: Exception) -> str:

@@ -124,11 +124,12 @@ def changed_data(runs: Sequence[RecordedRun]) -> list[str]:
     known: dict[Any, RecordedRun] = {}
     for run in (run for run in runs if run.summary):  # it has the number of auxiliary examples
         flipped = run.config.get('malicious'), run.config.get('attack')
-        key = _data_of(run), run.seeds, flipped, run.total('auxiliary_examples')
+        aside, begun = run.total('auxiliary_examples'), run.config.get('init_from')
+        key = _data_of(run), run.seeds, flipped, aside, begun
         for name, value in run.digests.items():
             first = known.setdefault((key, name), run)
             if value != first.digests[name]:
-                what = 'clients' if name == 'digest' else 'data'
+                what = {'digest': 'clients', 'data_digest': 'data'}.get(name, 'initial parameters')
                 sentences[key] = (
                     f'{first.path} and {run.path} have the same seeds and settings of the data, '
                     f'but other {what}: files or code have changed in between. Do not compare them.'

@@ -35,6 +35,9 @@ def latex_table(groups: Sequence[RunGroup], target: float | None) -> str:
     spread = f'mean and standard deviation over {" or ".join(map(str, seeds))} seeds'
     text = f'{", ".join(names)}: {spread if seeds[-1] > 1 else "one seed"}.'
     text += '' if target is None else f' Target: {100 * target:g} %.'
+    bold = any(cell.best for row in table.rows for cell in row)
+    if bold and len({grouping.protocol_of(group, by_round=False) for group in groups}) > 1:
+        text += ' Bold: the best of its column among runs with the same data, partition and rounds.'
     held_out = _held_out(groups)
     if any(held_out):
         whose = '' if all(held_out) else ' of runs with validation above 0'
@@ -91,5 +94,7 @@ def draw(groups: Sequence[RunGroup], path: Path) -> None:
             raise ValueError(f'{path} cannot be drawn: no run was evaluated.')
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
-        figure.legend(loc='outside lower left', ncols=columns)
+        legend = figure.legend(loc='outside lower left', ncols=columns)
+        for text in legend.get_texts():
+            text.set_parse_math(False)  # names of folders may contain dollar signs
         write(figure, path)

@@ -48,7 +48,7 @@ class RecordedRun(NamedTuple):
     warning: str | None  # about a skipped line
     forgetting: dict[int, float]  # round -> forgetting
     test_counts: np.ndarray | None = None  # [C] integers; earlier versions recorded none
-    digests: Mapping[str, str] = {}  # of 'digest', the clients, and 'data_digest', if recorded
+    digests: Mapping[str, str] = {}  # 'digest' of the clients, 'data_digest', 'init_digest'
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -308,10 +308,10 @@ def _partition(value: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None, di
     counts, tested = value.get('label_counts'), value.get('test_counts')
     _need(_is_matrix(counts), '"label_counts" is not a matrix of counts')
     digests: dict[str, str] = {
-        name: value[name] for name in ('digest', 'data_digest') if name in value
+        name: value[name] for name in ('digest', 'data_digest', 'init_digest') if name in value
     }
     texts = all(isinstance(digest, str) for digest in digests.values())
-    _need(texts, '"digest" or "data_digest" is not a string')
+    _need(texts, 'a digest is not a string')
     matrix = np.array(counts)
     if tested is None:
         return matrix, None, digests

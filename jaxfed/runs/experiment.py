@@ -27,6 +27,7 @@ from jaxfed.metrics.measures import MEASURES, Need
 from jaxfed.metrics.selection import needs, parse_clients, parse_measures
 from jaxfed.models import BUILT_IN, MODELS, check_network, make_model, ops, with_precision
 from jaxfed.recording import run_files, trackers
+from jaxfed.recording.own_code import own_code
 from jaxfed.runs import checks, config_flags
 from jaxfed.runs.arrays import checked_arrays, name_arrays
 from jaxfed.runs.attack import with_attack
@@ -103,6 +104,7 @@ def make_experiment(
     distributed.check_settings(config_flags.common_settings(config))
     distributed.check_work(config.clients_per_round, config.lanes)
     parts, method = build_method(config, method)
+    distributed.check_settings(_definitions(config, parts))
     _check_optimizer(config, method)
     check_privacy(config, method)
     measures = _select_measures(config, method)
@@ -146,6 +148,12 @@ def make_experiment(
         )
     _check_rounds(experiment)
     return experiment
+
+
+def _definitions(config: Config, parts: list[methods.Part]) -> dict[str, Any]:
+    """What the user's files define: hyper-parameters, with their defaults, and the code."""
+    values = {f'--{p.name}.{key}': v for p in parts for key, v in p.hyperparameters.items()}
+    return values | {f'digest of {name}': v for name, v in own_code(config, parts).items()}
 
 
 def _select_measures(config: Config, method: Method) -> Measures:

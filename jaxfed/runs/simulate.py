@@ -37,6 +37,7 @@ from jaxfed.runs.privacy import privacy_after
 from jaxfed.runs.rounds import Stop, Watch, never, no_recorder, open_recorder, train_rounds
 from jaxfed.runs.shared_program import TRACER_ERROR
 from jaxfed.runs.state import resume
+from jaxfed.runs.tensors import init_digest
 from jaxfed.types import Dataset, PyTree
 
 Prepare = Callable[[Sequence[Experiment]], Prepared]
@@ -255,6 +256,7 @@ def _prepare(experiments: Sequence[Experiment], make: Prepare, *, quiet: bool) -
     known: dict[int, str] = {}
     digests = [
         {'digest': e.dealt.digest, 'data_digest': data_digest(e.dealt.dataset, known)}
+        | init_digest(e.config)
         for e in experiments
     ]
     for experiment, own in zip(experiments, digests, strict=True):

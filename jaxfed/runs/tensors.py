@@ -4,6 +4,7 @@ The format holds only arrays and text: reading a file executes no code, and othe
 it.
 """
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from jaxfed.config import Config
 from jaxfed.engine import distributed
 from jaxfed.internal.digest import digest
 from jaxfed.types import Model, PyTree
@@ -66,6 +68,14 @@ def fit(model: Model, arrays: dict[str, np.ndarray]) -> tuple[PyTree, PyTree]:
             )
     params, stats = jax.tree.unflatten(jax.tree.structure(like), [arrays[n] for n in needed])
     return params, stats
+
+
+def init_digest(config: Config) -> dict[str, str]:
+    """The entry of partition.json for the file of --init_from; {} without it."""
+    if config.init_from is None:
+        return {}
+    with open(config.init_from, 'rb') as file:
+        return {'init_digest': hashlib.file_digest(file, 'sha256').hexdigest()[:32]}
 
 
 def start_from(path: Path, model: Model, name: str) -> Model:

@@ -71,6 +71,11 @@ def _kind(name: str, config: Config, text: str) -> type[float] | type[int]:
             f'--partition is {config.partition}; remove one of them.'
         )
     own = {(part.name, key) for part in parts_of(config) for key in part.hyperparameters}
+    if len(full := sorted(f'{part}.{key}' for part, key in own if key == name)) > 1:
+        raise ValueError(
+            f'--sweep={text}: {len(full)} parts of --method={config.method} have {name}; use '
+            f'{" or ".join(full)}.'
+        )
     if name in FIELDS or name in {*(key for _, key in own), *map('.'.join, own)}:
         raise ValueError(
             f'--sweep={text}: {name} is not a number to sweep over; run once for each value, or '
@@ -86,7 +91,10 @@ def sweepable(config: Config) -> dict[str, type[float] | type[int]]:
     """Return the numeric parameters of the method, the partition and training, flag -> type."""
     found: dict[str, Any] = {}
     parts = parts_of(config)
-    names = [key for _, values, _ in parts for key in values]
+    # A part of both phases has the same values in both.
+    names = [
+        key for values in {p.name: p.hyperparameters for p in parts}.values() for key in values
+    ]
     for name, _, _ in parts:
         for key, parameter in methods.hyperparameters(name).items():
             # A short name is unambiguous if only one part has it, and no other flag.

@@ -98,8 +98,10 @@ def halving(rounds: Sequence[int], settings: Sequence[Hashable]) -> Stop:
             return float(np.mean([a for a, s in zip(last, settings, strict=True) if s == setting]))
 
         ranked = sorted(dict.fromkeys(settings[x] for x in running), key=score, reverse=True)
-        worse = ranked[(len(ranked) + 1) // 2 :]
-        return [x for x in running if settings[x] in worse]
+        kept = len(set(settings))
+        for _ in range(1 + sorted(rounds).index(round_)):
+            kept = (kept + 1) // 2
+        return [x for x in running if settings[x] in ranked[kept:]]
 
     return stop
 

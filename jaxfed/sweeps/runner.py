@@ -24,6 +24,7 @@ from jaxfed.runs.own_optimizer import name_optimizers
 from jaxfed.runs.rounds import never
 from jaxfed.runs.seeds import seed_of
 from jaxfed.runs.simulate import Diverged, Result
+from jaxfed.runs.tensors import init_digest
 from jaxfed.sweeps.claims import RunsElsewhere, claim, finish_programs
 from jaxfed.sweeps.training import StopOf, group, train_group
 from jaxfed.types import Dataset
@@ -57,7 +58,7 @@ def _is_finished(workdir: Path) -> bool:
 
 
 def check_same_data(done: Iterable[Config]) -> None:
-    """Raise a ValueError if data have changed since runs were finished.
+    """Raise a ValueError if data, or the file of --init_from, have changed since runs finished.
 
     Args:
       done: the settings of finished runs, each with its work directory; of those that read the same
@@ -67,17 +68,19 @@ def check_same_data(done: Iterable[Config]) -> None:
     for config in done:
         path = Path(str(config.workdir)) / run_files.PARTITION
         if path.exists():
-            first.setdefault(source_of(config), (config, path))
+            first.setdefault((source_of(config), config.init_from), (config, path))
     for config, path in first.values():
-        recorded = files.read_json(path).get('data_digest')
-        if not recorded:
-            continue
-        _, method = build_method(config)  # the server's examples are not dealt to clients
-        dealt = deal(config, auxiliary_per_class=method.auxiliary)
-        if recorded != data_digest(dealt.dataset, {}):
+        recorded = files.read_json(path)
+        now = init_digest(config)
+        if 'data_digest' in recorded:
+            _, method = build_method(config)  # the server's examples are not dealt to clients
+            dealt = deal(config, auxiliary_per_class=method.auxiliary)
+            now['data_digest'] = data_digest(dealt.dataset, {})
+        if any(recorded.get(name, now[name]) != now[name] for name in now):
             raise ValueError(
-                f'{path} describes other data than the dataset has now, but the runs of a folder '
-                'are compared with each other: name another directory, or move this one away.'
+                f'{path} describes other data or another file of --init_from than there are now, '
+                'but the runs of a folder are compared with each other: name another directory, or '
+                'move this one away.'
             )
 
 

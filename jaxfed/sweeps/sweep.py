@@ -358,7 +358,7 @@ def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> 
     if best_of_each:
         judged = next(o.judged for o in outcomes if o.point in best_of_each)
         caption += '; ' * bool(caption) + f'best: the highest {judged} accuracy'
-        caption += f' for each {", ".join(given)}' if given else ''
+        caption += f' for each value of {", ".join(given)}' if given else ''
         caption += ' of those not stopped' * any(outcome.stopped for outcome in outcomes)
     display.show_sweep(
         f'{config.method} on {config.dataset}: accuracy on {where}', names, rows, caption

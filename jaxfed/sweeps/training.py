@@ -293,6 +293,8 @@ def train_group(
                 f'one program for each hyper-parameter: --method={part[0].config.method} may take '
                 f'Python numbers only ({first_line(error)})'
             )
+            if settings:
+                reason += ', so --halving compares none of them'
         else:
             results |= zip(numbers, trained, strict=True)
             if len(part) > 1:

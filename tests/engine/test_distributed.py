@@ -406,6 +406,24 @@ def test_processes_that_disagree_are_reported_before_training(second, message, p
     assert not (tmp_path / 'host0' / 'run').exists()
 
 
+def test_processes_with_other_code_are_reported_before_training(pair, tmp_path):
+    text = 'import jaxfed\ndef own(*, mu: float = {}): return jaxfed.Method()\n'
+    for i in (0, 1):
+        (tmp_path / f'mine{i}').mkdir()
+        (tmp_path / f'mine{i}' / 'own.py').write_text(
+            text.format(i) + 'jaxfed.methods.METHODS["own"] = own\n'
+        )
+    both = commands('--include=../mine0/own.py', '--method=own', '--workdir=run')
+    both[1] = [flag.replace('mine0', 'mine1') for flag in both[1]]
+    with pair(both) as processes:
+        errors = [error for _, error in ends(processes)]
+    assert [process.returncode for process in processes] == [2, 2], errors
+    for error in errors:
+        assert '--own.mu=0 in process 0, 1 in process 1, digest of own.py=' in error
+        assert error.count('\n') == 1
+    assert not (tmp_path / 'host0' / 'run').exists()
+
+
 def test_processes_with_other_data_are_reported_before_training(pair, tmp_path):
     x, y = np.arange(600, dtype=np.uint8).reshape(100, 3, 2, 1), np.arange(100) % 4
     for name, labels in (('a', y), ('b', y[::-1])):

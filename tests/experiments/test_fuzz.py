@@ -70,6 +70,7 @@ def test_a_single_array_is_refused(npz):
     'values, message',
     [
         ({'num_clients': 10**400}, '--num_clients is an integer of 1329 bits'),
+        ({'local_epochs': 2**31}, '--local_epochs is an integer of 32 bits'),
         ({'seed': 2**63}, '--seed is an integer of 64 bits'),
         ({'alpha': 10**400}, r'--alpha must be a finite number'),
         ({'workdir': 'a\0b'}, r'--workdir must have no NUL character'),

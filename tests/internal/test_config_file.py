@@ -58,6 +58,9 @@ def test_the_config_of_a_run(tmp_path):
     assert {'versions', 'device'} <= json.loads(recorded.read_text()).keys()
     read = config_flags.parse([f'--config={recorded}'])
     assert read == dataclasses.replace(made, workdir=None)
+    earlier = ['--augment=flip', '--rounds=9']
+    assert config_flags.parse([*earlier, f'--config={recorded}']) == read
+    assert config_flags.parse([f'--config={recorded}', '--rounds=9']).rounds == 9
 
 
 # 2^60 numbers, if every alias is written out.

@@ -65,7 +65,7 @@ def test_a_value_of_a_wrong_form_is_an_error_that_names_the_hook(hook, value, me
     checked = check_hooks(Method(**{hook: lambda view: value}))
     with pytest.raises(ValueError) as error:
         getattr(checked, hook)(VIEWS.get(hook))
-    assert str(error.value).startswith(f'Method.{hook} must return ')
+    assert re.match(rf'Method\.{hook} \(test_hooks\.py, line \d+\) must return ', str(error.value))
     assert message in str(error.value)
     assert '\n' not in str(error.value)
 
@@ -77,9 +77,11 @@ def test_a_container_of_another_kind_is_an_error():
 
 
 def test_init_returns_two_states():
-    with pytest.raises(ValueError, match=r'Method\.init must return a tuple \(server state, state'):
+    with pytest.raises(
+        ValueError, match=r'Method\.init \(.*\) must return a tuple \(server state, state'
+    ):
         check_hooks(Method(init=lambda params, stats: params)).init(PARAMS, ())
-    with pytest.raises(ValueError, match=r'Method\.init must return arrays .*, got a str'):
+    with pytest.raises(ValueError, match=r'Method\.init \(.*\) must return arrays .*, got a str'):
         check_hooks(Method(init=lambda params, stats: (params, 'x'))).init(PARAMS, ())
 
 
@@ -121,15 +123,15 @@ def train(method):
     [
         (
             Method(penalty=lambda view: view.outputs.logits.sum(-1)),
-            r'Method\.penalty must return one number, .*, got float32\[5\]\.',
+            r'Method\.penalty \(.*\) must return one number, .*, got float32\[5\]\.',
         ),
         (
             Method(finish=lambda client: client.params),
-            r'Method\.finish must return a tuple \(client state, upload\), got a dict\.',
+            r'Method\.finish \(.*\) must return a tuple \(client state, upload\), got a dict\.',
         ),
         (
             Method(merge=lambda view: view.update),
-            r'Method\.merge must return a tuple \(update, server state\), got a dict\.',
+            r'Method\.merge \(.*\) must return a tuple \(update, server state\), got a dict\.',
         ),
     ],
     ids=['penalty', 'finish', 'merge'],
@@ -227,5 +229,7 @@ def test_a_loop_casts_the_numbers_of_python(tmp_path, cheap_runs):
 
 
 def test_a_network_without_a_classifier_is_refused():
-    with pytest.raises(ValueError, match=r'Method\.adapt must return a jaxfed\.types\.Model'):
+    with pytest.raises(
+        ValueError, match=r'Method\.adapt \(.*\) must return a jaxfed\.types\.Model'
+    ):
         check_hooks(Method(adapt=lambda model: model.apply)).adapt(network())

@@ -832,4 +832,4 @@ def test_heatmaps(clients, classes, most, tmp_path):
     shown = console.export_text()
     assert max(map(len, shown.splitlines())) <= 80
     assert str(counts[3].sum()) in shown
-    assert ('more clients' in shown) == (clients > 20)
+    assert ('more clients' in shown) == (clients > 21)

@@ -1,5 +1,6 @@
 """Records of a run that is interrupted, resumed, or on a full disk."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -76,13 +77,16 @@ def test_lines_that_a_checkpoint_needs_must_exist(tmp_path, text):
 
 
 def test_other_lines_than_those_of_the_run_are_refused(tmp_path):
-    parts = resolve('fedavg', {})
-    with log.open_log(Config(), parts, tmp_path, 0) as opened:
+    parts, config = resolve('fedavg', {}), Config(workdir=str(tmp_path))
+    run_files.make_workdir(config, parts)
+    listed = dataclasses.replace(config, csv=True)
+    with log.open_log(listed, parts, tmp_path, 0) as opened:
         for entry in ROUNDS[:2]:
             opened.record(entry)
         digest = opened.digest()
-    with log.open_log(Config(), parts, tmp_path, 2) as opened:
+    with log.open_log(config, parts, tmp_path, 2) as opened:
         assert opened.digest() == digest
+        assert not (tmp_path / 'metrics.csv').exists()  # it would lack the later rounds
         opened.record(ROUNDS[2])
         assert opened.digest() != digest
     assert log.read(tmp_path, 2, digest) == ROUNDS[:2]
@@ -367,6 +371,22 @@ def test_a_file_system_without_locks_is_named(tmp_path, flock_fails, number):
     assert not (tmp_path / 'run' / run_files.CONFIG).exists()
 
 
+@pytest.mark.skipif(os.sep != '/', reason='paths of other systems')
+@pytest.mark.parametrize('name', ['runs [old]/a', 'a\\b'])
+def test_folders_whose_checkpoints_cannot_be_read_are_refused(name, tmp_path):
+    with pytest.raises(ValueError, match=r'orbax cannot read checkpoints in .* name another'):
+        started(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+    started(tmp_path / 'a[b')
+
+
+def test_files_of_arrays_may_move(tmp_path):
+    workdir = started(tmp_path / 'run', dataset='npz', npz='a.npz')
+    assert started(workdir, dataset='npz', npz='/moved/a.npz') == workdir
+    with pytest.raises(ValueError, match=r'--alpha=0.1 there, 0.2 here'):
+        started(workdir, dataset='npz', npz='/moved/a.npz', alpha=0.2)
+
+
 def test_a_run_that_continues_with_other_code_warns(tmp_path, monkeypatch, caplog):
     file = tmp_path / 'mine.py'
 
@@ -375,19 +395,29 @@ def test_a_run_that_continues_with_other_code_warns(tmp_path, monkeypatch, caplo
         file.write_text(text)
         exec(compile(text, file, 'exec'), {'__name__': 'mine'}, names)
         monkeypatch.setitem(MODELS, 'mine', names['network'])
-        return started(tmp_path / 'run', model='mine')
+        workdir = started(tmp_path / 'run', model='mine')
+        warn(workdir, model='mine')
+        return workdir
+
+    def warn(workdir, **settings):
+        run_files.warn_of_other_code(workdir, Config(**settings), [])
 
     workdir = begin_with('def network(x): return x')
     versions = json.loads((workdir / run_files.CONFIG).read_text())['versions']
     assert versions.keys() >= {'mine.py', 'jax'}
     assert begin_with('def network(x): return x') == workdir and not caplog.text
     begin_with('def network(x): return -x')
-    assert f'run was begun with other code (mine.py {versions["mine.py"]} instead' in caplog.text
+    begun = 'was begun with other code or on another device'
+    assert f'run {begun} (mine.py {versions["mine.py"]} instead' in caplog.text
     workdir = started(tmp_path / 'other')
     path = workdir / run_files.CONFIG
-    path.write_text(path.read_text().replace('"optax": "', '"optax": "0'))
-    started(workdir)
-    assert '/other was begun with other code (optax 0' in caplog.text
+    text = path.read_text()
+    path.write_text(text.replace('"optax": "', '"optax": "0'))
+    warn(workdir)
+    assert f'/other {begun} (optax 0' in caplog.text
+    path.write_text(text.replace('"kind": "cpu"', '"kind": "NVIDIA H100"'))
+    warn(workdir)
+    assert f'/other {begun} (device NVIDIA H100 instead of cpu)' in caplog.text
 
 
 def test_the_code_of_every_choice_of_a_user_is_recorded(tmp_path, monkeypatch):

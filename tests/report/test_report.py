@@ -308,7 +308,7 @@ def test_every_string_is_inert_in_page_csv_and_terminal(bad, tmp_path, capsys):
     folder = tmp_path / re.sub(r'[/\x00-\x1f]', '', bad)
     image = '"><img src=x onerror=alert(1)>'
     line = {**entry(1, 0.5), bad: 1.0, image: 2}
-    make_run(folder, [line], method=bad, seed=0)
+    make_run(tmp_path / 'run', [line], method=bad, seed=0).rename(folder)
     config = json.loads((folder / 'config.json').read_text())
     config |= {'dataset': image, image: bad, 'versions': {bad: image}, 'model': "';alert(1)//"}
     config['device'] = {'kind': bad, 'count': bad, 'cpu_cores': bad}
@@ -577,12 +577,19 @@ def test_results_for_a_paper(no_pictures, partial, tmp_path, capsys):
     held_out = 'are on held-out training examples.}'
     assert main([*folders, str(tmp_path / 'v'), *files]) == 0
     whose = 'Accuracies of runs with validation above 0'
-    assert f'one seed. {whose} {held_out}' in (tmp_path / 'x.tex').read_text()
+    assert f'partition and rounds. {whose} {held_out}' in (tmp_path / 'x.tex').read_text()
     assert main([str(tmp_path / 'v'), *files]) == 0
     assert f'one seed. Accuracies {held_out}' in (tmp_path / 'x.tex').read_text()
+    make_run(tmp_path / 'short', [entry(2, 0.95)], method='fedavg', rounds=2)
+    assert main([*folders, str(tmp_path / 'short'), *files]) == 0
+    text = (tmp_path / 'x.tex').read_text()
+    assert text.count(r'\textbf{90.00} &') == 1 and r'\textbf{95.00}' not in text
+    assert 'Bold: the best of its column among runs with the same data' in text
     for suffix, start in (('.svg', b'<?xml'), ('.png', b'\x89PNG')):
         assert main([*folders, files[0], f'--figure={tmp_path}/x{suffix}']) == 0
         assert (tmp_path / f'x{suffix}').read_bytes().startswith(start)
+    make_run(tmp_path / '$x^$', [entry(3, 0.6)])  # wrong mathematics
+    assert main([*folders, str(tmp_path / '$x^$'), files[0], f'--figure={tmp_path}/x.svg']) == 0
     make_run(tmp_path / 'none', [entry(1, None)], ended=False)
     capsys.readouterr()
     assert main([f'{tmp_path}/none', files[0], f'--figure={tmp_path}/none.svg']) == 2

@@ -33,6 +33,7 @@ from jaxfed.recording import run_files
 from jaxfed.report.reading import read_run
 from jaxfed.runs import feed, rounds, simulate
 from jaxfed.runs.experiment import make_experiment, set_up
+from jaxfed.runs.tensors import init_digest
 from jaxfed.sweeps import claims, grid, runner, sweep, training
 from jaxfed.sweeps.halving import halving, parse_halving
 
@@ -308,7 +309,7 @@ def test_each_problem_has_its_best_point(tmp_path, capsys):
     assert sweep.best_points(outcomes, small()) == [points[0], points[3]]
     sweep.show_outcomes(outcomes, tmp_path, small())
     shown = ' '.join(capsys.readouterr().out.split())
-    assert 'best: the highest final accuracy for each alpha' in shown
+    assert 'best: the highest final accuracy for each value of alpha' in shown
     assert 'A choice among these settings uses test data' in shown
     alone = [outcome((('alpha', a),), [a]) for a in (0.1, 0.5)]
     assert sweep.best_points(alone, small()) == []
@@ -418,6 +419,11 @@ def test_halving_by_hand():
     assert stop(2, metrics, range(6)) == [4, 5]  # means .5, .4, .3
     assert stop(2, metrics, [0, 2, 3, 4, 5]) == [0]  # one of the first has diverged
     assert stop(2, metrics, [2, 3]) == []
+    # Half of the eight settings continue, also if as many have diverged before.
+    stop = halving([2, 4], range(8))
+    metrics = [[{'test_accuracy': 0.1 * i}] for i in range(8)]
+    assert stop(2, metrics, [4, 5, 6, 7]) == [] and stop(2, metrics, range(8)) == [0, 1, 2, 3]
+    assert stop(4, metrics, [4, 5, 6, 7]) == [4, 5]
 
 
 @pytest.mark.slow
@@ -759,6 +765,14 @@ def test_invalid_grids_are_refused(text, message, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_short_names_of_several_parts():
+    config = small(method='kd+fedntd')
+    with pytest.raises(ValueError, match=r'2 parts .* have tau; use fedntd\.tau or kd\.tau\.'):
+        grid.parse_grid('tau=1,2', config)
+    both = small(method='fedlmd,fedlmd', switch_round=1)  # has the same values in both phases
+    assert grid.parse_grid('beta=1,2', both) == [(('beta', 1.0),), (('beta', 2.0),)]
+
+
 def test_halving_needs_held_out_data():
     with pytest.raises(ValueError, match=r'--halving=2 compares settings on held-out'):
         parse_halving('2', small())
@@ -898,8 +912,20 @@ def test_the_first_run_with_a_record_of_its_data_is_compared(tmp_path):
     runner.check_same_data(done)  # nothing is recorded
     (tmp_path / 'b').mkdir()
     (tmp_path / 'b' / run_files.PARTITION).write_text('{"data_digest": "other"}')
-    with pytest.raises(ValueError, match='describes other data than the dataset has now'):
+    with pytest.raises(ValueError, match='describes other data or another file of --init_from'):
         runner.check_same_data(done)
+
+
+def test_runs_that_start_from_another_file_are_not_mixed(tmp_path):
+    file = tmp_path / 'model.safetensors'
+    file.write_bytes(b'one')
+    config = small(init_from=str(file), workdir=str(tmp_path / 'a'))
+    (tmp_path / 'a').mkdir()
+    (tmp_path / 'a' / run_files.PARTITION).write_text(json.dumps(init_digest(config)))
+    runner.check_same_data([config])
+    file.write_bytes(b'other')
+    with pytest.raises(ValueError, match='describes other data or another file of --init_from'):
+        runner.check_same_data([config])
 
 
 @pytest.mark.slow
@@ -1110,9 +1136,9 @@ def test_a_sweep_is_not_extended_with_other_data(cheap_runs, tmp_path):
     run(config, '', 1, folder)
     run(config, '', 2, folder)
     np.savez(tmp_path / 'data.npz', **arrays, **{name: 3 - y for name, y in labels.items()})
-    with pytest.raises(ValueError, match=r'seed0/partition.json describes other data than the'):
+    with pytest.raises(ValueError, match=r'seed0/partition.json describes other data or another'):
         run(config, '', 3, folder)
-    with pytest.raises(ValueError, match=r'seed0/partition.json describes other data than the'):
+    with pytest.raises(ValueError, match=r'seed0/partition.json describes other data or another'):
         jaxfed.simulate_all({'seed0': config, 'new': config}, folder, quiet=True)
     assert not (folder / 'seed2').exists() and not (folder / 'new').exists()
     with pytest.raises(ValueError, match='holds a run; name another directory for several'):
