@@ -583,7 +583,7 @@ def test_results_for_a_paper(no_pictures, partial, tmp_path, capsys):
     make_run(tmp_path / 'short', [entry(2, 0.95)], method='fedavg', rounds=2)
     assert main([*folders, str(tmp_path / 'short'), *files]) == 0
     text = (tmp_path / 'x.tex').read_text()
-    assert text.count(r'\textbf{90.00} &') == 1 and r'\textbf{95.00}' not in text
+    assert r'\textbf{90.00} &' in text and r'\textbf{95.00}' not in text
     assert 'Bold: the best of its column among runs with the same data' in text
     for suffix, start in (('.svg', b'<?xml'), ('.png', b'\x89PNG')):
         assert main([*folders, files[0], f'--figure={tmp_path}/x{suffix}']) == 0
