@@ -317,7 +317,7 @@ class Config:
 
     init_from: str | None = _setting(
         None,
-        'safetensors file to start from, as model.safetensors of a run [random parameters]',
+        'safetensors file to start from [random parameters]; as model.safetensors of a run',
         group='network',
         in_program='absent',
         local_path=True,
@@ -366,6 +366,11 @@ class Config:
         'directory for the records [a new one in runs/]',
         affects='machine',
         in_program='absent',
+    )
+    save_clients: bool = _record(
+        False,
+        'also write clients.safetensors; the parameters that each client keeps',
+        affects='machine',
     )
     csv: bool = _record(False, 'also write metrics.csv; a row for each round', affects='machine')
     tensorboard: bool = _record(

@@ -254,7 +254,7 @@ def test_every_example_runs(text, trained, registries, cheap_runs, tmp_path, mon
         checks.check(settings)
         deal.deal(settings)
         new = {part.name for part in parts} - known or {settings.model} - networks
-        new = new or {settings.measure} - {'none'}
+        new = new or {settings.measure} - {'none'} or settings.save_clients
         return simulate(settings, method=method, **options) if method or new or options else trained
 
     def all_short(configs, folder):
@@ -272,7 +272,7 @@ def test_every_example_runs(text, trained, registries, cheap_runs, tmp_path, mon
     names = {'__name__': 'example'}
     exec(compile(text, 'example', 'exec'), names)
     for test in [value for name, value in names.items() if name.startswith('test_')]:
-        test()
+        test(*[tmp_path] * len(inspect.signature(test).parameters))
 
 
 def test_every_field_of_the_records_is_explained(trained):

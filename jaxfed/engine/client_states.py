@@ -80,13 +80,18 @@ def store_rows(states: PyTree, rows: np.ndarray, used: np.ndarray, new: PyTree, 
         new = jax.tree.map(lambda leaf: np.asarray(leaf)[used], new)
     else:
         trained, local = _trainers(used, mesh), used[_is_local(mesh)]
-        held = jax.tree.map(lambda leaf: transfer.local(leaf)[local], new)
+        held = jax.tree.map(lambda leaf: _local_rows(leaf, len(local))[local], new)
         # Places among the rows that the same process trained.
         place = np.arange(len(trained)) - np.searchsorted(trained, trained)
         new = _exchange(held, place, trained, index % processes)
         index = index[index % processes == distributed.process_index()] // processes
     for leaf, value in zip(jax.tree.leaves(states), jax.tree.leaves(new), strict=True):
         leaf[index] = value
+
+
+def _local_rows(leaf: jax.Array, count: int) -> np.ndarray:
+    """The `count` rows of this process; JAX does not split an array without elements."""
+    return transfer.local(leaf) if leaf.size else np.zeros((count, *leaf.shape[1:]), leaf.dtype)
 
 
 def _processes(mesh: Mesh) -> np.ndarray:

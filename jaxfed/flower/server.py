@@ -105,6 +105,7 @@ def check_supported(config: Config) -> None:
     reads = 'it reads the models or the examples of the clients'
     trains = 'a client of Flower trains alone on one device'
     reasons = dict.fromkeys(('local_eval_every', 'personal_test', 'measure'), reads)
+    reasons |= {'save_clients': 'the clients keep their states'}
     reasons |= dict.fromkeys(('lanes', 'devices', 'stream'), trains)
     for name, reason in reasons.items():
         value = getattr(config, name)

@@ -31,9 +31,14 @@ _BY_PART = ('static', 'state', 'shared', 'begun', 'uploads')
 
 
 def part_view(view: Any, i: int) -> Any:
-    """Selects the values of part `i` in a view of a combination, with a random key of its own."""
-    view = view._replace(**{f: getattr(view, f)[i] for f in _BY_PART if f in view._fields})
-    return view._replace(key=jax.random.fold_in(view.key, i)) if 'key' in view._fields else view
+    """Selects the values of part `i` in a view of a combination, with a random key of its own.
+
+    Values that are None, as in a view after the last round, stay so.
+    """
+    known = {f: v for f in (*_BY_PART, 'key') if (v := getattr(view, f, None)) is not None}
+    return view._replace(
+        **{f: jax.random.fold_in(v, i) if f == 'key' else v[i] for f, v in known.items()}
+    )
 
 
 def combine_states(*parts: Method) -> Method:

@@ -29,6 +29,7 @@ from jaxfed.recording.own_code import own_code
 CONFIG, METRICS, SUMMARY = 'config.json', 'metrics.jsonl', 'summary.json'
 SUMMARIES = 'summaries.json'  # of the experiments of a program, while each summary.json is written
 MODEL = 'model.safetensors'
+CLIENTS = 'clients.safetensors'  # with --save_clients
 PARTITION = 'partition.json'
 PARTITION_MAP = 'partition.png'
 RUNS = 'runs'  # the default parent of work directories
@@ -56,7 +57,7 @@ def check_workdir(path: Path, config: Config, parts: list[Part]) -> bool:
         )
     if (path / CLAIMS).exists():
         raise ValueError(f'--workdir={path} holds a sweep; name another directory for a run.')
-    files = [name for name in (CONFIG, METRICS, SUMMARY, MODEL) if (path / name).exists()]
+    files = [name for name in (CONFIG, METRICS, SUMMARY, MODEL, CLIENTS) if (path / name).exists()]
     files += [FOLDER] * any((path / FOLDER).glob('*'))
     if files and (CONFIG not in files or SUMMARY in files or config.resume is False):
         what = 'a finished run' if SUMMARY in files else 'a run'

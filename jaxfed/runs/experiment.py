@@ -31,6 +31,7 @@ from jaxfed.recording.own_code import own_code
 from jaxfed.runs import checks, config_flags
 from jaxfed.runs.arrays import checked_arrays, name_arrays
 from jaxfed.runs.attack import with_attack
+from jaxfed.runs.client_models import check_kept
 from jaxfed.runs.deal import Dealt, columns_of, data_digest, deal
 from jaxfed.runs.own_optimizer import check_registered, name_optimizers
 from jaxfed.runs.privacy import check_privacy
@@ -130,6 +131,8 @@ def make_experiment(
         check_network(
             config.model, model, input_shape=input_shape, num_classes=classes, vocabulary=vocabulary
         )
+    if config.save_clients:
+        check_kept(config, method, model)
     with hook_errors():
         _check_combine(config, method, model)
         cost = method_cost(

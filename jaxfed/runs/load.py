@@ -21,6 +21,7 @@ from jaxfed.internal.type_checks import check_value
 from jaxfed.methods.method import Method
 from jaxfed.models import with_precision
 from jaxfed.recording import run_files
+from jaxfed.runs.client_models import read_client
 from jaxfed.runs.experiment import make_network
 from jaxfed.runs.model_file import NETWORK_SETTINGS, ModelMetadata, read_model
 from jaxfed.runs.tensors import fit
@@ -38,7 +39,7 @@ class ReadNetwork(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """The final global model of a run."""
+    """The final global model of a run, or the model of a client."""
 
     params: PyTree
     stats: PyTree  # batch statistics, () for a network without
@@ -57,22 +58,29 @@ class Loaded(NamedTuple):
         )
 
 
-def load(workdir: str | os.PathLike[str], *, method: Method | None = None) -> Loaded:
-    """Read the final global model of a finished run.
+def load(
+    workdir: str | os.PathLike[str], *, client: int | None = None, method: Method | None = None
+) -> Loaded:
+    """Read the final global model of a finished run, or the model of a client.
+
+    The model of a client is the global one with the parameters that the client keeps, as after it
+    receives the last global parameters; it needs --save_clients. A client that never took part
+    keeps the initial ones.
 
     Args:
       workdir: the work directory of the run.
-      method: the method of the run; needed only if it adapts the network and is not in
-        `methods.METHODS`.
+      client: number of a client, from 0; None for the global model.
+      method: the method of the run; needed only if it is not in `methods.METHODS` and adapts the
+        network, or `client` is given.
 
     Returns:
       The model; `apply` normalises as training did and computes in chunks.
 
     Raises:
-      ValueError: if there is no finished run, a file of it is missing or damaged, or `method` is
-        no valid method.
+      ValueError: if there is no finished run or no such client, a file of it is missing or damaged,
+        or `method` is no valid method.
     """
-    config, summary, network = read_network(workdir, method=method)
+    config, summary, network = read_network(workdir, client=client, method=method)
     shape, classes = tuple(network.metadata.input_shape), network.metadata.num_classes
     vocabulary = network.metadata.vocabulary
     tokens = vocabulary > 0
@@ -112,12 +120,17 @@ def load(workdir: str | os.PathLike[str], *, method: Method | None = None) -> Lo
 
 
 def read_network(
-    workdir: str | os.PathLike[str], *, method: Method | None = None, conv: str | None = None
+    workdir: str | os.PathLike[str],
+    *,
+    client: int | None = None,
+    method: Method | None = None,
+    conv: str | None = None,
 ) -> tuple[Config, dict[str, Any], ReadNetwork]:
     """Read the settings, the summary and the network of a finished run.
 
     Args:
       workdir: as in `load`.
+      client: as in `load`.
       method: as in `load`.
       conv: a lowering of convolutions instead of the run's.
 
@@ -143,24 +156,29 @@ def read_network(
     summary = files.read_json(folder / run_files.SUMMARY)
     path = folder / run_files.MODEL
     metadata, arrays = read_model(path)
+    own = read_client(folder, client) if client is not None else None
     if conv is not None:
         metadata = metadata._replace(network=metadata.network | {'conv': conv})
     try:
-        model, params, stats = _rebuild(config, metadata, arrays, method)
+        model, params, stats = _rebuild(config, metadata, arrays, method, own)
     except Exception as error:  # the network's builder raises any, if the file is wrong
         raise ValueError(f'{path} does not describe a network: {error}') from error
     return config, summary, ReadNetwork(model, params, stats, metadata, arrays)
 
 
 def _rebuild(
-    config: Config, metadata: ModelMetadata, arrays: dict[str, np.ndarray], method: Method | None
+    config: Config,
+    metadata: ModelMetadata,
+    arrays: dict[str, np.ndarray],
+    method: Method | None,
+    own: dict[str, np.ndarray] | None,
 ) -> tuple[Model, PyTree, PyTree]:
-    """The network, its parameters and its batch statistics."""
-    used = method or _method_of(metadata)
+    """The network, its parameters and its batch statistics; `own` are arrays of a client."""
+    used = method or _method_of(metadata, needed=metadata.adapted or own is not None)
     if used is None:
         raise ValueError(
-            f'the method {metadata.method!r} adapts the network and is not in methods.METHODS; '
-            'pass it, as in jaxfed.load(workdir, method=...)'
+            f'the method {metadata.method!r} is not in methods.METHODS, and it adapts the network '
+            'or a client is chosen; pass it, as in jaxfed.load(workdir, method=...)'
         )
     height, width, channels = metadata.input_shape
     if not isinstance(metadata.vocabulary, int) or metadata.vocabulary < 0:
@@ -173,12 +191,14 @@ def _rebuild(
     made = make_network(described, shape, metadata.num_classes, metadata.vocabulary)
     network = used.adapt(made)
     try:
-        params, stats = fit(network, arrays)
+        params, stats = fit(network, arrays | (own or {}))
     except ValueError as error:
         raise ValueError(
             f'{error}. If your method adapts the network, pass it: '
             'jaxfed.load(workdir, method=...).'
         ) from error
+    if own is not None and used.personal:
+        params = used.personal(params)
     return with_precision(network, described.precision), params, stats
 
 
@@ -194,9 +214,9 @@ def read_config(path: Path) -> Config:
     return Config(**settings)
 
 
-def _method_of(metadata: ModelMetadata) -> Method | None:
-    """The method of a model; None if the network depends on it and it is unknown."""
-    if not metadata.adapted:
+def _method_of(metadata: ModelMetadata, *, needed: bool) -> Method | None:
+    """The method of a model, or any if none is needed; None if it is unknown."""
+    if not needed:
         return Method()
     parts = [methods.Part(**part) for part in metadata.method_parts]
     if not parts or any(part.name not in methods.METHODS for part in parts):

@@ -4,10 +4,11 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxfed.config import Config
@@ -27,6 +28,7 @@ from jaxfed.recording.entries import Entry, summarise, title_of
 from jaxfed.recording.heatmap import draw_heatmap
 from jaxfed.recording.log import Log
 from jaxfed.recording.own_code import is_own
+from jaxfed.runs.client_models import save_clients
 from jaxfed.runs.deal import data_digest
 from jaxfed.runs.experiment import Experiment, set_up, total_steps
 from jaxfed.runs.feed import TooLarge
@@ -36,7 +38,7 @@ from jaxfed.runs.prepare import Prepared, memory_in_words, prepare
 from jaxfed.runs.privacy import privacy_after
 from jaxfed.runs.rounds import Stop, Watch, never, no_recorder, open_recorder, train_rounds
 from jaxfed.runs.shared_program import TRACER_ERROR
-from jaxfed.runs.state import resume
+from jaxfed.runs.state import State, collect, resume
 from jaxfed.runs.tensors import init_digest
 from jaxfed.types import Dataset, PyTree
 
@@ -178,6 +180,8 @@ def _train_unrecorded(experiment: Experiment) -> Result | Diverged:
         )
     if failures:
         return _diverged(experiment, state.recorded[0] + 1, failures[0])
+    if experiment.config.save_clients:
+        collect(state, [experiment])
     return Result({}, [], state.servers[0].params, state.servers[0].stats, experiment.workdir)
 
 
@@ -236,6 +240,7 @@ def train_experiments(
                 )
                 for x, experiment in enumerate(experiments)
             ]  # fmt: skip
+            _save_clients(experiments, state, failures)
             # A run with a summary is finished, so the summaries are written last.
             summaries = {
                 experiment.workdir: result.summary if isinstance(result, Result) else None
@@ -293,6 +298,20 @@ def _diverged(experiment: Experiment, round_: int, loss: str) -> Diverged:
         f'round {round_}: {loss} is not finite; training diverged. Lower --learning_rate or the '
         f'weights of the method. {more}--on_divergence=record ends such a run without an error.'
     )
+
+
+def _save_clients(
+    experiments: Sequence[Experiment], state: State, failures: Collection[int]
+) -> None:
+    """Write what clients keep, in each work directory of a run with --save_clients."""
+    chosen = [x for x, e in enumerate(experiments) if e.config.save_clients and x not in failures]
+    if not chosen:
+        return
+    rows, number = collect(state, experiments).clients, experiments[0].config.num_clients
+    for x in chosen:
+        states = jax.tree.map(lambda leaf, x=x: leaf[x * number : (x + 1) * number], rows)
+        server, experiment = state.servers[x], experiments[x]
+        save_clients(experiment.workdir, experiment.method, server.params, server.stats, states)
 
 
 def _finish(

@@ -48,7 +48,7 @@ RUNS = {
         'method': 'scaffold', 'dropout': 0.3, 'stream': 'on', 'local_eval_every': 2,
         'measure': 'drift,forgetting', 'personal_test': 0.2, 'seed': 1,
     },
-    'fedlmd': {'method': 'fedlmd', 'devices': '3'},
+    'fedlmd': {'method': 'fedlmd+fedper', 'devices': '3', 'save_clients': True},
 }  # fmt: skip
 RESUMED = {'method': 'feddyn', 'rounds': 6}
 
@@ -200,10 +200,13 @@ def assert_same_run(a, b, atol=1e-6):
                 np.testing.assert_allclose(
                     value, other[name], rtol=1e-4, atol=10 * atol, err_msg=name
                 )
-    mine, theirs = (load_file(path / 'model.safetensors') for path in (a, b))
-    assert mine.keys() == theirs.keys()
-    for name in mine:
-        np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-4, atol=atol)
+    files = sorted(path.name for path in b.glob('*.safetensors'))
+    assert sorted(path.name for path in a.glob('*.safetensors')) == files
+    for file in files:  # also what clients keep
+        mine, theirs = (load_file(path / file) for path in (a, b))
+        assert mine.keys() == theirs.keys()
+        for name in mine:
+            np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-4, atol=atol)
 
 
 @pytest.fixture

@@ -271,6 +271,7 @@ def test_data_that_does_not_fit_the_servers(tmp_path):
     [
         ({'local_eval_every': 1}, '--local_eval_every=1 is for simulation'),
         ({'measure': 'norms'}, '--measure=norms is for simulation'),
+        ({'save_clients': True}, '--save_clients=True is for simulation: the clients keep their'),
         ({'devices': '1'}, '--devices=1 is for simulation: a client of Flower trains alone'),
     ],
 )
