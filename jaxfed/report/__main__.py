@@ -41,7 +41,7 @@ def make_parser() -> Parser:
         metavar='WORKDIR',
         help='a run, a sweep, or a folder that has runs at any depth',
     )
-    parser.add_argument('--output', required=True, metavar='FILE.html', help='the page')
+    parser.add_argument('--output', metavar='FILE.html', help='the page')
     parser.add_argument('--csv', metavar='FILE.csv', help='a table of the results, a row a run')
     parser.add_argument('--latex', metavar='FILE.tex', help='the results as a table in LaTeX')
     parser.add_argument(
@@ -136,7 +136,7 @@ def table_of_runs(groups: Sequence[RunGroup], target: float | None) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the page, and the files of --csv, --latex and --figure.
+    """Write the files of --output, --csv, --latex and --figure.
 
     Args:
       arguments: the arguments without the program's name.
@@ -148,6 +148,11 @@ def main(arguments: Sequence[str]) -> int:
         flags = make_parser().parse_args(arguments)
         include(flags.include)
         paths = {flag: check_file(flag, getattr(flags, flag)) for flag in SUFFIXES}
+        if not any(paths.values()):
+            raise ValueError(
+                'name a file to write: --output=FILE.html, --csv=FILE.csv, --latex=FILE.tex or '
+                '--figure=FILE.pdf.'
+            )
         target = flags.target_accuracy
         if target is not None and not 0 < target <= 1:
             raise ValueError(f'--target_accuracy must be above 0 and at most 1, got {target:g}.')

@@ -578,7 +578,9 @@ def test_results_for_a_paper(no_pictures, partial, tmp_path, capsys):
     assert main([*folders, str(tmp_path / 'v'), *files]) == 0
     whose = 'Accuracies of runs with validation above 0'
     assert f'partition and rounds. {whose} {held_out}' in (tmp_path / 'x.tex').read_text()
-    assert main([str(tmp_path / 'v'), *files]) == 0
+    (tmp_path / 'x.html').unlink()
+    assert main([str(tmp_path / 'v'), *files[1:]]) == 0
+    assert not (tmp_path / 'x.html').exists()
     assert f'one seed. Accuracies {held_out}' in (tmp_path / 'x.tex').read_text()
     make_run(tmp_path / 'short', [entry(2, 0.95)], method='fedavg', rounds=2)
     assert main([*folders, str(tmp_path / 'short'), *files]) == 0
@@ -701,7 +703,7 @@ def test_invalid_arguments_are_refused(runs, tmp_path, capsys, monkeypatch):
     sweep.mkdir()
     (sweep / run_files.CLAIMS).write_text('')
     for arguments, message in [
-        ([run], '--output'),
+        ([run], 'name a file to write: --output=FILE.html'),
         ([f'--output={page}'], 'WORKDIR'),
         ([run, f'--output={page}', '--colour=red'], '--colour=red'),
         ([str(tmp_path / 'absent'), f'--output={page}'], 'absent is not a directory'),
