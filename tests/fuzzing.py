@@ -27,7 +27,6 @@ import numpy as np
 from absl import flags
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-from safetensors.numpy import save
 
 import jaxfed
 from jaxfed import config, methods
@@ -41,7 +40,7 @@ from jaxfed.recording.checkpoints import FOLDER, open_checkpoints, restore
 from jaxfed.recording.checkpoints import save as save_checkpoint
 from jaxfed.report import grouping, tables
 from jaxfed.report.reading import read_run
-from jaxfed.runs import checks, config_flags, load, model_file
+from jaxfed.runs import checks, config_flags, load, model_file, tensors
 from jaxfed.runs.experiment import make_network
 from jaxfed.sweeps import claims, halving, sweep, training
 from tests.data import archives
@@ -414,8 +413,7 @@ def make_model_metadata(folder: Path):
 
     def check(change):
         changed = with_value(held, *change)
-        text = json.dumps({**changed, 'digest': model_file._digest(changed, arrays)})
-        path.write_bytes(save(arrays, metadata={model_file.ENTRY: text}))
+        tensors.write_described(path, changed, arrays)
         with accepted_or_refused(str(path)):
             jaxfed.load(folder)
 
@@ -435,9 +433,8 @@ def write_model(folder: Path):
         None, 'fedavg', [{'name': 'fedavg', 'hyperparameters': {}, 'phase': 0}], None, False,
         options, [4, 4, 1], 3, [100.0], [50.0],
     )._asdict()  # fmt: skip
-    text = json.dumps({**described, 'digest': model_file._digest(described, arrays)})
     path = folder / run_files.MODEL
-    path.write_bytes(save(arrays, metadata={model_file.ENTRY: text}))
+    tensors.write_described(path, described, arrays)
     return path, arrays
 
 

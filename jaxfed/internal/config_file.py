@@ -3,7 +3,7 @@
 import itertools
 import reprlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -56,18 +56,17 @@ def expand(arguments: Sequence[str], values: flags.FlagValues) -> list[str]:
         if name not in ('--config', '-config'):
             expanded.append(argument)
             continue
-        earlier = {one.lstrip('-').partition('=')[0] for one in expanded}
-        expanded += _flags_of(path if equals else next(rest, ''), values, earlier)
+        expanded += _flags_of(path if equals else next(rest, ''), values, expanded)
     return expanded
 
 
-def _flags_of(path: str, values: flags.FlagValues, earlier: Set[str]) -> list[str]:
+def _flags_of(path: str, values: flags.FlagValues, earlier: Sequence[str]) -> list[str]:
     """The flags that a file sets; of a run's config.json those that differ from the default.
 
     Args:
       path: of the file.
       values: the defined flags.
-      earlier: names of flags before it, which the default in a config.json overrides, too.
+      earlier: the arguments before it.
     """
     source = f'--config={printable(path)}'
     try:
@@ -85,11 +84,13 @@ def _flags_of(path: str, values: flags.FlagValues, earlier: Set[str]) -> list[st
         # It has every setting, also those of other partitions.
         for name in (*_FACTS, *_OF_THE_RUN):
             chosen.pop(name, None)
-        chosen = {
-            n: v
-            for n, v in chosen.items()
-            if n not in values or values[n].default != v or {n, f'no{n}'} & earlier
-        }
+        chosen = {n: v for n, v in chosen.items() if n not in values or values[n].default != v}
+        names = [one.lstrip('-').partition('=')[0] for one in earlier if one.startswith('-')]
+        if late := [name for name in names if name not in ('include', *_OF_THE_RUN)]:
+            raise ValueError(
+                f'{source} is of a run and has every setting: name it before --{late[0]}, which '
+                'then overrides it.'
+            )
     arguments = [f'--{name}={_text(source, name, value)}' for name, value in chosen.items()]
     for name in chosen:
         if name not in values and name.removeprefix('no') not in values:

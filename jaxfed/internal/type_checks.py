@@ -16,8 +16,9 @@ _WORDS = {
     str: 'a string',
     type(None): 'None',
 }
-_LARGEST_INT = 2**31 - 1  # of the programs; seeds stay on the host
-_LARGEST_SEED = 2**63 - 1
+_LARGEST_INT = 2**31 - 1  # of the programs
+_LARGEST_ON_HOST = 2**63 - 1
+_ON_HOST = 'seed', '_every'  # the ends of names
 _LARGEST_FLOAT = 3.4e38  # of float32, the precision of all settings in the program
 
 
@@ -92,11 +93,12 @@ def choices_of(kind: Any) -> tuple[str, ...]:
 
 
 def check_value(name: str, value: Any, kind: Any) -> None:
-    """Raises a ValueError unless a value has its annotated type and float32 or int64 can hold it.
+    """Raises a ValueError unless a value has its annotated type and float32 or int32 can hold it.
 
     `kind` is bool, int, float, str, a Literal, or a union of the first four and None; values of
     other annotations are not checked. An int is also a float, but a bool is not an int. A string
-    must have no NUL character and no line break.
+    must have no NUL character and no line break. Seeds and intervals of rounds may
+    have 64 bits.
     """
     kinds = _options(kind)
     if choices := choices_of(kind):
@@ -117,7 +119,7 @@ def check_value(name: str, value: Any, kind: Any) -> None:
         raise ValueError(f'{name} must have no NUL character, got {value!r}.')
     if isinstance(value, str) and value and value.splitlines() != [value]:
         raise ValueError(f'{name} must have no line break, got {value!r}.')
-    largest = _LARGEST_SEED if name.endswith('seed') else _LARGEST_INT
+    largest = _LARGEST_ON_HOST if name.endswith(_ON_HOST) else _LARGEST_INT
     if isinstance(value, int) and float not in kinds and abs(value) > largest:
         raise ValueError(
             f'{name} is an integer of {value.bit_length()} bits; it must be at most {largest}.'

@@ -35,10 +35,10 @@ def part_view(view: Any, i: int) -> Any:
 
     Values that are None, as in a view after the last round, stay so.
     """
-    known = {f: v for f in (*_BY_PART, 'key') if (v := getattr(view, f, None)) is not None}
-    return view._replace(
-        **{f: jax.random.fold_in(v, i) if f == 'key' else v[i] for f, v in known.items()}
-    )
+    fields = {f: v[i] for f in _BY_PART if (v := getattr(view, f, None)) is not None}
+    if getattr(view, 'key', None) is not None:
+        fields['key'] = jax.random.fold_in(view.key, i)
+    return view._replace(**fields)
 
 
 def combine_states(*parts: Method) -> Method:

@@ -184,8 +184,10 @@ def _defined(
         try:
             return checked(*arguments)
         except ValueError as error:
-            text = str(error).replace(f'Method.{hook} must', f'Method.{place} must', 1)
-            raise ValueError(text) from error
+            rest = str(error).removeprefix(f'Method.{hook} must')
+            if rest == str(error):
+                raise
+            raise ValueError(f'Method.{place} must{rest}') from error
 
     return defined
 

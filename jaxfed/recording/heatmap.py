@@ -80,7 +80,7 @@ def print_heatmap(counts: np.ndarray, console: Console, *, most: int = _PRINTED_
     Args:
       counts: [N, C] integers, examples of class c at client i.
       console: the console to print to.
-      most: the number of clients to print.
+      most: the number of clients to print; one more if it is the last.
     """
     num_clients, num_classes = counts.shape
     if num_clients == most + 1:

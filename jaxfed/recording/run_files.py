@@ -50,7 +50,8 @@ def check_workdir(path: Path, config: Config, parts: list[Part]) -> bool:
         replace, is not a directory or is not writable, or has a name with which checkpoints cannot
         be read; or if --resume is set and there is no run.
     """
-    if os.sep == '/' and re.search(r'\[[^/]+\]|\\', str(path.absolute())):
+    pattern = r'\[[^/]+\]' + r'|\\' * (os.sep == '/')
+    if re.search(pattern, str(path.absolute())):
         raise ValueError(
             f'--workdir={path}: orbax cannot read checkpoints in {path.absolute()}, because of the '
             'brackets or the backslash; name another directory.'
@@ -72,7 +73,11 @@ def check_workdir(path: Path, config: Config, parts: list[Part]) -> bool:
             f'--workdir={path} contains {found[0]}, which the run would replace; name another '
             'directory, or move the file.'
         )
-    if files and (other := differing(path, config, parts)):
+    other = differing(path, config, parts) if files else {}
+    if (path / PARTITION).exists() and 'data_digest' in read_json(path / PARTITION):
+        # The data are compared by their digest, so their file may have moved.
+        other = {name: values for name, values in other.items() if name not in ('npz', 'path')}
+    if other:
         words = in_words(other, '{} there, {} here')
         shown = ', '.join(words[:8] + ['...'] * (len(words) > 8))
         raise ValueError(
@@ -120,14 +125,9 @@ def new_folder(config: Config, suffix: str = '') -> Path:
     return folder
 
 
-def has_rounds(workdir: Path) -> bool:
-    """Whether a run has recorded rounds or checkpoints."""
-    return (workdir / METRICS).exists() or any((workdir / FOLDER).glob('[0-9]*'))
-
-
 def discard_workdir(workdir: Path) -> None:
     """Remove a work directory whose run has no rounds; keep it if it has other files."""
-    if has_rounds(workdir):
+    if (workdir / METRICS).exists() or any((workdir / FOLDER).glob('[0-9]*')):
         return
     (workdir / LOCK).unlink(missing_ok=True)
     shutil.rmtree(workdir / FOLDER, ignore_errors=True)  # empty so far
@@ -226,8 +226,7 @@ def differing(
     old = flat_settings(with_defaults(read_json(workdir / CONFIG)), workdir / CONFIG)
     # Not `describe_config`, which starts JAX: a grid reads its runs before it chooses the devices.
     now = flat_settings(json.loads(json_text(_every_setting(config, parts))))
-    # The content of the files is compared by its digest, so they may have moved.
-    skipped = {'versions', 'device', 'npz', 'path', *settings_that_affect('machine')}
+    skipped = {'versions', 'device', *settings_that_affect('machine')}
     if measures == 'any' or (measures == 'included' and _includes(old['measure'], now['measure'])):
         skipped.add('measure')
     return {

@@ -1,59 +1,59 @@
 """What clients keep of the network after a run, as one file, clients.safetensors."""
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from safetensors.numpy import save
 
 from jaxfed.config import Config
-from jaxfed.internal import files
-from jaxfed.internal.digest import digest
 from jaxfed.internal.messages import first_line
 from jaxfed.methods.method import ClientView, Method
 from jaxfed.recording import run_files
-from jaxfed.runs.tensors import damaged, named, read_tensors
+from jaxfed.runs.tensors import damaged, named, read_described, write_described
 from jaxfed.types import Model, PyTree
-
-_DIGEST = 'digest'  # in the file's metadata
 
 
 def check_kept(config: Config, method: Method, model: Model) -> None:
-    """Raises a ValueError in one line if --save_clients has nothing to write."""
+    """Raises a ValueError in one line if clients keep nothing, or `receive` reads other values."""
+    nothing = f'--save_clients: clients of --method={config.method} keep no parameters; remove it.'
     if not (method.own and method.receive):
-        raise ValueError(
-            f'--save_clients: clients of --method={config.method} keep no parameters; remove it.'
-        )
+        raise ValueError(nothing)
 
     def kept() -> dict[str, Any]:
         params = model.init(jax.random.key(0))
-        return _kept(method, params, model.stats, method.init(params, model.stats)[1])
+        return _kept(method, params, model.stats)(method.init(params, model.stats)[1])
 
     try:
-        jax.eval_shape(kept)
+        found = jax.eval_shape(kept)
     except Exception as error:  # of any kind, from a hook
         raise ValueError(
             f'--save_clients: Method.receive of --method={config.method} must read params, stats '
             f'and state only ({first_line(error)}); remove it.'
         ) from error
+    if not found:
+        raise ValueError(nothing)
 
 
-def _kept(method: Method, params: PyTree, stats: PyTree, state: PyTree) -> dict[str, Any]:
-    """The arrays that a client with this state keeps, by name."""
+def _kept(method: Method, params: PyTree, stats: PyTree) -> Callable[[PyTree], dict[str, Any]]:
+    """The function of a client's state to the arrays that the client keeps, by name."""
     unset: Any = [None] * len(ClientView._fields)  # the round is over
-    view = ClientView(*unset)._replace(
-        params=params, stats=stats, global_params=params, state=state
-    )
-    assert method.receive and method.own  # because `check_kept` passed
-    own = method.receive(view)
-    masks = named(*method.own(*own))
-    return {name: array for name, array in named(*own).items() if masks[name]}
+    view = ClientView(*unset)._replace(params=params, stats=stats, global_params=params)
+
+    def of_client(state: PyTree) -> dict[str, Any]:
+        assert method.receive and method.own  # because `check_kept` passed
+        own = method.receive(view._replace(state=state))
+        with jax.ensure_compile_time_eval():  # the masks may be arrays
+            shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), own)
+            masks = {name: bool(mask) for name, mask in named(*method.own(*shapes)).items()}
+        return {name: array for name, array in named(*own).items() if masks[name]}
+
+    return of_client
 
 
 def save_clients(
-    workdir: Path, method: Method, params: PyTree, stats: PyTree, states: PyTree
+    workdir: Path, method: Method, params: PyTree, stats: PyTree, states: PyTree, number: int
 ) -> None:
     """Write what each client keeps, completely or not at all.
 
@@ -63,13 +63,13 @@ def save_clients(
       params: the final global parameters.
       stats: the final global batch statistics.
       states: [N, ...] the method's states of all clients.
+      number: N.
     """
-    kept = jax.jit(lambda state: _kept(method, params, stats, state))
-    number = len(jax.tree.leaves(states)[0])
-    rows = [jax.device_get(kept(jax.tree.map(lambda s, i=i: s[i], states))) for i in range(number)]
-    arrays = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-    text = json.dumps({_DIGEST: digest(dict(sorted(arrays.items())))})
-    files.write_atomic(workdir / run_files.CLIENTS, save(arrays, metadata={'jaxfed': text}))
+    kept, arrays = jax.jit(_kept(method, params, stats)), dict[str, np.ndarray]()
+    for i in range(number):
+        for name, array in kept(jax.tree.map(lambda leaf, i=i: leaf[i], states)).items():
+            arrays.setdefault(name, np.empty((number, *array.shape), array.dtype))[i] = array
+    write_described(workdir / run_files.CLIENTS, {'clients': number}, arrays)
 
 
 def read_client(workdir: Path, client: int) -> dict[str, np.ndarray]:
@@ -81,13 +81,12 @@ def read_client(workdir: Path, client: int) -> dict[str, np.ndarray]:
     path = workdir / run_files.CLIENTS
     if not path.is_file():
         raise ValueError(f'{path} does not exist: only a run with --save_clients writes it.')
-    described, arrays = read_tensors(path)
-    try:
-        if json.loads(described['jaxfed'])[_DIGEST] != digest(dict(sorted(arrays.items()))):
-            raise ValueError('its digest does not match')
-        number = min(map(len, arrays.values()))
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise damaged(path, error) from error
-    if not (isinstance(client, int | np.integer) and 0 <= client < number):
-        raise ValueError(f'client must be an integer from 0 to {number - 1}, got {client!r}.')
+    described, arrays = read_described(path)
+    number = described.get('clients')
+    if not isinstance(number, int) or any(len(array) != number for array in arrays.values()):
+        raise damaged(path, f'it is not for {number} clients')
+    if isinstance(client, bool) or not isinstance(client, int | np.integer):
+        raise ValueError(f'client must be an integer, got {client!r}.')
+    if not 0 <= client < number:
+        raise ValueError(f'client must be from 0 to {number - 1}, got {client}.')
     return {name: array[client] for name, array in arrays.items()}

@@ -1,23 +1,18 @@
 """The trained network as one file, model.safetensors: its parameters and what rebuilds it."""
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from safetensors.numpy import save
 
 from jaxfed.config import SETTINGS
-from jaxfed.internal import files
-from jaxfed.internal.digest import digest
 from jaxfed.internal.versions import recorded_versions
 from jaxfed.recording import run_files
 from jaxfed.runs.experiment import Experiment, make_network
-from jaxfed.runs.tensors import damaged, named, read_tensors
+from jaxfed.runs.tensors import foreign, named, read_described, write_described
 from jaxfed.types import PyTree
 
-ENTRY = 'jaxfed'  # of the file's metadata
 NETWORK_SETTINGS = tuple(name for name, setting in SETTINGS.items() if setting.describes_network)
 
 
@@ -55,10 +50,7 @@ def save_model(workdir: Path, experiment: Experiment, params: PyTree, stats: PyT
         vocabulary=dataset.vocabulary,
     )._asdict()
     arrays = named(*jax.device_get((params, stats)))
-    metadata['digest'] = _digest(metadata, arrays)
-    # safetensors writes entries in any order; with one entry the file is reproducible.
-    text = json.dumps(metadata, sort_keys=True)
-    files.write_atomic(workdir / run_files.MODEL, save(arrays, metadata={ENTRY: text}))
+    write_described(workdir / run_files.MODEL, metadata, arrays)
 
 
 def read_model(path: Path) -> tuple[ModelMetadata, dict[str, np.ndarray]]:
@@ -69,24 +61,13 @@ def read_model(path: Path) -> tuple[ModelMetadata, dict[str, np.ndarray]]:
     """
     if not path.is_file():
         raise ValueError(f'{path} does not exist: the run did not write it, or it was removed.')
-    described, arrays = read_tensors(path)
+    metadata, arrays = read_described(path)
     try:
-        metadata = json.loads(described[ENTRY])
         fields = ModelMetadata._field_defaults | {
             name: metadata[name]
             for name in ModelMetadata._fields
             if name in metadata or name not in ModelMetadata._field_defaults
         }
-        if metadata.pop('digest') != _digest(metadata, arrays):
-            raise ValueError('its digest does not match')
     except KeyError as error:
-        raise ValueError(f'{path} was not written by jaxfed: it lacks {error}.') from error
-    except (TypeError, ValueError, RecursionError) as error:
-        raise damaged(path, error) from error
+        raise foreign(path, error) from error
     return ModelMetadata(**fields), arrays
-
-
-def _digest(metadata: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
-    """A digest of the arrays and the metadata, independent of their order."""
-    text = np.frombuffer(json.dumps(metadata, sort_keys=True).encode(), np.uint8)
-    return digest({'': text, **dict(sorted(arrays.items()))})

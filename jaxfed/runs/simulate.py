@@ -311,7 +311,9 @@ def _save_clients(
     for x in chosen:
         states = jax.tree.map(lambda leaf, x=x: leaf[x * number : (x + 1) * number], rows)
         server, experiment = state.servers[x], experiments[x]
-        save_clients(experiment.workdir, experiment.method, server.params, server.stats, states)
+        save_clients(
+            experiment.workdir, experiment.method, server.params, server.stats, states, number
+        )
 
 
 def _finish(

@@ -4,20 +4,23 @@ The format holds only arrays and text: reading a file executes no code, and othe
 it.
 """
 
-import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from jaxfed.config import Config
 from jaxfed.engine import distributed
+from jaxfed.internal import files
 from jaxfed.internal.digest import digest
 from jaxfed.types import Model, PyTree
 
 STATS = 'batch_stats.'  # prefix of the names of batch statistics
+ENTRY = 'jaxfed'  # of the metadata of a file that jaxfed wrote
 
 
 def named(params: PyTree, stats: PyTree) -> dict[str, Any]:
@@ -41,6 +44,42 @@ def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
             return file.metadata() or {}, {n: np.asarray(file.get_tensor(n)) for n in names}
     except (SafetensorError, OSError, TypeError, ValueError) as error:
         raise damaged(path, error) from error
+
+
+def write_described(path: Path, metadata: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """Writes arrays by name and a description of them, completely or not at all."""
+    # safetensors writes entries in any order; with one entry the file is reproducible.
+    text = json.dumps({**metadata, 'digest': _digest(metadata, arrays)}, sort_keys=True)
+    files.write_atomic(path, save(arrays, metadata={ENTRY: text}))
+
+
+def read_described(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Reads what `write_described` wrote.
+
+    Raises:
+      ValueError: if it is damaged, or was not written by jaxfed.
+    """
+    described, arrays = read_tensors(path)
+    try:
+        metadata: dict[str, Any] = json.loads(described[ENTRY])
+        if metadata.pop('digest') != _digest(metadata, arrays):
+            raise ValueError('its digest does not match')
+    except KeyError as error:
+        raise foreign(path, error) from error
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise damaged(path, error) from error
+    return metadata, arrays
+
+
+def _digest(metadata: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
+    """A digest of the arrays and the metadata, independent of their order."""
+    text = np.frombuffer(json.dumps(metadata, sort_keys=True).encode(), np.uint8)
+    return digest({'': text, **dict(sorted(arrays.items()))})
+
+
+def foreign(path: Path, missing: KeyError) -> ValueError:
+    """The error of a file without an entry that jaxfed writes."""
+    return ValueError(f'{path} was not written by jaxfed: it lacks {missing}.')
 
 
 def damaged(path: Path, reason: object) -> ValueError:
@@ -71,11 +110,28 @@ def fit(model: Model, arrays: dict[str, np.ndarray]) -> tuple[PyTree, PyTree]:
 
 
 def init_digest(config: Config) -> dict[str, str]:
-    """The entry of partition.json for the file of --init_from; {} without it."""
+    """The entry of partition.json for the file of --init_from; {} without it.
+
+    Raises:
+      ValueError: if the file is missing or damaged.
+    """
     if config.init_from is None:
         return {}
-    with open(config.init_from, 'rb') as file:
-        return {'init_digest': hashlib.file_digest(file, 'sha256').hexdigest()[:32]}
+    return {'init_digest': digest(_initial_arrays(Path(config.init_from)))}
+
+
+def _initial_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of the file of --init_from, floats as float32, in the order of their names."""
+    if not path.is_file():
+        raise ValueError(f'--init_from={path} is no file; name a model.safetensors.')
+    try:
+        _, arrays = read_tensors(path)
+    except ValueError as error:
+        raise ValueError(f'--init_from={error}') from error
+    return {
+        name: array.astype(np.float32) if array.dtype.kind == 'f' else array
+        for name, array in sorted(arrays.items())
+    }
 
 
 def start_from(path: Path, model: Model, name: str) -> Model:
@@ -90,13 +146,7 @@ def start_from(path: Path, model: Model, name: str) -> Model:
       ValueError: if the file is missing or damaged, has other arrays than the network or values
         that are not finite, or differs between processes.
     """
-    if not path.is_file():
-        raise ValueError(f'--init_from={path} is no file; name a model.safetensors.')
-    try:
-        _, arrays = read_tensors(path)
-    except ValueError as error:
-        raise ValueError(f'--init_from={error}') from error
-    floats = {n: a.astype(np.float32) if a.dtype.kind == 'f' else a for n, a in arrays.items()}
+    floats = _initial_arrays(path)
     for array_name, array in floats.items():
         if not np.isfinite(array).all():
             raise ValueError(f'--init_from={path}: {array_name} has values that are not finite.')
@@ -107,6 +157,5 @@ def start_from(path: Path, model: Model, name: str) -> Model:
             f'--init_from={path} does not fit --model={name}: {error}. The names and shapes must '
             'be those of the network on this dataset.'
         ) from error
-    in_order = {name: floats[name] for name in sorted(floats)}
-    distributed.check_data(f'--init_from={path}', lambda: digest(in_order))
+    distributed.check_data(f'--init_from={path}', lambda: digest(floats))
     return model._replace(init=lambda key: params, stats=stats)

@@ -73,7 +73,7 @@ def halving(rounds: Sequence[int], settings: Sequence[Hashable]) -> Stop:
 
     The score of a setting is the mean over its seeds of the last accuracy on held-out training
     examples; a seed that diverged counts as minus infinity. Of an odd number the larger half
-    continues.
+    continues, and as many as if none had diverged.
 
     Args:
       rounds: the rounds after which settings stop.

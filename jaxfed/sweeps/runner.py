@@ -68,20 +68,21 @@ def check_same_data(done: Iterable[Config]) -> None:
     for config in done:
         path = Path(str(config.workdir)) / run_files.PARTITION
         if path.exists():
-            first.setdefault((source_of(config), config.init_from), (config, path))
-    for config, path in first.values():
-        recorded = files.read_json(path)
-        now = init_digest(config)
-        if 'data_digest' in recorded:
-            _, method = build_method(config)  # the server's examples are not dealt to clients
-            dealt = deal(config, auxiliary_per_class=method.auxiliary)
-            now['data_digest'] = data_digest(dealt.dataset, {})
-        if any(recorded.get(name, now[name]) != now[name] for name in now):
+            first.setdefault(('data_digest', source_of(config)), (config, path))
+            first.setdefault(('init_digest', config.init_from), (config, path))
+    for (name, _), (config, path) in first.items():
+        recorded = files.read_json(path).get(name)
+        if recorded and recorded != (init_digest(config).get(name) or _data_digest(config)):
             raise ValueError(
                 f'{path} describes other data or another file of --init_from than there are now, '
                 'but the runs of a folder are compared with each other: name another directory, or '
                 'move this one away.'
             )
+
+
+def _data_digest(config: Config) -> str:
+    _, method = build_method(config)  # the server's examples are not dealt to clients
+    return data_digest(deal(config, auxiliary_per_class=method.auxiliary).dataset, {})
 
 
 def set_up_all(configs: Iterable[Config], dataset: Dataset | None = None) -> list[Experiment]:

@@ -294,7 +294,7 @@ def train_group(
                 f'Python numbers only ({first_line(error)})'
             )
             if settings:
-                reason += ', so --halving compares none of them'
+                reason += ', which --halving compares apart'
         else:
             results |= zip(numbers, trained, strict=True)
             if len(part) > 1:

@@ -58,8 +58,11 @@ def test_the_config_of_a_run(tmp_path):
     assert {'versions', 'device'} <= json.loads(recorded.read_text()).keys()
     read = config_flags.parse([f'--config={recorded}'])
     assert read == dataclasses.replace(made, workdir=None)
-    earlier = ['--augment=flip', '--rounds=9']
-    assert config_flags.parse([*earlier, f'--config={recorded}']) == read
+    first = config_flags.parse([f'--workdir={tmp_path}', f'--config={recorded}'])
+    assert first == dataclasses.replace(read, workdir=str(tmp_path))
+    for earlier in ('--rounds=9', '--noremat', '--mu=3', '--init_seed=3'):
+        with pytest.raises(ValueError, match=f'name it before {earlier.partition("=")[0]}, which'):
+            config_flags.parse([earlier, f'--config={recorded}'])
     assert config_flags.parse([f'--config={recorded}', '--rounds=9']).rounds == 9
 
 

@@ -382,6 +382,11 @@ def test_folders_whose_checkpoints_cannot_be_read_are_refused(name, tmp_path):
 
 def test_files_of_arrays_may_move(tmp_path):
     workdir = started(tmp_path / 'run', dataset='npz', npz='a.npz')
+    with pytest.raises(ValueError, match=r'--npz=a\.npz there, /moved/a\.npz here'):
+        started(workdir, dataset='npz', npz='/moved/a.npz')  # nothing is known of the data
+    run_files.write_partition(
+        workdir / 'partition.json', np.ones((2, 2), int), {'data_digest': 'a'}, np.ones(2, int)
+    )
     assert started(workdir, dataset='npz', npz='/moved/a.npz') == workdir
     with pytest.raises(ValueError, match=r'--alpha=0.1 there, 0.2 here'):
         started(workdir, dataset='npz', npz='/moved/a.npz', alpha=0.2)

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -87,12 +88,13 @@ def test_own_methods_are_passed_to_load(tmp_path, monkeypatch):
     jaxfed.simulate(config, method=own, quiet=True)
     with pytest.raises(ValueError, match=r"'own' is not in methods\.METHODS.*method=\.\.\."):
         jaxfed.load(tmp_path, client=1)
-    assert (
-        jaxfed.load(tmp_path, client=1, method=own).params.keys()
-        == jaxfed.load(tmp_path).params.keys()
-    )
-    for client in (-1, 4, 1.0, 'a'):
-        with pytest.raises(ValueError, match=r'client must be an integer from 0 to 3, got'):
+    found, common = jaxfed.load(tmp_path, client=1, method=own), jaxfed.load(tmp_path)
+    kept = load_file(tmp_path / 'clients.safetensors')['classifier.kernel']
+    np.testing.assert_array_equal(found.params['classifier']['kernel'], kept[1])
+    body = (one.params['hidden1']['kernel'] for one in (found, common))
+    np.testing.assert_array_equal(*body)
+    for client in (-1, 4, 1.0, 'a', True):
+        with pytest.raises(ValueError, match=r'client must be (an integer|from 0 to 3), got'):
             jaxfed.load(tmp_path, client=client, method=own)
     path = tmp_path / 'clients.safetensors'
     content = bytearray(path.read_bytes())
@@ -103,6 +105,41 @@ def test_own_methods_are_passed_to_load(tmp_path, monkeypatch):
     path.unlink()
     with pytest.raises(ValueError, match='only a run with --save_clients writes it'):
         jaxfed.load(tmp_path, client=1, method=own)
+
+
+@pytest.mark.slow
+def test_batch_statistics_are_kept_by_a_run_that_continues(tmp_path, stopped_before):
+    changed = {'method': 'fedbn', 'model': 'resnet8', 'rounds': 3, 'checkpoint_every': 1}
+    config = jaxfed.Config(workdir=str(tmp_path / 'run'), **{**QUICK, **changed})
+    with stopped_before(3):
+        jaxfed.simulate(dataclasses.replace(config, save_clients=False), quiet=True)
+    for name in ('run', 'whole'):
+        jaxfed.simulate(dataclasses.replace(config, workdir=str(tmp_path / name)), quiet=True)
+    found, want = (load_file(tmp_path / n / 'clients.safetensors') for n in ('run', 'whole'))
+    assert found.keys() == want.keys() and any(name.startswith('batch_stats.') for name in want)
+    for name, array in want.items():
+        assert 'norm' in name
+        np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5)
+    stats = [jaxfed.load(tmp_path / 'run', client=i).stats for i in (0, 1)]
+    assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(*map(jax.tree.leaves, stats)))
+
+
+def test_a_client_without_state_starts_alike_in_every_round(tmp_path):
+    # The classifier is that of zeros whenever a client begins; masks are arrays.
+    def masks(params, stats):
+        return {
+            name: jax.tree.map(lambda _, name=name: jnp.bool_(name == 'classifier'), layer)
+            for name, layer in params.items()
+        }, ()
+
+    def receive(client):
+        own, _ = masks(client.params, ())
+        return jax.tree.map(lambda m, a: jnp.where(m, 0, a), own, client.params), client.stats
+
+    method = Method(own=masks, receive=receive)
+    jaxfed.simulate(jaxfed.Config(workdir=str(tmp_path), **QUICK), method=method, quiet=True)
+    params = jaxfed.load(tmp_path, client=2, method=method).params
+    assert not params['classifier']['kernel'].any() and params['hidden1']['kernel'].any()
 
 
 def test_runs_without_models_of_clients_are_refused(tmp_path):
@@ -116,4 +153,7 @@ def test_runs_without_models_of_clients_are_refused(tmp_path):
     )  # fmt: skip
     with pytest.raises(ValueError, match=r'must read params, stats and state only \(.*remove it'):
         set_up(dataclasses.replace(config, method='fedavg'), method=reads)
+    nothing = plain._replace(own=lambda *trees: jax.tree.map(lambda _: False, trees))
+    with pytest.raises(ValueError, match='clients of --method=own keep no parameters'):
+        set_up(dataclasses.replace(config, method='fedavg'), method=nothing)
     assert not (tmp_path / 'run').exists()

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 from rich.console import Console
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import jaxfed
 from jaxfed import methods
@@ -918,12 +918,12 @@ def test_the_first_run_with_a_record_of_its_data_is_compared(tmp_path):
 
 def test_runs_that_start_from_another_file_are_not_mixed(tmp_path):
     file = tmp_path / 'model.safetensors'
-    file.write_bytes(b'one')
+    save_file({'w': np.zeros(2)}, file)
     config = small(init_from=str(file), workdir=str(tmp_path / 'a'))
     (tmp_path / 'a').mkdir()
     (tmp_path / 'a' / run_files.PARTITION).write_text(json.dumps(init_digest(config)))
     runner.check_same_data([config])
-    file.write_bytes(b'other')
+    save_file({'w': np.ones(2)}, file)
     with pytest.raises(ValueError, match='describes other data or another file of --init_from'):
         runner.check_same_data([config])
 
