@@ -44,6 +44,7 @@ def test_a_whole_model_has_the_accuracy_that_was_measured(method, hyper, tmp_pat
     assert personal_accuracy(config, result.workdir) == pytest.approx(measured, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_every_experiment_of_a_program_keeps_its_clients(tmp_path):
     config = jaxfed.Config(method='fedper', **QUICK)
     runs = {
