@@ -163,7 +163,7 @@ def test_a_search_is_not_extended_with_other_data(command, tmp_path, capsys):
         changed = {**arrays, 'y_train': arrays['y_train'][::-1]}
     np.savez(tmp_path / 'tiny.npz', **changed)
     assert command(*search, '--grid=learning_rate:.01,.03') == 2
-    assert 'describes other data than the dataset has now' in capsys.readouterr().err
+    assert 'describes other data or another file of --init_from' in capsys.readouterr().err
     assert len(list((tmp_path / 'a').rglob('summary.json'))) == 1
 
 
