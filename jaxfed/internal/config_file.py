@@ -86,7 +86,8 @@ def _flags_of(path: str, values: flags.FlagValues, earlier: Sequence[str]) -> li
             chosen.pop(name, None)
         chosen = {n: v for n, v in chosen.items() if n not in values or values[n].default != v}
         names = [one.lstrip('-').partition('=')[0] for one in earlier if one.startswith('-')]
-        if late := [name for name in names if name not in ('include', *_OF_THE_RUN)]:
+        known = _names_in(content)
+        if late := [name for name in names if {name, name.removeprefix('no')} & known]:
             raise ValueError(
                 f'{source} is of a run and has every setting: name it before --{late[0]}, which '
                 'then overrides it.'
@@ -98,6 +99,16 @@ def _flags_of(path: str, values: flags.FlagValues, earlier: Sequence[str]) -> li
             unknown.add_note(source)
             raise unknown
     return arguments
+
+
+def _names_in(content: Mapping[Any, Any]) -> set[Any]:
+    """The names of the flags that the config.json of a run has a value for."""
+    names, parts = set(content) - set(_OF_THE_RUN), content['method_parts']
+    for part in parts if isinstance(parts, list) else []:
+        values = part.get('hyperparameters') if isinstance(part, Mapping) else None
+        for name in values if isinstance(values, Mapping) else []:
+            names |= {name, f'{part.get("name")}.{name}'}
+    return names
 
 
 def _settings(content: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:

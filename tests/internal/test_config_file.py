@@ -9,6 +9,7 @@ import pytest
 from absl import flags
 
 import jaxfed
+from jaxfed import methods
 from jaxfed.internal.config_file import expand
 from jaxfed.recording import run_files
 from jaxfed.runs import config_flags
@@ -53,14 +54,15 @@ def test_the_config_of_a_run(tmp_path):
         method='fedlmd', hyperparameters={'beta': 0.25}, partition='label_quantity', seed=4,
         workdir=str(tmp_path / 'run'), csv=True, lr_decay=0.5,
     )  # fmt: skip
-    run_files.make_workdir(made, [])
+    run_files.make_workdir(made, methods.resolve('fedlmd', {'beta': 0.25}))
     recorded = tmp_path / 'run' / 'config.json'
     assert {'versions', 'device'} <= json.loads(recorded.read_text()).keys()
     read = config_flags.parse([f'--config={recorded}'])
     assert read == dataclasses.replace(made, workdir=None)
-    first = config_flags.parse([f'--workdir={tmp_path}', f'--config={recorded}'])
+    first = config_flags.parse([f'--workdir={tmp_path}', '--mu=3', f'--config={recorded}'])
+    first.hyperparameters.pop('mu')  # not of this method
     assert first == dataclasses.replace(read, workdir=str(tmp_path))
-    for earlier in ('--rounds=9', '--noremat', '--mu=3', '--init_seed=3'):
+    for earlier in ('--rounds=9', '--noremat', '--tau=3', '--fedlmd.beta=3', '--init_seed=3'):
         with pytest.raises(ValueError, match=f'name it before {earlier.partition("=")[0]}, which'):
             config_flags.parse([earlier, f'--config={recorded}'])
     assert config_flags.parse([f'--config={recorded}', '--rounds=9']).rounds == 9

@@ -356,7 +356,7 @@ def test_changed_images_lines_and_lost_checkpoints_are_noticed(
         jaxfed.simulate(config)
     for other in {'seed': 1}, {'seed': 0, 'shift': 1}:
         altered(npz, **other)
-        with pytest.raises(ValueError, match=r'partition.json describes other data, or another file of'):
+        with pytest.raises(ValueError, match=r'partition.json describes other data, or an'):
             jaxfed.simulate(config)
     altered(npz, 0)
     lines = (workdir / 'metrics.jsonl').read_text()
