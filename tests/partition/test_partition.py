@@ -294,9 +294,9 @@ def test_extended_dirichlet_favours_no_client_by_its_number():
     sizes = [
         list(map(len, extended_dirichlet(
             np.repeat(np.arange(10), 100), num_clients=5, labels_per_client=3, alpha=1e6, seed=seed
-        ))) for seed in range(200)
+        ))) for seed in range(60)
     ]  # fmt: skip
-    np.testing.assert_allclose(np.mean(sizes, axis=0), 200, atol=12)  # deviation of a mean: 3
+    np.testing.assert_allclose(np.mean(sizes, axis=0), 200, atol=22)  # deviation of a mean: 6
 
 
 def test_extended_dirichlet_reaches_its_minimum(monkeypatch):
