@@ -74,9 +74,10 @@ def check_workdir(path: Path, config: Config, parts: list[Part]) -> bool:
             'directory, or move the file.'
         )
     other = differing(path, config, parts) if files else {}
-    if (path / PARTITION).exists() and 'data_digest' in read_json(path / PARTITION):
+    moved = other.keys() & {'npz', 'path'}
+    if moved and (path / PARTITION).exists() and 'data_digest' in read_json(path / PARTITION):
         # The data are compared by their digest, so their file may have moved.
-        other = {name: values for name, values in other.items() if name not in ('npz', 'path')}
+        other = {name: values for name, values in other.items() if name not in moved}
     if other:
         words = in_words(other, '{} there, {} here')
         shown = ', '.join(words[:8] + ['...'] * (len(words) > 8))

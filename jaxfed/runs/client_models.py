@@ -1,6 +1,7 @@
 """What clients keep of the network after a run, as one file, clients.safetensors."""
 
-from collections.abc import Callable
+from collections.abc import Set
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,35 +22,36 @@ def check_kept(config: Config, method: Method, model: Model) -> None:
     if not (method.own and method.receive):
         raise ValueError(nothing)
 
-    def kept() -> dict[str, Any]:
-        params = model.init(jax.random.key(0))
-        return _kept(method, params, model.stats)(method.init(params, model.stats)[1])
-
+    params = jax.eval_shape(model.init, jax.random.key(0))
     try:
-        found = jax.eval_shape(kept)
+        names = _kept_names(method, params, model.stats)
+        state = jax.eval_shape(method.init, params, model.stats)[1]
+        jax.eval_shape(partial(_kept, method, names), params, model.stats, state)
     except Exception as error:  # of any kind, from a hook
         raise ValueError(
             f'--save_clients: Method.receive of --method={config.method} must read params, stats '
             f'and state only ({first_line(error)}); remove it.'
         ) from error
-    if not found:
+    if not names:
         raise ValueError(nothing)
 
 
-def _kept(method: Method, params: PyTree, stats: PyTree) -> Callable[[PyTree], dict[str, Any]]:
-    """The function of a client's state to the arrays that the client keeps, by name."""
-    unset: Any = [None] * len(ClientView._fields)  # the round is over
-    view = ClientView(*unset)._replace(params=params, stats=stats, global_params=params)
+def _kept_names(method: Method, params: PyTree, stats: PyTree) -> set[str]:
+    """The names of the arrays that clients keep; outside of tracing, as masks may be arrays."""
+    assert method.own  # because `check_kept` passed
+    return {name for name, mask in named(*method.own(params, stats)).items() if mask}
 
-    def of_client(state: PyTree) -> dict[str, Any]:
-        assert method.receive and method.own  # because `check_kept` passed
-        own = method.receive(view._replace(state=state))
-        with jax.ensure_compile_time_eval():  # the masks may be arrays
-            shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), own)
-            masks = {name: bool(mask) for name, mask in named(*method.own(*shapes)).items()}
-        return {name: array for name, array in named(*own).items() if masks[name]}
 
-    return of_client
+def _kept(
+    method: Method, names: Set[str], params: PyTree, stats: PyTree, state: PyTree
+) -> dict[str, Any]:
+    """The arrays with these names of a client with this state, after the last round."""
+    unset: Any = [None] * len(ClientView._fields)
+    view = ClientView(*unset)._replace(
+        params=params, stats=stats, global_params=params, state=state
+    )
+    assert method.receive  # because `check_kept` passed
+    return {n: array for n, array in named(*method.receive(view)).items() if n in names}
 
 
 def save_clients(
@@ -65,9 +67,11 @@ def save_clients(
       states: [N, ...] the method's states of all clients.
       number: N.
     """
-    kept, arrays = jax.jit(_kept(method, params, stats)), dict[str, np.ndarray]()
+    kept = jax.jit(partial(_kept, method, _kept_names(method, params, stats)))
+    arrays: dict[str, np.ndarray] = {}
     for i in range(number):
-        for name, array in kept(jax.tree.map(lambda leaf, i=i: leaf[i], states)).items():
+        state = jax.tree.map(lambda leaf, i=i: leaf[i], states)
+        for name, array in kept(params, stats, state).items():
             arrays.setdefault(name, np.empty((number, *array.shape), array.dtype))[i] = array
     write_described(workdir / run_files.CLIENTS, {'clients': number}, arrays)
 

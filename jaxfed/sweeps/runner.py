@@ -72,7 +72,10 @@ def check_same_data(done: Iterable[Config]) -> None:
             first.setdefault(('init_digest', config.init_from), (config, path))
     for (name, _), (config, path) in first.items():
         recorded = files.read_json(path).get(name)
-        if recorded and recorded != (init_digest(config).get(name) or _data_digest(config)):
+        if not recorded:
+            continue
+        now = _data_digest(config) if name == 'data_digest' else init_digest(config).get(name)
+        if recorded != now:
             raise ValueError(
                 f'{path} describes other data or another file of --init_from than there are now, '
                 'but the runs of a folder are compared with each other: name another directory, or '

@@ -159,6 +159,16 @@ def commands(*flags, second=()):
     return [[*common, '--process_id=0'], [*common, '--process_id=1', *second]]
 
 
+def refused(pair, folder, both):
+    """The lines with which both processes refuse to train, before they write."""
+    with pair(both) as processes:
+        errors = [error for _, error in ends(processes)]
+    assert [process.returncode for process in processes] == [2, 2], errors
+    assert all(error.startswith('error: ') and error.count('\n') == 1 for error in errors)
+    assert not (folder / 'host0' / 'run').exists()
+    return errors
+
+
 def paused(commands):
     """The same commands; the first process pauses."""
     (flag, script, *rest), second = commands
@@ -401,12 +411,8 @@ def test_processes_of_one_host_share_its_memory(monkeypatch):
     ],
 )
 def test_processes_that_disagree_are_reported_before_training(second, message, pair, tmp_path):
-    with pair(commands('--workdir=run', second=second)) as processes:
-        errors = [error for _, error in ends(processes)]
-    assert [process.returncode for process in processes] == [2, 2], errors
+    errors = refused(pair, tmp_path, commands('--workdir=run', second=second))
     assert message in errors[0]
-    assert all(error.startswith('error: ') and error.count('\n') == 1 for error in errors)
-    assert not (tmp_path / 'host0' / 'run').exists()
 
 
 def test_processes_with_other_code_are_reported_before_training(pair, tmp_path):
@@ -418,13 +424,8 @@ def test_processes_with_other_code_are_reported_before_training(pair, tmp_path):
         )
     both = commands('--include=../mine0/own.py', '--method=own', '--workdir=run')
     both[1] = [flag.replace('mine0', 'mine1') for flag in both[1]]
-    with pair(both) as processes:
-        errors = [error for _, error in ends(processes)]
-    assert [process.returncode for process in processes] == [2, 2], errors
-    for error in errors:
+    for error in refused(pair, tmp_path, both):
         assert '--own.mu=0 in process 0, 1 in process 1, digest of own.py=' in error
-        assert error.count('\n') == 1
-    assert not (tmp_path / 'host0' / 'run').exists()
 
 
 def test_processes_with_other_data_are_reported_before_training(pair, tmp_path):
@@ -433,13 +434,8 @@ def test_processes_with_other_data_are_reported_before_training(pair, tmp_path):
         np.savez(tmp_path / f'{name}.npz', x_train=x, y_train=labels, x_test=x, y_test=y)
     flags = ('--dataset=npz', '--npz=../a.npz', '--model=mlp', '--alpha=1', '--workdir=run')
     flags += ('--num_clients=4', '--clients_per_round=4', '--min_size=1')
-    with pair(commands(*flags, second=('--npz=../b.npz',))) as processes:
-        errors = [error for _, error in ends(processes)]
-    assert [process.returncode for process in processes] == [2, 2], errors
-    for error in errors:
+    for error in refused(pair, tmp_path, commands(*flags, second=('--npz=../b.npz',))):
         assert 'the data of process 1 differ from those of process 0' in error
-        assert error.count('\n') == 1
-    assert not (tmp_path / 'host0' / 'run').exists()
 
 
 def test_a_slow_process_reports_another_number_of_processes_itself(pair):
