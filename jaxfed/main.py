@@ -24,7 +24,7 @@ from jaxfed.runs import checks, config_flags, simulate
 from jaxfed.runs.dry_run import show_dry_run
 from jaxfed.runs.experiment import make_experiment, method_of, set_up
 from jaxfed.runs.listings import list_measures, list_methods
-from jaxfed.sweeps import grid, sweep
+from jaxfed.sweeps import grid, outcomes, sweep
 from jaxfed.sweeps.halving import parse_halving
 from jaxfed.sweeps.runner import is_done
 
@@ -126,7 +126,7 @@ def check_settings(config: Config, *, sweep_: str) -> None:
       ValueError: if a setting is invalid.
     """
     checks.check_types(config)
-    first = sweep.with_values(config, dict(grid.parse_grid(sweep_, config)[0]))
+    first = grid.with_values(config, dict(grid.parse_grid(sweep_, config)[0]))
     checks.check(first)
     method_of(first)
     parse_augment(config.augment)
@@ -203,7 +203,8 @@ def train_sweep(config: Config) -> tuple[int, str]:
             f'--halving={values.halving} compares settings; name several, as in '
             '--sweep="learning_rate=.01,.1".'
         )
-    if values.halving and (given := sweep.of_problem([name for name, _ in points[0]], config)):
+    given = dict.fromkeys(name for point in points for name in grid.of_problem(point, config))
+    if values.halving and given:
         raise ValueError(
             f'--halving={values.halving} compares settings of one problem, but --sweep varies '
             f'{", ".join(given)}; leave it out, and sweep again for each value.'
@@ -216,12 +217,12 @@ def train_sweep(config: Config) -> tuple[int, str]:
         return 0, ''
     try:
         with ending(functools.partial(leave, folder)):
-            outcomes = sweep.run(members, folder, rungs=rungs, most=values.together, quiet=False)
+            results = sweep.run(members, folder, rungs=rungs, most=values.together, quiet=False)
     except signals.Interrupted as error:
         return 128 + error.signal, f'{error}; to continue: {resume_command(folder)}'
     except KeyboardInterrupt:
         return 130, f'interrupted; to continue: {resume_command(folder)}'
-    sweep.show_outcomes(outcomes, folder, config)
+    outcomes.show_outcomes(results, folder, config)
     return int(not all(is_done(member.config) for member in members)), ''
 
 

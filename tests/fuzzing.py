@@ -553,7 +553,7 @@ def make_sweep_folder(folder: Path):
             numbers = len(done), len(unfinished)
             assert number == len(paths) - 1 or (*numbers, groups) == (2, 2, [[0, 1]])
         with accepted_or_refused(str(place)):
-            sweep.write_table(place / run_files.TABLE, sweep.summarise(members))
+            outcomes.write_table(place / run_files.TABLE, outcomes.summarise(members))
 
     change = st.tuples(PATH, JSON)
     return st.tuples(st.integers(0, len(paths) - 1), st.none() | DAMAGE, change), check

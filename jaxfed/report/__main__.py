@@ -1,6 +1,7 @@
 """Compare runs: python -m jaxfed.report WORKDIR ... --output=FILE.html [--csv=FILE.csv].
 
---latex=FILE.tex and --figure=FILE.pdf write the results and the curves for a paper.
+--latex=FILE.tex, --latex_by_data=FILE.tex and --figure=FILE.pdf write tables and curves for a
+paper.
 """
 
 import glob
@@ -23,7 +24,13 @@ from jaxfed.report.reading import RecordedRun, read_run
 from jaxfed.report.render import render
 
 # Flag -> suffixes of its file.
-SUFFIXES = {'figure': tuple(FORMATS), 'output': ('.html',), 'csv': ('.csv',), 'latex': ('.tex',)}
+SUFFIXES = {
+    'figure': tuple(FORMATS),
+    'output': ('.html',),
+    'csv': ('.csv',),
+    'latex': ('.tex',),
+    'latex_by_data': ('.tex',),
+}
 
 
 def make_parser() -> Parser:
@@ -45,6 +52,11 @@ def make_parser() -> Parser:
     parser.add_argument('--csv', metavar='FILE.csv', help='a table of the results, a row a run')
     parser.add_argument('--latex', metavar='FILE.tex', help='the results as a table in LaTeX')
     parser.add_argument(
+        '--latex_by_data',
+        metavar='FILE.tex',
+        help='the accuracy of --score in LaTeX, a column for each data set and partition',
+    )
+    parser.add_argument(
         '--figure', metavar='FILE.pdf', help='test accuracy by round as .pdf, .svg or .png'
     )
     parser.add_argument(
@@ -63,7 +75,7 @@ def make_parser() -> Parser:
         '--score',
         choices=SCORES,
         default='final',
-        help='accuracy of a run that is compared [final]',
+        help='accuracy of a run that is compared, and of --latex_by_data [final]',
     )
     return parser
 
@@ -136,7 +148,7 @@ def table_of_runs(groups: Sequence[RunGroup], target: float | None) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the files of --output, --csv, --latex and --figure.
+    """Write the files of --output, --csv, --latex, --latex_by_data and --figure.
 
     Args:
       arguments: the arguments without the program's name.
@@ -150,8 +162,8 @@ def main(arguments: Sequence[str]) -> int:
         paths = {flag: check_file(flag, getattr(flags, flag)) for flag in SUFFIXES}
         if not any(paths.values()):
             raise ValueError(
-                'name a file to write: --output=FILE.html, --csv=FILE.csv, --latex=FILE.tex or '
-                '--figure=FILE.pdf.'
+                'name a file to write: --output=FILE.html, --csv=FILE.csv, --latex=FILE.tex, '
+                '--latex_by_data=FILE.tex or --figure=FILE.pdf.'
             )
         target = flags.target_accuracy
         if target is not None and not 0 < target <= 1:
@@ -169,6 +181,9 @@ def main(arguments: Sequence[str]) -> int:
             'output': lambda path: files.write_atomic(path, page),
             'csv': lambda path: files.write_atomic(path, table_of_runs(groups, target)),
             'latex': lambda path: files.write_atomic(path, paper.latex_table(groups, target)),
+            'latex_by_data': lambda path: files.write_atomic(
+                path, paper.latex_crossing(groups, flags.score)
+            ),
         }
         for flag, path in ((flag, path) for flag, path in paths.items() if path):
             try:

@@ -205,21 +205,27 @@ def _samples(runs: list[RecordedRun]) -> list[list[RecordedRun]]:
 
 def _labels(runs: Sequence[RecordedRun]) -> list[str]:
     """Name each run by its method and the settings that differ within the method, or by path."""
-    every = [settings(run) for run in runs]
-    labels = []
-    for run_settings in every:
-        method = run_settings['method']
-        same_method = [other for other in every if other['method'] == method]
-        names = [n for n in run_settings if len({other.get(n) for other in same_method}) > 1]
-        if 1 <= len(names) <= _MAX_LABEL_SETTINGS:
-            short = {name: name.removeprefix(f'{method}.') for name in names}
-            method += ', ' + ', '.join(f'{short[name]} {run_settings[name]}' for name in names)
-        labels.append(method)
+    labels = name_methods([settings(run) for run in runs])
     for describe in (_fixed_seeds, lambda run: f' ({run.path})'):
         labels = [
             label if labels.count(label) == 1 else f'{label}{describe(run)}'
             for label, run in zip(labels, runs, strict=True)
         ]
+    return labels
+
+
+def name_methods(every: Sequence[dict[str, str]]) -> list[str]:
+    """Name each of some settings by the method and those that differ within it, if they are few."""
+    labels = []
+    for run_settings in every:
+        method = run_settings['method']
+        same_method = [other for other in every if other['method'] == method]
+        # A setting that only some partitions have is named if those that have it differ.
+        names = [n for n in run_settings if len({o[n] for o in same_method if n in o}) > 1]
+        if 1 <= len(names) <= _MAX_LABEL_SETTINGS:
+            short = {name: name.removeprefix(f'{method}.') for name in names}
+            method += ', ' + ', '.join(f'{short[name]} {run_settings[name]}' for name in names)
+        labels.append(method)
     return labels
 
 

@@ -10,6 +10,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from jaxfed.internal import latex
 from jaxfed.recording.style import style, write
 from jaxfed.report import grouping, pictures, tables
+from jaxfed.report.crossing import cross
 from jaxfed.report.grouping import RunGroup
 from jaxfed.report.tables import Cell
 
@@ -30,14 +31,52 @@ def latex_table(groups: Sequence[RunGroup], target: float | None) -> str:
         [latex.escape(group.label), *(_marked(row[i]) for i in places)]
         for group, row in zip(groups, table.rows, strict=True)
     ]
-    names = dict.fromkeys(run.config['dataset'] for group in groups for run in group.runs)
-    seeds = sorted({len(group.counted) for group in groups})
-    spread = f'mean and standard deviation over {" or ".join(map(str, seeds))} seeds'
-    text = f'{", ".join(names)}: {spread if seeds[-1] > 1 else "one seed"}.'
+    text = _what_is_shown(groups)
     text += '' if target is None else f' Target: {100 * target:g} %.'
     bold = any(cell.best for row in table.rows for cell in row)
     if bold and len({grouping.protocol_of(group, by_round=False) for group in groups}) > 1:
         text += ' Bold: the best of its column among runs with the same data, partition and rounds.'
+    return _table(groups, text, [table.columns[i] for i in places], rows)
+
+
+def latex_crossing(groups: Sequence[RunGroup], score: str) -> str:
+    """Format an accuracy as LaTeX, with a column for each data set and partition.
+
+    Args:
+      groups: the groups of runs.
+      score: one of `comparison.SCORES`.
+
+    Raises:
+      ValueError: if there is nothing to arrange.
+    """
+    crossed = cross(groups, score)
+    if crossed is None:
+        raise ValueError(
+            '--latex_by_data needs runs of at least two data sets, partitions or numbers of '
+            'rounds, and of the same method; write --latex instead.'
+        )
+    rows = [
+        [latex.escape(label), *map(_marked, row)]
+        for label, row in zip(crossed.labels, crossed.table.rows, strict=True)
+    ]
+    text = f'{_what_is_shown(groups)} Numbers: {crossed.title}.'
+    if any(cell.best for row in crossed.table.rows for cell in row):
+        text += ' Bold: the best of its column.'
+    return _table(groups, text, crossed.table.columns, rows)
+
+
+def _what_is_shown(groups: Sequence[RunGroup]) -> str:
+    """The data sets and the number of seeds, in a sentence."""
+    names = dict.fromkeys(run.config['dataset'] for group in groups for run in group.runs)
+    seeds = sorted({len(group.counted) for group in groups})
+    spread = f'mean and standard deviation over {" or ".join(map(str, seeds))} seeds'
+    return f'{", ".join(names)}: {spread if seeds[-1] > 1 else "one seed"}.'
+
+
+def _table(
+    groups: Sequence[RunGroup], text: str, heads: Sequence[str], rows: list[list[str]]
+) -> str:
+    """The table, whose caption also says what was measured and which runs are not finished."""
     held_out = _held_out(groups)
     if any(held_out):
         whose = '' if all(held_out) else ' of runs with validation above 0'
@@ -50,7 +89,7 @@ def latex_table(groups: Sequence[RunGroup], target: float | None) -> str:
             r'\begin{table}',
             r'\centering',
             rf'\caption{{{latex.escape(text)}}}',
-            *latex.tabular([table.columns[i] for i in places], rows),
+            *latex.tabular(heads, rows),
             r'\end{table}',
             '',
         ]

@@ -11,6 +11,7 @@ from jaxfed.internal.console import counted
 from jaxfed.internal.versions import VERSION
 from jaxfed.report import figures, grouping, pictures, tables
 from jaxfed.report.comparison import compare
+from jaxfed.report.crossing import cross
 from jaxfed.report.grouping import RunGroup
 
 
@@ -66,6 +67,7 @@ def render(
         validation=any(run.config.get('validation') for run in runs),
         results=results,
         personal=tables.PERSONAL in results.columns,
+        crossed=cross(groups, score),
         compared=compare(groups, baseline=baseline, score=score),
         best=any(cell.best for row in results.rows for cell in row),
         differing=tables.differing_settings(groups),

@@ -1,6 +1,6 @@
 """The tables of the page: results, settings that differ, and costs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxfed.metrics import mean_and_deviation
@@ -51,7 +51,8 @@ def mean_cell(values: Sequence[float | None], form: Format, suffix: str = '') ->
     return Cell(text + suffix, mean)
 
 
-def _group_cell(group: RunGroup, number: RunNumber, form: Format, suffix: str = '') -> Cell:
+def group_cell(group: RunGroup, number: RunNumber, form: Format, suffix: str = '') -> Cell:
+    """Format a number of the runs of a group that count."""
     return mean_cell([number(run) for run in group.counted], form, suffix)
 
 
@@ -63,7 +64,8 @@ def _time_cell(group: RunGroup, number: RunNumber, form: Format, suffix: str = '
     return mean_cell(values, form, suffix)
 
 
-def _percent(value: float) -> str:
+def percent(value: float) -> str:
+    """Format a share as percent."""
     return f'{100 * value:.2f}'
 
 
@@ -118,13 +120,13 @@ def results(groups: Sequence[RunGroup], target: float | None) -> GroupTable:
         mark = '' if group.counted[0].complete else ' *'
         seeds, state = grouping.seeds(group).removesuffix(' seeds'), grouping.state(group)
         row = [
-            _group_cell(group, RecordedRun.final_accuracy, _percent, mark),
-            _group_cell(group, RecordedRun.best_accuracy, _percent, mark),
-            _group_cell(group, RecordedRun.best_round, _round, mark),
-            _group_cell(group, RecordedRun.moving_accuracy, _percent, mark),
-            *([_group_cell(group, RecordedRun.personal_accuracy, _percent, mark)] * personal),
+            group_cell(group, RecordedRun.final_accuracy, percent, mark),
+            group_cell(group, RecordedRun.best_accuracy, percent, mark),
+            group_cell(group, RecordedRun.best_round, _round, mark),
+            group_cell(group, RecordedRun.moving_accuracy, percent, mark),
+            *([group_cell(group, RecordedRun.personal_accuracy, percent, mark)] * personal),
             *([] if target is None else [_rounds_to_target(group, target, mark)]),
-            _group_cell(group, RecordedRun.final_forgetting, _percent, mark),
+            group_cell(group, RecordedRun.final_forgetting, percent, mark),
             _time_cell(group, RecordedRun.seconds, _duration, mark),
             _time_cell(group, _total('client_steps_per_second'), format_number),
             Cell(seeds or '1', len(group.counted)),
@@ -147,17 +149,25 @@ def _mark_best(
     for column in (name for name in _BETTER if name in columns):
         j = columns.index(column)
         for numbers in comparable[column not in OF_LAST_ROUND].values():
-            keys = {i: rows[i][j].key for i in numbers}
-            means = {i: key for i, key in keys.items() if isinstance(key, int | float)}
+            cells = {i: rows[i][j] for i in numbers}
             # A mean over some of the seeds does not compare.
             if target is not None and column == 'rounds to target':
-                means = {i: m for i, m in means.items() if _all_reach(groups[i], target)}
-            printed = {i: rows[i][j].text.partition(' ')[0] for i in means}
-            if len(set(printed.values())) > 1:
-                best = _BETTER[column](list(means.values()))
-                shown_best = {printed[i] for i, mean in means.items() if mean == best}
-                for i in (i for i, text in printed.items() if text in shown_best):
-                    rows[i][j] = rows[i][j]._replace(best=True)
+                cells = {i: c for i, c in cells.items() if _all_reach(groups[i], target)}
+            for i, cell in mark_best(cells, _BETTER[column]).items():
+                rows[i][j] = cell
+
+
+def mark_best(
+    cells: Mapping[int, Cell], better: Callable[[list[float]], float] = max
+) -> dict[int, Cell]:
+    """Mark the cells with the best printed mean, unless all are printed alike."""
+    means = {i: cell.key for i, cell in cells.items() if isinstance(cell.key, int | float)}
+    printed = {i: cells[i].text.partition(' ')[0] for i in means}
+    if len(set(printed.values())) < 2:
+        return dict(cells)
+    best = better(list(means.values()))
+    shown_best = {printed[i] for i, mean in means.items() if mean == best}
+    return {i: cell._replace(best=printed.get(i) in shown_best) for i, cell in cells.items()}
 
 
 def _all_reach(group: RunGroup, target: float) -> bool:

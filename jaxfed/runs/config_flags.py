@@ -37,7 +37,7 @@ COMMAND_FLAGS = {
     'sweep': CommandFlag(
         str,
         None,
-        'grid of numbers to train, as "beta=.1,.3,1 tau=1,3"; experiments share compiled programs',
+        'grid of values to train, as "method=kd,mse tau=1,3"; experiments share compiled programs',
         'sweep',
         agreed=True,
     ),

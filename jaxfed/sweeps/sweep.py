@@ -1,18 +1,14 @@
 """Trains a grid of settings times seeds, and writes the table of its results."""
 
-import dataclasses
 import itertools
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
 
-from jaxfed.config import PART_SEEDS, SETTINGS, Config
+from jaxfed.config import PART_SEEDS, Config
 from jaxfed.internal import console, files
-from jaxfed.internal.csv_text import csv_text
 from jaxfed.internal.locks import exclusive_lock
-from jaxfed.metrics import mean_and_deviation
-from jaxfed.partition import partition_settings
-from jaxfed.recording import display, run_files
+from jaxfed.recording import run_files
 from jaxfed.runs import checks
 from jaxfed.runs.experiment import make_experiment, method_of
 from jaxfed.runs.feed import TooLarge
@@ -20,7 +16,7 @@ from jaxfed.runs.notices import show_notices
 from jaxfed.runs.prepare import memory_in_words, prepare
 from jaxfed.runs.shared_program import TRACER_ERROR
 from jaxfed.sweeps.claims import finish_programs
-from jaxfed.sweeps.grid import Point
+from jaxfed.sweeps.grid import Member, Point, Value, in_words, with_values
 from jaxfed.sweeps.halving import (
     check_compared,
     check_halving,
@@ -29,37 +25,9 @@ from jaxfed.sweeps.halving import (
     record_halving,
     warn_of_lone_settings,
 )
+from jaxfed.sweeps.outcomes import Outcome, summarise, write_table
 from jaxfed.sweeps.runner import check_same_data, is_done, run_groups, set_up_all, share_images
 from jaxfed.sweeps.training import group, unwritten
-
-
-class Member(NamedTuple):
-    """One experiment of a sweep."""
-
-    point: Point
-    seed: int
-    config: Config  # with its work directory
-
-
-class Outcome(NamedTuple):
-    """The results of all seeds at one point.
-
-    An accuracy is None if no round was evaluated, or if halving has stopped only some of the seeds.
-    """
-
-    point: Point
-    final: list[float | None]
-    best: list[float | None]
-    rounds: list[int]  # trained rounds
-    stopped: int  # seeds that halving stopped early
-    failed: int  # seeds that diverged, do not fit into memory or are unfinished
-    personal: Sequence[float | None] = ()  # of local models on their clients' held-out examples
-    judged: Literal['final', 'personal'] = 'final'  # the accuracy that ranks the points
-
-    @property
-    def score(self) -> float | None:
-        """The mean of the accuracy that ranks the points."""
-        return mean_and_deviation(getattr(self, self.judged))[0]
 
 
 def expand(config: Config, points: Sequence[Point], seeds: int, folder: Path) -> list[Member]:
@@ -89,7 +57,7 @@ def expand(config: Config, points: Sequence[Point], seeds: int, folder: Path) ->
         raise ValueError(f'--workdir={folder} holds a run; name another directory for a sweep.')
     members = []
     for point, seed in itertools.product(points, range(config.seed, config.seed + seeds)):
-        name = '_'.join([*(f'{key}{shortest(value)}' for key, value in point), f'seed{seed}'])
+        name = '_'.join([*map(_folder_name, point), f'seed{seed}'])
         changed = with_values(config, dict(point), seed=seed, workdir=str(folder / name))
         checks.check(changed)
         if seeds > 1 and all(getattr(changed, part) is not None for part in PART_SEEDS):
@@ -102,29 +70,11 @@ def expand(config: Config, points: Sequence[Point], seeds: int, folder: Path) ->
     return members
 
 
-def shortest(value: float) -> str:
-    """Return the shortest text of a finite number that no other number has."""
-    short = f'{value:g}'
-    return short if float(short) == value else repr(value)
-
-
-def with_values(config: Config, values: dict[str, float], **fields: Any) -> Config:
-    """Return the settings with new fields, and new values of swept parameters."""
-    partition = dict(config.partition_settings)
-    hyperparameters = dict(config.hyperparameters)
-    for name, value in values.items():
-        if name in SETTINGS:
-            fields[name] = value
-        elif name in partition_settings(config.partition):
-            partition[name] = value
-        else:  # replaces the hyper-parameter under its short and its long name
-            for other in config.hyperparameters:
-                if other == name or other.endswith(f'.{name}') or name.endswith(f'.{other}'):
-                    hyperparameters.pop(other, None)
-            hyperparameters[name] = value
-    return dataclasses.replace(
-        config, partition_settings=partition, hyperparameters=hyperparameters, **fields
-    )
+def _folder_name(pair: tuple[str, Value]) -> str:
+    """The part of a work directory's name that has the value of a parameter."""
+    name, value = pair
+    text = re.sub(r'[^\w.+,-]+', '_', in_words(value))
+    return f'{name}-{text}' if isinstance(value, str | bool) else f'{name}{text}'
 
 
 def run(
@@ -242,130 +192,16 @@ def show_dry_run(
 
 
 def describe(members: Sequence[Member]) -> str:
-    """Describe experiments in a line such as 'fedlmd: beta 0.1 to 3, 2 seeds'."""
+    """Describe experiments of a program in a line such as 'fedlmd: beta 0.1 to 3, 2 seeds'."""
+    found: dict[str, list[Value]] = {}
+    for name, value in itertools.chain(*(member.point for member in members)):
+        found.setdefault(name, []).append(value)
     words = []
-    for name, _ in members[0].point:
-        values = sorted({dict(member.point)[name] for member in members})
-        last = f' to {shortest(values[-1])}' * (len(values) > 1)
-        words.append(f'{name} {shortest(values[0])}{last}')
+    for name, values in found.items():
+        texts = any(isinstance(value, str) for value in values)
+        ends = dict.fromkeys(values if texts else (min(values), max(values)))
+        if name != 'method':
+            words.append(f'{name} {(", " if texts else " to ").join(map(in_words, ends))}')
     seeds = len({member.seed for member in members})
     words.append(f'{seeds} seeds' if seeds > 1 else f'seed {members[0].seed}')
     return f'{members[0].config.method}: ' + ', '.join(words)
-
-
-def summarise(members: Sequence[Member]) -> list[Outcome]:
-    """Return the outcome of each point, in the order of the grid, from the recorded summaries.
-
-    Methods with a model for each client are judged by these models, if they were evaluated.
-    """
-    outcomes = []
-    judged_locally = method_of(members[0].config).has_local_models
-    for point, seeds in itertools.groupby(members, key=lambda member: member.point):
-        paths = [Path(str(member.config.workdir)) / run_files.SUMMARY for member in seeds]
-        summaries = [run_files.read_summary(path) for path in paths if path.exists()]
-        finished = [summary for summary in summaries if not summary['failed']]
-        stopped = sum(bool(summary.get('stopped_early')) for summary in finished)
-        unequal = len({summary['rounds'] for summary in finished}) > 1
-        measured = any(summary['personal_accuracy'] is not None for summary in finished)
-        outcome = Outcome(
-            point,
-            [None if unequal else summary['final_accuracy'] for summary in finished],
-            [None if unequal else summary['best_accuracy'] for summary in finished],
-            [summary['rounds'] for summary in finished],
-            stopped=stopped,
-            failed=len(paths) - len(finished),
-            personal=[None if unequal else summary['personal_accuracy'] for summary in finished],
-            judged='personal' if judged_locally and measured else 'final',
-        )
-        outcomes.append(outcome)
-    return outcomes
-
-
-def write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write a CSV file with a row for each point."""
-    names = [name for name, _ in outcomes[0].point]
-    numbers = [
-        f'{score}_{number}'
-        for score in ('final', 'best', 'personal')
-        for number in ('accuracy', 'sd')
-    ]
-    rows: list[list[Any]] = [[*names, 'seeds', 'failed', 'given_up', 'trained_rounds', *numbers]]
-    for point, final, best, rounds, stopped, failed, personal, _ in outcomes:
-        statistics = itertools.chain(*map(mean_and_deviation, (final, best, personal)))
-        accuracies = ['' if number is None else f'{number:.6f}' for number in statistics]
-        values = [shortest(value) for _, value in point]
-        counts = [len(final), failed, stopped, max(rounds, default=0)]
-        rows.append([*values, *counts, *accuracies])
-    files.write_atomic(path, csv_text(rows))
-
-
-def best_point(outcomes: Sequence[Outcome]) -> Point | None:
-    """Return the point with the highest score; None if there is no choice, or several have it.
-
-    The mean of a point with a failed seed covers fewer seeds, and that of a point that halving
-    stopped fewer rounds: neither can be the best.
-    """
-    known = [outcome for outcome in outcomes if not outcome.failed and outcome.score is not None]
-    scores = {o.point: score for o in known if (score := o.score) is not None and not o.stopped}
-    first = [point for point, score in scores.items() if score == max(scores.values())]
-    return first[0] if len(known) > 1 and len(first) == 1 else None
-
-
-def best_points(outcomes: Sequence[Outcome], config: Config) -> list[Point]:
-    """Return the best point of each problem: of the points with one partition, rounds and so on."""
-    problems: dict[Point, list[Outcome]] = {}
-    for outcome in outcomes:
-        named = of_problem([name for name, _ in outcome.point], config)
-        problem = tuple(pair for pair in outcome.point if pair[0] in named)
-        problems.setdefault(problem, []).append(outcome)
-    return [best for same in problems.values() if (best := best_point(same)) is not None]
-
-
-def of_problem(names: Sequence[str], config: Config) -> list[str]:
-    """The settings that belong to the problem, as the partition, so that they are no choice."""
-    fixed = {name for name, setting in SETTINGS.items() if not setting.searched}
-    return [name for name in names if name in fixed | {*partition_settings(config.partition)}]
-
-
-def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> None:
-    """Print a table with a line for each point, and a mark on the best."""
-
-    def percent(values: Sequence[float | None]) -> str:
-        mean, deviation = mean_and_deviation(values)
-        spread = '' if deviation is None else f' ± {100 * deviation:.2f}'
-        return '-' if mean is None else f'{100 * mean:.2f}{spread}'
-
-    best_of_each = best_points(outcomes, config)
-    swept = [name for name, _ in outcomes[0].point]
-    given = of_problem(swept, config)
-    with_personal = any(value is not None for outcome in outcomes for value in outcome.personal)
-    rows = []
-    for point, final, best, rounds, stopped, failed, personal, _ in outcomes:
-        notes = ['best'] * (point in best_of_each)
-        some = f'{stopped} of {len(final)} ' * (stopped < len(final))
-        notes += [f'{some}stopped early'] * bool(stopped) + [f'{failed} failed'] * bool(failed)
-        values = [shortest(value) for _, value in point]
-        count = str(max(rounds, default='-'))
-        scores = [percent(final), percent(best), *([percent(personal)] * with_personal)]
-        rows.append([*values, *scores, count, ', '.join(notes)])
-    trained = 'trained rounds' if 'rounds' in swept else 'rounds'
-    names = [*swept, 'final %', 'best round %', *(['personal %'] * with_personal), trained, 'note']
-    if not any(row[-1] for row in rows):
-        names, rows = names[:-1], [row[:-1] for row in rows]
-    where = 'held-out training examples' if config.validation else 'test examples'
-    seeds = max(len(outcome.final) for outcome in outcomes)
-    caption = f'mean ± standard deviation of {seeds} seeds' if seeds > 1 else ''
-    if best_of_each:
-        judged = next(o.judged for o in outcomes if o.point in best_of_each)
-        caption += '; ' * bool(caption) + f'best: the highest {judged} accuracy'
-        caption += f' for each value of {", ".join(given)}' if given else ''
-        caption += ' of those not stopped' * any(outcome.stopped for outcome in outcomes)
-    display.show_sweep(
-        f'{config.method} on {config.dataset}: accuracy on {where}', names, rows, caption
-    )
-    if not config.validation and best_of_each:
-        console.say(
-            'A choice among these settings uses test data; --validation=0.1 compares them on '
-            'held-out training data.'
-        )
-    console.say(f'files: {folder}/')
