@@ -16,6 +16,7 @@ _MINORITY = r'\text{over the classes with } n_c \le n / C \text{, without } y'
 _MINORITY_LOSS = r'\text{over the classes that are neither in the majority nor } y'
 _SMOOTHED = r'-\sum_c \left((1 - s)\,1[c = y] + \frac{s}{C}\right) \log\,p_c'
 _CONTRAST = r'-\log \frac{e^{\cos(f, f_g)/\tau}}{e^{\cos(f, f_g)/\tau} + e^{\cos(f, f_p)/\tau}}'
+_PAIRS = r'\frac{1}{F (F - 1)} \sum_{i \ne j} K_{ij}^2'
 _CREDIBLE = r'M_k = M_{\max} \max(0,\; M^{\text{class}}_k M^{\text{sample}} - 0.1)'
 _PHI = r'\varphi = p^g_y - \sum_{k \ne y} p^g_k = 2 p^g_y - 1'
 _ADAPTIVE_STEP = r'm \leftarrow b_1 m + (1 - b_1) g'
@@ -108,6 +109,17 @@ _TEXT_TO_LATEX = {
     ),
     'CE + mu mean -log(exp(cos(f, f_g) / tau) / (exp(cos(f, f_g) / tau) + '
     'exp(cos(f, f_p) / tau)))': rf'\text{{CE}} + \mu \operatorname{{mean}} {_CONTRAST}',
+    """CE + beta ((n - 1)^2 / n) 1 / (F (F - 1)) sum_{i != j} K_ij^2;
+    paper: CE + beta / F^2 ||K||_F^2""": (
+        r'\text{CE} + \beta\, \frac{(n - 1)^2}{n}\, ' + _PAIRS + r' \\ '
+        r'\text{paper:}\quad \text{CE} + \frac{\beta}{F^2} \lVert K \rVert_F^2'
+    ),
+    'CE of z_c - tau n_c^(-1/4), over the classes that the client has': (
+        r'-\log \frac{e^{z_y - \tau n_y^{-1/4}}}{\sum_{c: n_c > 0} e^{z_c - \tau n_c^{-1/4}}}'
+    ),
+    'CE of z_c + tau log(n_c / n), over the classes that the client has': (
+        r'-\log \frac{e^{z_y + \tau \log(n_y / n)}}{\sum_{c: n_c > 0} e^{z_c + \tau \log(n_c / n)}}'
+    ),
     """CE of s z; s_c = 1 if the client has class c, else alpha;
     continuous: s_c = alpha + (1 - alpha) n_c / max_k n_k""": (
         r'-\log \frac{e^{s_y z_y}}{\sum_c e^{s_c z_c}} \qquad '
@@ -200,6 +212,10 @@ _TEXT_TO_LATEX = {
         r'\frac{\gamma + \beta}{2}'
     ),
     '-log(exp(cos(f, f_g) / tau) / (exp(cos(f, f_g) / tau) + exp(cos(f, f_p) / tau)))': _CONTRAST,
+    '1 / (F (F - 1)) sum_{i != j} K_ij^2, K the correlation matrix of f over the examples': (
+        _PAIRS + r' \qquad K \text{ the correlations of } f \text{ over the examples}'
+    ),
+    '-log p_y, p = softmax(z - m)': (rf'-\log p_y \qquad p = {_SOFTMAX}(z - m)'),
     'A[j, k] = share of the examples of class j whose largest logit is k': (
         r'A_{jk} = \text{share of the examples of class } j \text{ whose largest logit is } k'
     ),

@@ -4,6 +4,7 @@ Half precisions are computed in float32. Teachers get no gradient. Values and gr
 for logits up to +-1e4 and for every mask of classes.
 """
 
+from jaxfed.losses.calibrated import calibrated_cross_entropy
 from jaxfed.losses.class_weighted import (
     class_credibility,
     class_credibility_from_sums,
@@ -12,6 +13,7 @@ from jaxfed.losses.class_weighted import (
 )
 from jaxfed.losses.contrastive import model_contrastive
 from jaxfed.losses.credibility import credibility_matrix, credibility_weights
+from jaxfed.losses.decorrelation import decorrelation
 from jaxfed.losses.kl import kl_distillation, soft_cross_entropy
 from jaxfed.losses.label_masking import (
     label_masking_distillation,
@@ -24,6 +26,7 @@ from jaxfed.losses.proximal import proximal
 from jaxfed.losses.supervised import cross_entropy, smoothed_cross_entropy
 
 __all__ = [
+    'calibrated_cross_entropy',
     'class_credibility',
     'class_credibility_from_sums',
     'class_credibility_sums',
@@ -31,6 +34,7 @@ __all__ = [
     'credibility_matrix',
     'credibility_weights',
     'cross_entropy',
+    'decorrelation',
     'kl_distillation',
     'label_masking_distillation',
     'label_masking_teacher_free',

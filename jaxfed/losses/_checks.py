@@ -12,7 +12,7 @@ from jaxfed.types import Array
 _SHAPES = {
     **dict.fromkeys(('teacher_logits', 'channel_weights'), slice(None)),
     **dict.fromkeys(('labels', 'where'), slice(-1)),
-    **dict.fromkeys(('class_weights', 'majority'), slice(-1, None)),
+    **dict.fromkeys(('class_weights', 'class_margins', 'majority'), slice(-1, None)),
 }
 _TYPES: dict[str, tuple[Any, str]] = {
     'labels': (jnp.integer, 'integers'),

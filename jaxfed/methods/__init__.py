@@ -26,8 +26,10 @@ from jaxfed.methods.fedbn import fedbn
 from jaxfed.methods.fedbuff import fedbuff
 from jaxfed.methods.fedcad import fedcad
 from jaxfed.methods.fedcurv import fedcurv
+from jaxfed.methods.feddecorr import feddecorr
 from jaxfed.methods.feddyn import feddyn
 from jaxfed.methods.fedgkd import fedgkd
+from jaxfed.methods.fedlc import fedlc
 from jaxfed.methods.fedlmd import fedlmd
 from jaxfed.methods.fedlmd_tf import fedlmd_tf
 from jaxfed.methods.fedlsd import fedlsd
@@ -43,6 +45,7 @@ from jaxfed.methods.fedyogi import fedyogi
 from jaxfed.methods.kd import kd
 from jaxfed.methods.krum import krum
 from jaxfed.methods.label_smoothing import label_smoothing
+from jaxfed.methods.logit_adjustment import logit_adjustment
 from jaxfed.methods.median import median
 from jaxfed.methods.method import Method, check_method
 from jaxfed.methods.moon import moon
@@ -70,8 +73,9 @@ __all__ = [
 METHODS: dict[str, Callable[..., Method]] = {
     factory.__name__: factory
     for factory in (
-        fedavg, fedprox, fedcurv, scaffold, fednova, feddyn, moon, fedrs, kd, fedgkd, mse,
-        label_smoothing, fedlsd, fedntd, fedntd_tf, fedcad, fedssd, fedlmd, fedlmd_tf,
+        fedavg, fedprox, fedcurv, scaffold, fednova, feddyn, moon, feddecorr, fedrs, fedlc,
+        logit_adjustment, label_smoothing, kd, fedgkd, mse, fedlsd, fedntd, fedntd_tf, fedcad,
+        fedssd, fedlmd, fedlmd_tf,
         fedavgm, fedadam, fedyogi, fedadagrad,
         fedper, fedrep, fedbn, ditto, apfl,
         median, trimmed_mean, krum, multikrum, quantize, topk, dp, fedbuff,

@@ -407,6 +407,8 @@ def trained(name):
         slow('label_smoothing smoothing=0', 'fedavg'),
         slow('fedlsd alpha=0', 'fedavg'),
         slow('topk share=1', 'fedavg'),
+        slow('feddecorr beta=0', 'fedavg'),
+        slow('fedlc tau=0', 'logit_adjustment tau=0'),
         slow('fedcad beta=0.4 gamma=0.4 source=client', 'fedlsd alpha=0.4'),
     ],
 )

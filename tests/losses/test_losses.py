@@ -48,6 +48,24 @@ BY_HAND = (
         value=1.7740628,
         gradient=[1 / 22 - 0.05, 4 / 22 - 0.85, 1 / 22 - 0.05, 16 / 22 - 0.05],
     ),
+    # z - m has the powers [1, 4/2, 1, 16/4]: p = [1, 2, 1, 4] / 8; -log 1/4; p - e_1
+    dict(
+        testcase_name='calibrated_cross_entropy',
+        loss=lambda z: losses.calibrated_cross_entropy(
+            z, np.array([1]), np.log([1.0, 2.0, 1.0, 4.0])
+        ),
+        value=1.3862944,
+        gradient=[1 / 8, -6 / 8, 1 / 8, 4 / 8],
+    ),
+    # without the last class p = [1, 2, 1] / 4
+    dict(
+        testcase_name='calibrated_cross_entropy_of_three_classes',
+        loss=lambda z: losses.calibrated_cross_entropy(
+            z, np.array([1]), np.array([0.0, np.log(2.0), 0.0, np.inf])
+        ),
+        value=0.6931472,
+        gradient=[1 / 4, -2 / 4, 1 / 4, 0],
+    ),
     # 4 (1/2 log 4 + 1/8 log 1/2 + 1/4 log 2 + 1/8 log 1/4) = 3.5 log 2; 2 (p - pg)
     dict(
         testcase_name='kl_distillation',
@@ -163,6 +181,41 @@ class ByHandTest(chex.TestCase):
         np.testing.assert_array_equal(gradient['b']['c'], [[2.0]])
 
     @chex.variants(with_jit=True, without_jit=True)
+    def test_decorrelation(self):
+        # Columns a and b with a b = 0, and c = a + b: correlations 0, 1/sqrt 2 and 1/sqrt 2, whose
+        # squares are the six off-diagonal elements [0, 0, 1/2, 1/2, 1/2, 1/2].
+        a, b = np.array([1.0, -1.0, 1.0, -1.0]), np.array([1.0, 1.0, -1.0, -1.0])
+        features = np.stack([a, b, a + b], axis=1) * [1.0, 20.0, 3.0] + [5.0, 0.0, -2.0]
+        found = self.variant(losses.decorrelation)(jnp.asarray(features, jnp.float32))
+        np.testing.assert_allclose(found, 2 / 6, rtol=1e-5)
+        # Examples that do not count change nothing.
+        padded = jnp.asarray(np.concatenate([features, 1e4 * np.ones((2, 3))]), jnp.float32)
+        where = jnp.array([True] * 4 + [False] * 2)
+        found = self.variant(lambda f, w: losses.decorrelation(f, where=w))(padded, where)
+        np.testing.assert_allclose(found, 2 / 6, rtol=1e-5)
+
+    @chex.variants(with_jit=True, without_jit=True)
+    def test_gradient_of_decorrelation(self):
+        # Of two features f = (s, t) / sqrt(...) the value is r^2, r = s.t / (|s| |t|) with centred
+        # s and t; dr/ds = (t / |t| - r s / |s|) / |s| for a centred change.
+        s, t = np.array([1.0, -1.0, 0.0]), np.array([0.0, -1.0, 1.0])
+        r = 1 / 2
+        slope = 2 * r * (t - r * s) / 2
+        found = self.variant(jax.grad(losses.decorrelation))(
+            jnp.asarray(np.stack([s, t], axis=1), jnp.float32)
+        )
+        np.testing.assert_allclose(found[:, 0], slope, rtol=1e-5, atol=1e-6)
+
+    @chex.variants(with_jit=True, without_jit=True)
+    def test_decorrelation_of_dead_features_and_single_examples(self):
+        for features in (np.zeros((4, 3)), np.ones((1, 3)), np.ones((4, 1))):
+            value, gradient = self.variant(jax.value_and_grad(losses.decorrelation))(
+                jnp.asarray(features, jnp.float32)
+            )
+            assert value == 0
+            np.testing.assert_array_equal(gradient, 0)
+
+    @chex.variants(with_jit=True, without_jit=True)
     @parameterized.parameters(
         ([5, 3, 2], [True, False, False]),  # even share 10/3
         ([4, 4, 4], [False, False, False]),  # exactly the even share is not more than it
@@ -216,6 +269,9 @@ LOSSES = {
     'cross_entropy': lambda z, zg, y, m, a, t: losses.cross_entropy(z, y),
     'smoothed_cross_entropy': lambda z, zg, y, m, a, t: losses.smoothed_cross_entropy(
         z, y, smoothing=0.1
+    ),
+    'calibrated_cross_entropy': lambda z, zg, y, m, a, t: losses.calibrated_cross_entropy(
+        z, y, jnp.where(m, jnp.inf, a)
     ),
     'kl_distillation': lambda z, zg, y, m, a, t: losses.kl_distillation(z, zg, temperature=t),
     'soft_cross_entropy': lambda z, zg, y, m, a, t: losses.soft_cross_entropy(z, zg, temperature=t),
@@ -628,6 +684,12 @@ X, Y, M = jnp.zeros((2, 3)), jnp.array([0, 2]), jnp.zeros(3, bool)
         ('credibility has shape', lambda: losses.credibility_weights(X, Y, X, max_weight=1)),
         ('where has shape', lambda: losses.credibility_matrix(X, Y, where=M)),
         ('where is int32', lambda: losses.credibility_matrix(X, Y, where=Y.astype(jnp.int32))),
+        (
+            'class_margins has shape',
+            lambda: losses.calibrated_cross_entropy(X, Y, jnp.zeros(2)),
+        ),
+        ('features has shape', lambda: losses.decorrelation(X[0])),
+        ('where has shape', lambda: losses.decorrelation(X, where=M)),
         ('label_counts is float32', lambda: losses.majority_labels(jnp.ones(3))),
         ('global_params has', lambda: losses.proximal({'w': X}, {'w': X[:1]})),
     ],

@@ -35,6 +35,22 @@ def smoothed_cross_entropy(case):
     return result
 
 
+def calibrated_cross_entropy(case):
+    """Over the classes that are not in the majority, with the weights as margins."""
+    result = []
+    for z, y in zip(case.z, case.y):
+        classes = [c for c in case.all if not case.majority[c]]
+        p = softmax(z - case.a, classes, 1.0) if classes else {}
+        result.append(-np.log(p[y]) if y in p else 0.0)
+    return result
+
+
+def decorrelation(case):
+    """By NumPy's correlations."""
+    of_pairs = np.corrcoef(case.z, rowvar=False)[~np.eye(len(case.all), dtype=bool)]
+    return np.mean(of_pairs**2)
+
+
 def kl_distillation(case):
     return [
         divergence(z, softmax(zg, case.all, case.tau), case.all, case.tau)
@@ -137,6 +153,13 @@ PAIRS = {
         smoothed_cross_entropy,
         lambda c: losses.smoothed_cross_entropy(c.z32, c.y, smoothing=0.1),
     ),
+    'calibrated_cross_entropy': (
+        calibrated_cross_entropy,
+        lambda c: losses.calibrated_cross_entropy(
+            c.z32, c.y, np.where(c.majority, np.inf, c.a).astype(np.float32)
+        ),
+    ),
+    'decorrelation': (decorrelation, lambda c: losses.decorrelation(c.z32)),
     'kl_distillation': (
         kl_distillation,
         lambda c: losses.kl_distillation(c.z32, c.zg32, temperature=c.tau),

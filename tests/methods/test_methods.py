@@ -97,6 +97,10 @@ def test_resolve_refuses(specification, hyperparameters, message):
         ('moon', {'mu': -1.0}),
         ('moon', {'projection': 1}),
         ('fedrs', {'alpha': 1.5}),
+        ('fedlc', {'tau': -0.1}),
+        ('logit_adjustment', {'tau': float('inf')}),
+        ('feddecorr', {'beta': -1.0}),
+        ('feddecorr', {'form': 'code'}),
         ('fedgkd', {'models': 0}),
         ('fedavgm', {'beta': 1.0}),
         ('fedavgm', {'form': 'polyak'}),
@@ -111,7 +115,14 @@ def test_build_refuses_values_out_of_range(name, hyperparameters):
         build(resolve(name, hyperparameters))
 
 
-@pytest.mark.parametrize('name', [n for n in methods.METHODS if 'tau' in hyperparameters(n)])
+WITH_TEMPERATURE = [
+    name
+    for name in methods.METHODS
+    if 'tau' in hyperparameters(name) and name not in ('fedlc', 'logit_adjustment')
+]
+
+
+@pytest.mark.parametrize('name', WITH_TEMPERATURE)
 @pytest.mark.parametrize('tau', ['inf', 'nan', '1e+200', '1e+30', '1e-30', '1e-320'])
 def test_build_refuses_temperatures_that_float32_cannot_square(name, tau):
     with pytest.raises(ValueError, match=rf'--method={name}: tau must be .*, got {re.escape(tau)}'):

@@ -131,6 +131,15 @@ JOBS = {
         {'alpha': 0.3},
         sizes=(9, 12, 11, 10),
     ),
+    'feddecorr': Job(
+        'feddecorr',
+        'feddecorr',
+        {'beta': 0.03},
+        'feddecorr',
+        {'feddecorr': True, 'feddecorr_coef': 0.03},
+        decay=1.0,
+    ),
+    'fedlc': Job('feddecorr', 'fedlc', {'tau': 1.5}, 'fedlc', {'calibration_temp': 1.5}, decay=1.0),
     'fedgkd': Job(
         'fedgkd',
         'fedgkd',

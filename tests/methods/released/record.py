@@ -27,6 +27,7 @@ from tests.methods.released.problem import JOBS
 from tests.methods.released.recorders import (
     byzantine,
     fedbn,
+    feddecorr,
     feddyn,
     fedgkd,
     fednova,
@@ -44,6 +45,7 @@ REFERENCES = {
     'fedlmd': ('https://github.com/wnma3mz/FedLMD', 'src', fedntd.run),
     'fedrs': ('https://github.com/lxcnju/FedRepo', '.', fedrs.run),
     'fedgkd': ('https://github.com/CGCL-codes/FedGKD', '.', fedgkd.run),
+    'feddecorr': ('https://github.com/bytedance/FedDecorr', '.', feddecorr.run),
     'feddyn': ('https://github.com/alpemreacar/FedDyn', '.', feddyn.run),
     'fednova': ('https://github.com/JYWa/FedNova', '.', fednova.run),
     'fedrep': ('https://github.com/lgcollins/FedRep', '.', fedrep.run),
