@@ -15,7 +15,7 @@ from jaxfed.internal.messages import locate_errors
 from jaxfed.internal.type_checks import checked_parameters
 from jaxfed.partition.checks import Seed, checked_parts
 from jaxfed.partition.client_dirichlet import client_dirichlet
-from jaxfed.partition.counts import label_counts, one_class_share
+from jaxfed.partition.counts import LabelSkew, label_counts, label_skew, one_class_share
 from jaxfed.partition.dirichlet import dirichlet
 from jaxfed.partition.extended_dirichlet import extended_dirichlet
 from jaxfed.partition.fedntd import fedntd_dirichlet, fedntd_sharding
@@ -113,6 +113,7 @@ def make_partition(
 
 __all__ = [
     'PARTITIONS',
+    'LabelSkew',
     'NoiseForm',
     'client_dirichlet',
     'dirichlet',
@@ -126,6 +127,7 @@ __all__ = [
     'label_counts',
     'label_noise',
     'label_quantity',
+    'label_skew',
     'make_partition',
     'natural',
     'one_class_share',

@@ -1,8 +1,16 @@
 """Label counts of the clients."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+
+
+class LabelSkew(NamedTuple):
+    """How much the labels of clients with examples differ, in the mean over these clients."""
+
+    effective_classes: float  # from 1 to C
+    distance: float  # from 0 to 1, between a client's labels and those of all
 
 
 def label_counts(labels: np.ndarray, parts: Sequence[np.ndarray], num_classes: int) -> np.ndarray:
@@ -48,3 +56,26 @@ def one_class_share(counts: np.ndarray, *, least: float = 0.95) -> float:
     sizes = counts.sum(axis=1)
     of_one = counts.max(axis=1) >= least * sizes
     return float(sizes[of_one].sum() / max(sizes.sum(), 1))
+
+
+def label_skew(counts: np.ndarray) -> LabelSkew:
+    """Measures the skew of the labels, in the mean over the clients with examples.
+
+    effective classes: `exp(-sum_c q_{i,c} log q_{i,c})`, `q_{i,c} = n_{i,c} / n_i`; distance, total
+    variation: `1/2 sum_c |q_{i,c} - q_c|`, `q_c` the share of class c among all examples.
+
+    Args:
+      counts: [N, C] integers, from `label_counts`.
+
+    Returns:
+      The two means; for IID clients about the number of equal classes and 0, for clients of one of
+      C equal classes 1 and 1 - 1/C. NaN without examples.
+    """
+    counts = counts[counts.sum(axis=1) > 0].astype(float)
+    if not counts.size:
+        return LabelSkew(np.nan, np.nan)
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    entropy = -(shares * np.log(np.where(shares > 0, shares, 1))).sum(axis=1)
+    of_all = counts.sum(axis=0) / counts.sum()
+    distance = np.abs(shares - of_all).sum(axis=1) / 2
+    return LabelSkew(float(np.exp(entropy).mean()), float(distance.mean()))

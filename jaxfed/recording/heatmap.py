@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jaxfed.partition.counts import one_class_share
+from jaxfed.partition.counts import label_skew, one_class_share
 from jaxfed.recording.style import style, write
 
 _MAX_NUMBERED = 20  # clients and classes up to which the cells of the figure have numbers
@@ -100,13 +100,14 @@ def print_heatmap(counts: np.ndarray, console: Console, *, most: int = _PRINTED_
             cells = [Text(cell.plain.translate(_ASCII)) for cell in cells]
         table.add_row(str(i), str(row.sum()), str((row > 0).sum()), *cells)
     console.print(table)
-    sizes = counts.sum(axis=1)
+    sizes, skew = counts.sum(axis=1), label_skew(counts)
     more = f'... and {num_clients - most} more clients. ' if num_clients > most else ''
     console.print(
         f'{more}{num_clients} clients, sizes {sizes.min()} to {sizes.max()} '
         f'(median {np.median(sizes):g}), classes held {(counts > 0).sum(axis=1).mean():.1f} on '
-        f'average. Clients of one class (95 % or more) hold {one_class_share(counts):.1%} of the '
-        'examples.'
+        f'average ({skew.effective_classes:.1f} effective), distance of labels to those of all '
+        f'{skew.distance:.2f}. Clients of one class (95 % or more) hold '
+        f'{one_class_share(counts):.1%} of the examples.'
     )
 
 

@@ -22,6 +22,7 @@ from jaxfed.partition import (
     label_counts,
     label_noise,
     label_quantity,
+    label_skew,
     make_partition,
     natural,
     one_class_share,
@@ -762,6 +763,15 @@ def test_one_class_share_by_hand():
     assert one_class_share(counts, least=0.9) == 1
     assert one_class_share(counts, least=1) == 5 / 45
     assert one_class_share(np.zeros((2, 3), int)) == 0
+
+
+def test_label_skew_by_hand():
+    # Labels (1/2, 1/2, 0), (0, 0, 1) and no client: of all (1/4, 1/4, 1/2).
+    effective, distance = label_skew(np.array([[4, 4, 0], [0, 0, 8], [0, 0, 0]]))
+    assert (effective, distance) == pytest.approx(((2 + 1) / 2, 1 / 2))
+    assert label_skew(np.full((5, 10), 7)) == pytest.approx((10, 0))
+    assert label_skew(3 * np.eye(4, dtype=int)) == pytest.approx((1, 3 / 4))
+    assert np.isnan(label_skew(np.zeros((2, 3), int))).all()
 
 
 def test_label_counts_by_hand():
