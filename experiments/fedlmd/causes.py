@@ -24,9 +24,10 @@ CAUSES = {
     'its partition, schedule of clients and cutout': 'released',
 }
 WEIGHTS = {
-    'the sizes of the clients': 'released',
-    'equal (`--aggregation=uniform`)': 'causes/uniform',
+    'by size': 'released',
+    'equal': 'causes/uniform',
 }
+WEIGHED = 'FedAvg', 'FedLMD', 'FedAvg+LS', 'FedLMD-Tf'  # methods with records of both weights
 SPANS = {'1 to 50': slice(0, 50), '51 to 100': slice(50, 100)}
 
 
@@ -50,10 +51,19 @@ def make_table(folders: Mapping[str, str], methods: Sequence[str]) -> str:
     return markdown_table(header, rows)
 
 
+def make_weights(methods: Sequence[str]) -> str:
+    """The same numbers with both weights of the clients, a row for each method."""
+    header = [f'{name}, {number}' for name in WEIGHTS for number in (*SPANS, 'best')]
+    rows = []
+    for method in methods:
+        runs = [RECORDS / f / 'fedlmd' / 'cifar10_lda0.05' / method for f in WEIGHTS.values()]
+        rows.append([method, *(cell for run in runs for cell in describe(run / 'seed0'))])
+    return markdown_table(header, rows)
+
+
 def make_tables() -> tuple[str, str]:
     """The tables of causes and of weights."""
-    weights = make_table(WEIGHTS, ('FedAvg', 'FedLMD', 'FedAvg+LS'))
-    return make_table(CAUSES, ('FedAvg', 'FedLMD')), weights
+    return make_table(CAUSES, ('FedAvg', 'FedLMD')), make_weights(WEIGHED)
 
 
 if __name__ == '__main__':
