@@ -433,6 +433,8 @@ SETTINGS: dict[str, Setting] = {
     if 'setting' in field.metadata
 }
 MAPPINGS = tuple(name for name in FIELDS if name not in SETTINGS)
+# What is solved, such as data and network, and not a choice of how.
+PROBLEM = tuple(name for name, s in SETTINGS.items() if not s.searched and name != 'method')
 PATHS = ('workdir', *(name for name, setting in SETTINGS.items() if setting.local_path))
 # The seed of all randomness, then the seeds of its parts, which default to it.
 SEEDS = tuple(name for name, setting in SETTINGS.items() if setting.affects == 'randomness')

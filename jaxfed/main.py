@@ -1,6 +1,7 @@
 """Command line: python -m jaxfed.main --method=fedlmd."""
 
 import contextlib
+import dataclasses
 import functools
 import shlex
 import sys
@@ -209,7 +210,9 @@ def train_sweep(config: Config) -> tuple[int, str]:
             f'--halving={values.halving} compares settings of one problem, but --sweep varies '
             f'{", ".join(given)}; leave it out, and sweep again for each value.'
         )
-    folder = run_files.new_folder(config, '-sweep')
+    dataset, method = outcomes.subject(points, config)
+    named = dataclasses.replace(config, dataset=dataset, method=method)
+    folder = run_files.new_folder(named, '-sweep')
     members = sweep.expand(config, points, values.seeds, folder)
     (rungs,) = {tuple(parse_halving(values.halving, member.config)) for member in members}
     if values.dry_run:

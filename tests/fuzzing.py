@@ -43,6 +43,7 @@ from jaxfed.report.reading import read_run
 from jaxfed.runs import checks, config_flags, load, model_file, tensors
 from jaxfed.runs.experiment import make_network
 from jaxfed.sweeps import claims, halving, sweep, training
+from jaxfed.sweeps import outcomes as results
 from tests.data import archives
 from tests.recorded_runs import entry, make_run, make_state
 
@@ -553,7 +554,7 @@ def make_sweep_folder(folder: Path):
             numbers = len(done), len(unfinished)
             assert number == len(paths) - 1 or (*numbers, groups) == (2, 2, [[0, 1]])
         with accepted_or_refused(str(place)):
-            outcomes.write_table(place / run_files.TABLE, outcomes.summarise(members))
+            results.write_table(place / run_files.TABLE, results.summarise(members))
 
     change = st.tuples(PATH, JSON)
     return st.tuples(st.integers(0, len(paths) - 1), st.none() | DAMAGE, change), check

@@ -3,17 +3,20 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from jaxfed.config import PROBLEM, settings_that_affect
 from jaxfed.recording.run_files import OF_PARTITION
 from jaxfed.report import tables
 from jaxfed.report.comparison import SCORES
 from jaxfed.report.grouping import MISSING, RunGroup, name_methods, protocol_of, settings
 from jaxfed.report.tables import Cell, GroupTable
 
-_PLAIN = 'dataset', 'partition'  # settings whose values need no name beside them
+Problem = tuple[tuple[str, Any], ...]  # names of settings and values
+
+_PLAIN = 'dataset', 'partition', 'model'  # settings whose values need no name beside them
 
 
 class Crossing(NamedTuple):
-    """A table with a column for each problem, that is data, partition and rounds."""
+    """A table with a column for each problem: data, partition, rounds, network and so on."""
 
     title: str  # of the accuracy
     labels: list[str]  # of the rows
@@ -35,7 +38,7 @@ def cross(groups: Sequence[RunGroup], score: str = 'final') -> Crossing | None:
     """
     accuracy, title = SCORES[score]
     by_round = title not in tables.OF_LAST_ROUND
-    protocols = [protocol_of(group, by_round=by_round) for group in groups]
+    protocols = [_problem_of(group, by_round=by_round) for group in groups]
     problems = list(dict.fromkeys(protocols))
     of_problem = {name for protocol in protocols for name, _ in protocol}
     places: dict[tuple[Any, int], dict[Any, int]] = {}  # choice, copy -> problem -> group
@@ -62,25 +65,40 @@ def cross(groups: Sequence[RunGroup], score: str = 'final') -> Crossing | None:
     return Crossing(title, labels, GroupTable(_labels(problems), rows))
 
 
+def _problem_of(group: RunGroup, *, by_round: bool) -> Problem:
+    """The settings of data and rounds, and others that are no choice, such as the network."""
+    protocol = protocol_of(group, by_round=by_round)
+    known = {name for name, _ in protocol} | {*settings_that_affect('evaluation')}
+    every = settings(group.runs[0]).items()
+    return (*protocol, *(pair for pair in every if pair[0] in PROBLEM and pair[0] not in known))
+
+
 def _cell(group: RunGroup, accuracy: tables.RunNumber) -> Cell:
     mark = '' if group.counted[0].complete else ' *'
     return tables.group_cell(group, accuracy, tables.percent, mark)
 
 
-def _labels(problems: Sequence[tuple[tuple[str, Any], ...]]) -> list[str]:
+def _labels(problems: Sequence[Problem]) -> list[str]:
     """Name each problem by the settings that differ."""
     every = [dict(problem) for problem in problems]
     names = dict.fromkeys(name for problem in every for name in problem)
     values = {name: {problem[name] for problem in every if name in problem} for name in names}
     differing = [name for name in names if len(values[name]) > 1]
-    labels = []
-    for problem in every:
-        words = [
-            str(problem[name])
-            if name in _PLAIN
-            else f'{name.removeprefix(OF_PARTITION)} {problem[name]}'
-            for name in differing
-            if problem.get(name) not in (None, MISSING)
-        ]
-        labels.append(', '.join(words) or MISSING)
-    return labels
+    if 'partition_seed' in differing and 'fixed seeds' in differing:
+        differing.remove('fixed seeds')  # which lists names of seeds
+    return [', '.join(_words(problem, differing)) for problem in every]
+
+
+def _words(problem: dict[str, Any], names: Sequence[str]) -> list[str]:
+    """The values of some settings in words, without those that the problem does not have."""
+    words = []
+    for name in names:
+        value = problem.get(name)
+        if name == 'partition_seed' and value is None:
+            words.append('partition by seed')
+        elif name == 'fixed seeds' and value == MISSING:
+            words.append('no fixed seeds')
+        elif value not in (None, MISSING):
+            plain = name.removeprefix(OF_PARTITION)
+            words.append(str(value) if name in _PLAIN else f'{plain} {value}')
+    return words

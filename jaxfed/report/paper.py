@@ -52,8 +52,8 @@ def latex_crossing(groups: Sequence[RunGroup], score: str) -> str:
     crossed = cross(groups, score)
     if crossed is None:
         raise ValueError(
-            '--latex_by_data needs runs of at least two data sets, partitions or numbers of '
-            'rounds, and of the same method; write --latex instead.'
+            '--latex_by_data needs a method with the same settings on two data sets, partitions, '
+            'networks or numbers of rounds; write --latex instead.'
         )
     rows = [
         [latex.escape(label), *map(_marked, row)]

@@ -204,8 +204,10 @@ def from_flags(values: flags.FlagValues = flags.FLAGS) -> Config:
     """
     partition = str(values['partition'].value)
     partitions_of = _owners(PARTITIONS, partition_settings)
+    # A sweep over partitions checks that one of them takes the setting.
+    swept = 'sweep' in values and 'partition=' in (values['sweep'].value or '')
     for name, partitions in partitions_of.items():
-        if partition not in partitions and values[name].present:
+        if partition not in partitions and values[name].present and not swept:
             raise ValueError(
                 f'--{name}={values[name].value} belongs to --partition={" or ".join(partitions)}, '
                 f'but --partition is {partition}; omit one of them.'
@@ -218,7 +220,11 @@ def from_flags(values: flags.FlagValues = flags.FLAGS) -> Config:
     return Config(
         **settings,
         hyperparameters=chosen(hyperparameter_flags()),
-        partition_settings=chosen(n for n in partition_settings(partition) if n not in SETTINGS),
+        partition_settings=chosen(
+            name
+            for name in (partitions_of if swept else partition_settings(partition))
+            if name not in SETTINGS
+        ),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxfed import methods
-from jaxfed.config import FIELDS, SETTINGS, Config, settings_that_affect
+from jaxfed.config import DEFAULTS, FIELDS, PROBLEM, SETTINGS, Config, settings_that_affect
 from jaxfed.internal.messages import suggestion
 from jaxfed.internal.type_checks import choices_of
 from jaxfed.partition import PARTITIONS, partition_settings
@@ -59,15 +59,15 @@ def parse_grid(text: str, config: Config) -> list[Point]:
         listed[name] = values.split(',')
     swept = [name for name in _OWNERS if name in listed]
     if 'partition' in listed:
-        _parse('partition', listed['partition'], annotations()['partition'], text)
+        _parse('partition', listed['partition'], annotations()['partition'], text, ())
     owners = list(itertools.product(*(listed[name] for name in swept)))
     variants = [with_values(config, dict(zip(swept, values, strict=True))) for values in owners]
     kinds = dict(zip(owners, map(sweepable, variants), strict=True))
     for name in listed:
         _check_known(name, variants, text)
-    _check_given(config, variants)
+    _check_given(config, variants, swept)
     parsed = {
-        (owner, name): _parse(name, listed[name], of[name], text)
+        (owner, name): _parse(name, listed[name], of[name], text, owner)
         for owner, of in kinds.items()
         for name in listed
         if name in of
@@ -81,8 +81,18 @@ def parse_grid(text: str, config: Config) -> list[Point]:
     return list(dict.fromkeys(points))
 
 
-def _parse(name: str, words: Sequence[str], kind: Any, text: str) -> list[Value]:
-    """Return the values of a parameter; raise a ValueError for another kind or a value twice."""
+def _parse(
+    name: str, words: Sequence[str], kind: Any, text: str, owner: Sequence[str]
+) -> list[Value]:
+    """Return the values of a parameter; raise a ValueError for another kind or a value twice.
+
+    Args:
+      name: of the parameter.
+      words: its values in --sweep.
+      kind: its type.
+      text: --sweep.
+      owner: the method and partition that have this type, if they are swept over.
+    """
     choices, found = choices_of(kind), list[Value]()
     for word in words:
         try:
@@ -92,7 +102,8 @@ def _parse(name: str, words: Sequence[str], kind: Any, text: str) -> list[Value]
         except (ValueError, KeyError):
             wanted = f'one of {", ".join(choices)}' if choices else _WORDS[kind]
             raise ValueError(
-                f'--sweep={text}: {name}={word!r} must be {wanted}; values are joined by commas, '
+                f'--sweep={text}: {name}={word!r} must be {wanted}'
+                f'{" for " * bool(owner)}{" and ".join(owner)}; values are joined by commas, '
                 'without spaces.'
             ) from None
     if len(set(found)) < len(found):
@@ -105,6 +116,13 @@ def _check_known(name: str, variants: Sequence[Config], text: str) -> None:
     kinds: dict[str, Any] = {}
     for config in variants:
         kinds |= sweepable(config)
+        parts = {(part.name, key) for part in parts_of(config) for key in part.hyperparameters}
+        full = sorted(f'{part}.{key}' for part, key in parts if key == name)
+        if len(full) > 1 and name not in sweepable(config):
+            raise ValueError(
+                f'--sweep={text}: {len(full)} parts of --method={config.method} have {name}; use '
+                f'{" or ".join(full)}.'
+            )
     if name in kinds:
         return
     if name == 'seed':
@@ -122,11 +140,6 @@ def _check_known(name: str, variants: Sequence[Config], text: str) -> None:
         )
     method = ' or '.join(dict.fromkeys(config.method for config in variants))
     parts = {(part.name, key) for c in variants for part in parts_of(c) for key in part[1]}
-    if len(full := sorted(f'{part}.{key}' for part, key in parts if key == name)) > 1:
-        raise ValueError(
-            f'--sweep={text}: {len(full)} parts of --method={method} have {name}; use '
-            f'{" or ".join(full)}.'
-        )
     if name in FIELDS or name in {*(key for _, key in parts), *map('.'.join, parts)}:
         raise ValueError(
             f'--sweep={text}: {name} is no parameter to sweep over; run once for each value, or '
@@ -138,13 +151,25 @@ def _check_known(name: str, variants: Sequence[Config], text: str) -> None:
     )
 
 
-def _check_given(config: Config, variants: Sequence[Config]) -> None:
-    """Raise a ValueError for a hyper-parameter or partition setting that no variant takes."""
-    for mapping in ('hyperparameters', 'partition_settings'):
-        taken = {name for variant in variants for name in getattr(variant, mapping)}
-        for name, value in getattr(config, mapping).items():
-            if name not in taken:
-                raise ValueError(f'--{name}={value}: no method or partition of --sweep takes it.')
+def _check_given(config: Config, variants: Sequence[Config], swept: Sequence[str]) -> None:
+    """Raise a ValueError for a hyper-parameter or partition setting that no variant takes.
+
+    `swept` has the names of `_OWNERS` that the grid varies.
+    """
+    given = {**config.hyperparameters, **config.partition_settings}
+    taken = {name for variant in variants for name in variant.hyperparameters}
+    taken |= {name for variant in variants for name in variant.partition_settings}
+    if 'partition' in swept:
+        fields = {key for other in PARTITIONS for key in partition_settings(other)} & {*SETTINGS}
+        given |= {name: getattr(config, name) for name in fields}
+        taken |= {name for variant in variants for name in partition_settings(variant.partition)}
+        taken |= {name for name in fields if getattr(config, name) == DEFAULTS[name]}
+    for name, value in given.items():
+        if name not in taken:
+            raise ValueError(
+                f'--{name}={value}, a flag or of --config: no method or partition of --sweep takes '
+                'it; remove it.'
+            )
 
 
 def sweepable(config: Config) -> dict[str, Any]:
@@ -217,6 +242,5 @@ def in_words(value: Value) -> str:
 
 def of_problem(point: Point, config: Config) -> list[str]:
     """The parameters that belong to the problem, as the partition, so that they are no choice."""
-    fixed = {name for name, s in SETTINGS.items() if not s.searched and name != 'method'}
-    partition = str(dict(point).get('partition', config.partition))
-    return [name for name, _ in point if name in fixed | {*partition_settings(partition)}]
+    own = partition_settings(str(dict(point).get('partition', config.partition)))
+    return [name for name, _ in point if name in PROBLEM or name in own]

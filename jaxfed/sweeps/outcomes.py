@@ -13,6 +13,14 @@ from jaxfed.recording import display, run_files
 from jaxfed.runs.experiment import method_of
 from jaxfed.sweeps.grid import Member, Point, in_words, of_problem
 
+_PLAIN = (
+    'method',
+    'dataset',
+    'partition',
+    'model',
+    'optimizer',
+)  # whose values need no name beside them
+
 
 class Outcome(NamedTuple):
     """The results of all seeds at one point.
@@ -64,7 +72,7 @@ def summarise(members: Sequence[Member]) -> list[Outcome]:
 
 
 def swept_names(outcomes: Sequence[Outcome]) -> list[str]:
-    """The swept parameters, in the order of the grid; a point may lack some."""
+    """The swept parameters; a point may lack some. Those of the points with most come first."""
     longest_first = sorted(outcomes, key=lambda outcome: -len(outcome.point))
     return list(dict.fromkeys(name for outcome in longest_first for name, _ in outcome.point))
 
@@ -117,6 +125,13 @@ def best_points(outcomes: Sequence[Outcome], config: Config) -> list[Point]:
     return [best for same in problems.values() if (best := best_point(same)) is not None]
 
 
+def subject(points: Sequence[Point], config: Config) -> tuple[str, str]:
+    """The data set and the method of a sweep in words."""
+    swept = {name for point in points for name, _ in point}
+    dataset = 'several data sets' if 'dataset' in swept else config.dataset
+    return dataset, 'methods' if 'method' in swept else config.method
+
+
 def _percent(values: Sequence[float | None]) -> str:
     mean, deviation = mean_and_deviation(values)
     spread = '' if deviation is None else f' ± {100 * deviation:.2f}'
@@ -149,7 +164,7 @@ def _cross_table(
     """
 
     def words(point: Point) -> list[str]:
-        return [v if isinstance(v, str) else f'{name} {in_words(v)}' for name, v in point]
+        return [str(v) if name in _PLAIN else f'{name} {in_words(v)}' for name, v in point]
 
     cells: dict[str, dict[Point, str]] = {}
     problems = dict.fromkeys(_problem(outcome.point, config) for outcome in outcomes)
@@ -173,10 +188,11 @@ def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> 
     """Print the accuracies, of several problems if possible in a column for each."""
     best = best_points(outcomes, config)
     crossed = _cross_table(outcomes, best, config)
-    swept = swept_names(outcomes)
-    method = 'methods' if 'method' in swept else config.method
-    dataset = 'data sets' if 'dataset' in swept else config.dataset
+    dataset, method = subject([outcome.point for outcome in outcomes], config)
     where = 'held-out training examples' if config.validation else 'test examples'
+    personal = outcomes[0].judged == 'personal'
+    if personal and crossed:
+        where = "the clients' test examples"
     accuracy = f'{outcomes[0].judged} accuracy in percent' if crossed else 'accuracy'
     seeds = max(len(outcome.final) for outcome in outcomes)
     caption = [f'mean ± standard deviation of {seeds} seeds'] * (seeds > 1)
@@ -189,7 +205,9 @@ def show_outcomes(outcomes: Sequence[Outcome], folder: Path, config: Config) -> 
     names, *rows = crossed or _long_table(outcomes, best)
     title = f'{method} on {dataset}: {accuracy} on {where}'
     display.show_sweep(title, names, rows, '; '.join(caption))
-    if not config.validation and best:
+    if personal and best:
+        console.say("A choice among these settings uses the clients' test examples.")
+    elif not config.validation and best:
         console.say(
             'A choice among these settings uses test data; --validation=0.1 compares them on '
             'held-out training data.'

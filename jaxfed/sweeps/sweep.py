@@ -67,6 +67,13 @@ def expand(config: Config, points: Sequence[Point], seeds: int, folder: Path) ->
             )
         method_of(changed)
         members.append(Member(point, seed, changed))
+    folders = [member.config.workdir for member in members]
+    for path in folders:
+        if folders.count(path) > 1:
+            raise ValueError(
+                f'--sweep: two experiments would have the work directory {path}; sweep over one of '
+                'the two values, and over the other in another --workdir.'
+            )
     return members
 
 
@@ -198,7 +205,7 @@ def describe(members: Sequence[Member]) -> str:
         found.setdefault(name, []).append(value)
     words = []
     for name, values in found.items():
-        texts = any(isinstance(value, str) for value in values)
+        texts = any(isinstance(value, str | bool) for value in values)
         ends = dict.fromkeys(values if texts else (min(values), max(values)))
         if name != 'method':
             words.append(f'{name} {(", " if texts else " to ").join(map(in_words, ends))}')

@@ -78,6 +78,34 @@ def test_runs_that_are_not_finished_have_no_best_mean(tmp_path):
     assert texts(crossed) == [['50.00!', '60.00'], ['90.00 *', '–'], ['40.00', '–']]
 
 
+def test_networks_and_fixed_seeds_are_columns(tmp_path):
+    folders = [
+        make_run(tmp_path / f'{method}{i}', last(0.5), method=method, **settings)
+        for method in ('fedavg', 'kd')
+        for i, settings in enumerate(({'model': 'mlp'}, {'model': 'cnn'}, {'model': 'resnet8'}))
+    ]
+    crossed = crossing.cross(groups_of(*folders))
+    assert (crossed.labels, crossed.table.columns) == (['fedavg', 'kd'], ['mlp', 'cnn', 'resnet8'])
+    for name, heads in (
+        ('partition_seed', ['partition by seed', 'partition_seed 3']),
+        ('batch_seed', ['no fixed seeds', 'fixed seeds batch_seed']),
+    ):
+        folders = [
+            make_run(tmp_path / f'{name}{method}{value}', last(0.5), method=method, **{name: value})
+            for method in ('fedavg', 'kd')
+            for value in (None, 3)
+        ]
+        assert crossing.cross(groups_of(*folders)).table.columns == heads
+
+
+def test_settings_that_are_tuned_for_each_problem_cannot_be_arranged(tmp_path):
+    folders = [
+        make_run(tmp_path / f'{alpha}', last(0.5), alpha=alpha, learning_rate=alpha / 10)
+        for alpha in (0.1, 0.5)
+    ]
+    assert crossing.cross(groups_of(*folders)) is None
+
+
 def test_copies_of_a_run_have_rows_of_their_own(tmp_path):
     folders = [
         make_run(tmp_path / name, last(accuracy), alpha=alpha)
@@ -105,7 +133,7 @@ def test_the_table_for_a_paper(tmp_path, capsys):
     assert main([*folders[:2], file]) == 0  # two skews of FedAvg
     assert main([folders[0], f'--latex_by_data={tmp_path}/y.tex']) == 2
     message = capsys.readouterr().err
-    assert message.startswith('error: --latex_by_data needs runs') and 'write --latex' in message
+    assert message.startswith('error: --latex_by_data needs a method with the same settings on two')
     assert not (tmp_path / 'y.tex').exists()
     groups = groups_of(make_run(tmp_path / 'p'), make_run(tmp_path / 'q', method='kd', alpha=1.0))
     assert crossing.cross(groups) is None  # no method has two columns

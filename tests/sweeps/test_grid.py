@@ -5,12 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from absl import flags
 from rich.console import Console
 
 import jaxfed
 from jaxfed.config import Config
-from jaxfed.internal import console
+from jaxfed.internal import console, files
 from jaxfed.partition import PARTITIONS
+from jaxfed.report.reading import read_run
+from jaxfed.runs import config_flags
 from jaxfed.sweeps import grid, outcomes, sweep
 
 SMALL = {'model': 'mlp', 'rounds': 1, 'num_clients': 8, 'clients_per_round': 3, 'local_epochs': 1}
@@ -46,9 +49,11 @@ def test_hyperparameters_that_are_given_go_to_the_methods_that_take_them():
     assert [m.config.hyperparameters for m in members] == [
         {}, {'fedprox.mu': 0.5}, given, {'tau': 2.0}
     ]  # fmt: skip
-    with pytest.raises(ValueError, match=r'--tau=2\.0: no method or partition of --sweep takes it'):
+    with pytest.raises(
+        ValueError, match=r'--tau=2\.0, .*: no method or partition of --sweep takes it'
+    ):
         members_of('method=fedavg,fedprox', hyperparameters=given)
-    with pytest.raises(ValueError, match=r'fedlmd,kd and the settings have no mu|no mu'):
+    with pytest.raises(ValueError, match=r'--method=fedlmd or kd and the settings have no mu\.'):
         members_of('method=fedlmd,kd mu=1')
 
 
@@ -77,10 +82,45 @@ def test_names_and_choices_are_values_of_their_kind():
     (path,) = (m.config.workdir for m in members_of('dataset=hf:someone/set'))
     assert path == 'x/dataset-hf_someone_set_seed0'
     assert sweep.describe(members) == (
-        'fedssd: form linear, squared, balanced false to true, optimizer adam, seed 0'
+        'fedssd: form linear, squared, balanced true, false, optimizer adam, seed 0'
     )
     many = members_of('method=fedlmd beta=1,3 partition=iid,dirichlet')
     assert sweep.describe(many) == 'fedlmd: beta 1 to 3, partition iid, dirichlet, seed 0'
+
+
+def test_a_setting_of_a_partition_that_no_swept_one_has_is_refused():
+    for given, text in (({'alpha': 0.3}, 'iid,sharding'), ({'shards_per_client': 3}, 'dirichlet')):
+        ((name, value),) = given.items()
+        with pytest.raises(ValueError, match=f'--{name}={value}, .*: no method or partition of'):
+            members_of(f'partition={text}', **given)
+        members_of('partition=sharding,dirichlet', **given)
+    # Of the flags of a command, those of all partitions are read if partitions are swept over.
+    values = flags.FlagValues()
+    config_flags.define_flags(values)
+    values(['', '--shards_per_client=3', '--sweep=partition=iid,sharding'])
+    assert config_flags.from_flags(values).shards_per_client == 3
+    values(['', '--sweep=beta=1'])
+    with pytest.raises(ValueError, match=r'--shards_per_client=3 belongs to --partition=sharding'):
+        config_flags.from_flags(values)
+
+
+def test_two_values_with_one_work_directory_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r'two experiments would have the work directory .*hf_a_b'):
+        members_of('dataset=hf:a/b,hf:a_b', tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_personal_accuracies_are_those_on_the_examples_of_the_clients(tmp_path, capsys):
+    results = [
+        outcome({'method': method, 'partition': partition}, [0.5], personal=[0.6 + i / 10])
+        for i, method in enumerate(('fedavg', 'ditto'))
+        for partition in ('iid', 'dirichlet')
+    ]
+    judged = [result._replace(judged='personal') for result in results]
+    outcomes.show_outcomes(judged, tmp_path, Config())
+    words = ' '.join(capsys.readouterr().out.split())
+    assert "methods on digits: personal accuracy in percent on the clients' test examples" in words
+    assert '70.00' in words and "A choice among these settings uses the clients' test" in words
 
 
 @pytest.mark.parametrize(
@@ -92,6 +132,11 @@ def test_names_and_choices_are_values_of_their_kind():
         ('partition=iid,shard', r"partition='shard' must be one of iid, dirichlet, client_dir"),
         ('partition=iid,sharding alpha=1', 'but --partition is iid or sharding; remove one'),
         ('method=fedavg,fedlmd beta=x', r"beta='x' must be a number"),
+        ('method=fedlmd,fedlmd+kd tau=1,3', r'2 parts of --method=fedlmd\+kd have tau; use fed'),
+        (
+            'method=fedssd,feddecorr form=paper',
+            "form='paper' must be one of linear, squared for",
+        ),
         ('balanced=yes,no', r"balanced='yes' must be true or false"),
         ('aggregation=mean', r"aggregation='mean' must be one of size, uniform"),
         ('augment=none,crop', r'augment is no parameter to sweep over; run once for each'),
@@ -148,15 +193,30 @@ def test_problems_are_columns_where_they_fit(tmp_path, capsys, monkeypatch):
     assert 'in percent' not in ' '.join(capsys.readouterr().out.split())
 
 
+def test_one_method_with_personal_models_makes_all_compared_by_them(tmp_path):
+    members = members_of('method=fedavg,ditto', tmp_path)
+
+    def judged(personal):
+        for member in members:
+            folder = Path(member.config.workdir)
+            folder.mkdir(exist_ok=True)
+            numbers = {'final_accuracy': 0.5, 'best_accuracy': 0.5, 'personal_accuracy': personal}
+            files.write_json(folder / 'summary.json', {'failed': False, 'rounds': 1, **numbers})
+        return [result.judged for result in outcomes.summarise(members)]
+
+    assert judged(0.6) == ['personal'] * 2
+    assert judged(None) == ['final'] * 2
+    members = members[:1]  # of FedAvg alone
+    assert judged(0.6) == ['final']
+
+
 @pytest.mark.slow
 def test_each_run_of_a_grid_of_names_equals_a_single_run(cheap_runs, programs, tmp_path):
-    text = 'method=fedavg,fedper partition=iid,dirichlet'
-    settings = {'personal_test': 0.2, 'local_eval_every': 1}
-    members = members_of(text, tmp_path / 'sweep', **settings)
+    members = members_of('method=fedavg,kd partition=iid,dirichlet', tmp_path / 'sweep')
     results = sweep.run(members, tmp_path / 'sweep')
-    assert programs == [2, 2] and [r.judged for r in results] == ['personal'] * 4
-    config = Config(
-        **SMALL, **settings, method='fedper', partition='iid', workdir=str(tmp_path / 'a')
-    )
-    alone = jaxfed.simulate(config).summary
-    np.testing.assert_allclose(results[2].personal, [alone['personal_accuracy']], 1e-6)
+    assert programs == [2, 2]
+    config = Config(**SMALL, method='kd', partition='iid', workdir=str(tmp_path / 'alone'))
+    alone = jaxfed.simulate(config).metrics[-1]['test_loss']
+    (ours,) = read_run(Path(members[2].config.workdir)).values('test_loss').values()
+    np.testing.assert_allclose(ours, alone, 1e-5)
+    assert [result.failed for result in results] == [0] * 4

@@ -32,9 +32,8 @@ RECORDED = {
     path.stem: json.loads(path.read_text()) for path in Path(__file__).parent.glob('*.json')
 }
 
-ROUNDING = (
-    1e-5  # that of the batch normalisation of fedbn is 7e-7 on one processor, 2.3e-6 on another
-)
+ROUNDING = 2e-6
+LARGER = {'fedbn': 1e-5}  # its normalisation amplifies; 7e-7 on one processor, 2.4e-6 on another
 
 
 def nested(start):
@@ -155,7 +154,7 @@ DEVIATE = {
 
 @pytest.mark.parametrize('name', [name for name in JOBS if name not in DEVIATE])
 def test_equals_released_code(name):
-    assert_allclose(differences(name), 0, atol=ROUNDING)
+    assert_allclose(differences(name), 0, atol=LARGER.get(name, ROUNDING))
 
 
 @pytest.mark.parametrize('name', DEVIATE)
