@@ -116,7 +116,7 @@ def test_copies_of_a_run_have_rows_of_their_own(tmp_path):
     assert texts(crossed) == [['50.00', '70.00'], ['60.00!', '–']]
 
 
-def test_the_table_for_a_paper(tmp_path, capsys):
+def test_the_table_for_a_paper(no_pictures, tmp_path, capsys):
     folders = [str(folder) for folder in make_grid(tmp_path)]
     file = f'--latex_by_data={tmp_path}/x.tex'
     assert main([*folders, file]) == 0

@@ -14,8 +14,8 @@ from tests.networks import tiny_networks
 
 CASES = [
     'fedrep', 'fedbn', 'apfl', 'median', 'trimmed_mean', 'krum', 'multikrum', 'fedlmd+ditto',
-    'moon+fedper+topk+dp', 'fedlmd+quantize+fedbuff+fedavgm', 'sign_flip', 'gaussian',
-    'label_flip', 'clipped adam',
+    'moon+fedper+topk+dp+logit_adjustment', 'fedlmd+quantize+fedbuff+fedavgm+fedlc+feddecorr',
+    'sign_flip', 'gaussian', 'label_flip', 'clipped adam',
 ]  # fmt: skip
 COMBINED = {  # the other methods, together because compiling takes most of the time, with options
     'fedprox+scaffold+fedcurv+fedlsd+fedadam': {'label_noise': 0.3},
@@ -30,8 +30,8 @@ OTHERS = {  # how the other experiment of the same program differs
     'apfl': {'alpha': 0.9},
     'trimmed_mean': {'trim': 0.4},
     'krum': {'byzantine': 0.0},
-    'moon+fedper+topk+dp': {'share': 0.5, 'noise': 0.5},
-    'fedlmd+quantize+fedbuff+fedavgm': {'exponent': 2.0},
+    'moon+fedper+topk+dp+logit_adjustment': {'share': 0.5, 'noise': 0.5},
+    'fedlmd+quantize+fedbuff+fedavgm+fedlc+feddecorr': {'exponent': 2.0},
 }
 
 
