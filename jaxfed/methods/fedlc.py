@@ -1,11 +1,8 @@
 """FedLC: logits with a margin that falls with a client's number of examples of the class."""
 
-import jax.numpy as jnp
-
-from jaxfed import losses
+from jaxfed.methods._calibrated import calibrated
 from jaxfed.methods._check import check
-from jaxfed.methods.method import LocalView, Method
-from jaxfed.types import Array, ClientInfo
+from jaxfed.methods.method import Method
 
 
 def fedlc(*, tau: float = 1.0) -> Method:
@@ -30,12 +27,4 @@ def fedlc(*, tau: float = 1.0) -> Method:
       2022.
     """
     check(tau >= 0, 'tau', tau, 'at least 0')
-
-    def prepare(info: ClientInfo) -> Array:
-        counts = info.label_counts.astype(jnp.float32)
-        return jnp.where(counts > 0, tau * jnp.maximum(counts, 1) ** -0.25, jnp.inf)
-
-    def supervised(view: LocalView) -> Array:
-        return losses.calibrated_cross_entropy(view.outputs.logits, view.batch.y, view.static)
-
-    return Method(prepare=prepare, supervised=supervised)
+    return calibrated(lambda counts: tau * counts**-0.25)

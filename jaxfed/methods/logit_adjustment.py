@@ -2,10 +2,9 @@
 
 import jax.numpy as jnp
 
-from jaxfed import losses
+from jaxfed.methods._calibrated import calibrated
 from jaxfed.methods._check import check
-from jaxfed.methods.method import LocalView, Method
-from jaxfed.types import Array, ClientInfo
+from jaxfed.methods.method import Method
 
 
 def logit_adjustment(*, tau: float = 1.0) -> Method:
@@ -27,13 +26,5 @@ def logit_adjustment(*, tau: float = 1.0) -> Method:
       Meta-Softmax for Long-Tailed Visual Recognition, NeurIPS 2020.
     """
     check(tau >= 0, 'tau', tau, 'at least 0')
-
-    def prepare(info: ClientInfo) -> Array:
-        counts = info.label_counts.astype(jnp.float32)
-        share = jnp.maximum(counts, 1) / jnp.maximum(jnp.sum(counts), 1)
-        return jnp.where(counts > 0, -tau * jnp.log(share), jnp.inf)
-
-    def supervised(view: LocalView) -> Array:
-        return losses.calibrated_cross_entropy(view.outputs.logits, view.batch.y, view.static)
-
-    return Method(prepare=prepare, supervised=supervised)
+    # The number of examples shifts all logits alike.
+    return calibrated(lambda counts: -tau * jnp.log(counts))

@@ -10,6 +10,8 @@ from rich.table import Column, Table
 from jaxfed.internal import console
 from jaxfed.recording.heatmap import print_heatmap
 
+PLAIN = 'method', 'dataset', 'partition', 'model', 'optimizer'  # values that need no name beside
+
 
 def show_summary(summary: dict[str, Any], workdir: Path) -> None:
     """Print summary.json and the names of the files in the work directory."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxfed.config import PROBLEM, settings_that_affect
+from jaxfed.recording.display import PLAIN
 from jaxfed.recording.run_files import OF_PARTITION
 from jaxfed.report import tables
 from jaxfed.report.comparison import SCORES
@@ -11,8 +12,6 @@ from jaxfed.report.grouping import MISSING, RunGroup, name_methods, protocol_of,
 from jaxfed.report.tables import Cell, GroupTable
 
 Problem = tuple[tuple[str, Any], ...]  # names of settings and values
-
-_PLAIN = 'dataset', 'partition', 'model'  # settings whose values need no name beside them
 
 
 class Crossing(NamedTuple):
@@ -100,5 +99,5 @@ def _words(problem: dict[str, Any], names: Sequence[str]) -> list[str]:
             words.append('no fixed seeds')
         elif value not in (None, MISSING):
             plain = name.removeprefix(OF_PARTITION)
-            words.append(str(value) if name in _PLAIN else f'{plain} {value}')
+            words.append(str(value) if name in PLAIN else f'{plain} {value}')
     return words

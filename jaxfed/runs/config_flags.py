@@ -205,7 +205,8 @@ def from_flags(values: flags.FlagValues = flags.FLAGS) -> Config:
     partition = str(values['partition'].value)
     partitions_of = _owners(PARTITIONS, partition_settings)
     # A sweep over partitions checks that one of them takes the setting.
-    swept = 'sweep' in values and 'partition=' in (values['sweep'].value or '')
+    grid = (values['sweep'].value or '') if 'sweep' in values else ''
+    swept = any(word.removeprefix('--').startswith('partition=') for word in grid.split())
     for name, partitions in partitions_of.items():
         if partition not in partitions and values[name].present and not swept:
             raise ValueError(

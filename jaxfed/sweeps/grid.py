@@ -62,9 +62,10 @@ def parse_grid(text: str, config: Config) -> list[Point]:
         _parse('partition', listed['partition'], annotations()['partition'], text, ())
     owners = list(itertools.product(*(listed[name] for name in swept)))
     variants = [with_values(config, dict(zip(swept, values, strict=True))) for values in owners]
-    kinds = dict(zip(owners, map(sweepable, variants), strict=True))
+    kinds_of = [sweepable(variant) for variant in variants]
+    kinds = dict(zip(owners, kinds_of, strict=True))
     for name in listed:
-        _check_known(name, variants, text)
+        _check_known(name, variants, kinds_of, text)
     _check_given(config, variants, swept)
     parsed = {
         (owner, name): _parse(name, listed[name], of[name], text, owner)
@@ -111,14 +112,23 @@ def _parse(
     return found
 
 
-def _check_known(name: str, variants: Sequence[Config], text: str) -> None:
-    """Raise a ValueError if a parameter cannot be swept over in any of the variants."""
+def _check_known(
+    name: str, variants: Sequence[Config], kinds_of: Sequence[dict[str, Any]], text: str
+) -> None:
+    """Raise a ValueError if a parameter cannot be swept over in any of the variants.
+
+    Args:
+      name: of the parameter.
+      variants: the settings with each swept method and partition.
+      kinds_of: from `sweepable`, for each.
+      text: --sweep.
+    """
     kinds: dict[str, Any] = {}
-    for config in variants:
-        kinds |= sweepable(config)
+    for config, own in zip(variants, kinds_of, strict=True):
+        kinds |= own
         parts = {(part.name, key) for part in parts_of(config) for key in part.hyperparameters}
         full = sorted(f'{part}.{key}' for part, key in parts if key == name)
-        if len(full) > 1 and name not in sweepable(config):
+        if len(full) > 1 and name not in own:
             raise ValueError(
                 f'--sweep={text}: {len(full)} parts of --method={config.method} have {name}; use '
                 f'{" or ".join(full)}.'

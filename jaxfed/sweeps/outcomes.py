@@ -13,14 +13,6 @@ from jaxfed.recording import display, run_files
 from jaxfed.runs.experiment import method_of
 from jaxfed.sweeps.grid import Member, Point, in_words, of_problem
 
-_PLAIN = (
-    'method',
-    'dataset',
-    'partition',
-    'model',
-    'optimizer',
-)  # whose values need no name beside them
-
 
 class Outcome(NamedTuple):
     """The results of all seeds at one point.
@@ -164,7 +156,7 @@ def _cross_table(
     """
 
     def words(point: Point) -> list[str]:
-        return [str(v) if name in _PLAIN else f'{name} {in_words(v)}' for name, v in point]
+        return [str(v) if name in display.PLAIN else f'{name} {in_words(v)}' for name, v in point]
 
     cells: dict[str, dict[Point, str]] = {}
     problems = dict.fromkeys(_problem(outcome.point, config) for outcome in outcomes)

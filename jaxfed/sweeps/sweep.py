@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -67,9 +68,8 @@ def expand(config: Config, points: Sequence[Point], seeds: int, folder: Path) ->
             )
         method_of(changed)
         members.append(Member(point, seed, changed))
-    folders = [member.config.workdir for member in members]
-    for path in folders:
-        if folders.count(path) > 1:
+    for path, number in Counter(member.config.workdir for member in members).items():
+        if number > 1:
             raise ValueError(
                 f'--sweep: two experiments would have the work directory {path}; sweep over one of '
                 'the two values, and over the other in another --workdir.'
