@@ -204,6 +204,10 @@ class Config:
         None, 'file: JSON or NPZ file of the examples of each client', local_path=True
     )
     num_clients: int = _partition(20, 'number of clients', AT_LEAST_1, in_program='constant')
+    imbalance: float = _partition(
+        1.0, 'examples of class 0 for each one of the last; sizes of classes fall exponentially',
+        AT_LEAST_1,
+    )  # fmt: skip
     label_noise: float = _partition(
         0.0, 'probability of a wrong training label; at the clients', FROM_0_TO_1
     )
@@ -215,7 +219,7 @@ class Config:
         in_program='constant',
     )  # fmt: skip
     shift_strength: float | None = _partition(
-        None, 'degrees, share or pixels at the client that differs most [45, 0.5, 1]',
+        None, 'degrees, share or pixels at the last client [45, 0.5, 1]',
         in_program='constant',
     )  # fmt: skip
     personal_test: float = _partition(

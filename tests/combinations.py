@@ -61,6 +61,7 @@ OWN = st.fixed_dictionaries(
         'dropout': one_of(0.0, 0.0, 0.3, 0.7),
         'stragglers': one_of(0.0, 0.0, 0.5),
         'over_selection': one_of(0.0, 0.0, 0.5),
+        'imbalance': one_of(1.0, 1.0, 5.0),
         'label_noise': one_of(0.0, 0.0, 0.4),
         'validation': one_of(0.0, 0.0, 0.2),
         'sampling': one_of('uniform', 'size', 'round_robin'),

@@ -206,10 +206,11 @@ def own_examples(
     config: Config, facts: Facts, context: Context, client: int, data: LoadData | None
 ) -> tuple[Examples, str]:
     """The examples of a function or of the node's file, and a name for messages."""
-    if config.label_noise or (config.malicious and config.attack == 'label_flip'):
+    flips = config.malicious and config.attack == 'label_flip'
+    if config.imbalance > 1 or config.label_noise or flips:
         raise ValueError(
-            '--label_noise and --attack=label_flip change labels that the settings deal; remove '
-            "them for clients' own data."
+            '--imbalance, --label_noise and --attack=label_flip change data that the settings '
+            "deal; remove them for clients' own data."
         )
     if data is None:
         path = str(context.node_config['data'])

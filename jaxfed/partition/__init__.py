@@ -25,6 +25,7 @@ from jaxfed.partition.hold_out import hold_out
 from jaxfed.partition.iid import iid
 from jaxfed.partition.label_noise import NoiseForm, label_noise
 from jaxfed.partition.label_quantity import label_quantity
+from jaxfed.partition.long_tail import long_tail
 from jaxfed.partition.natural import natural
 from jaxfed.partition.quantity import quantity
 from jaxfed.partition.sharding import sharding
@@ -128,6 +129,7 @@ __all__ = [
     'label_noise',
     'label_quantity',
     'label_skew',
+    'long_tail',
     'make_partition',
     'natural',
     'one_class_share',

@@ -11,7 +11,7 @@ from jaxfed.data import Columns, load_dataset
 from jaxfed.data.arrays import ARRAYS
 from jaxfed.data.auxiliary import split_auxiliary
 from jaxfed.internal.digest import digest
-from jaxfed.partition import hold_out, label_counts, label_noise, make_partition
+from jaxfed.partition import hold_out, label_counts, label_noise, long_tail, make_partition
 from jaxfed.runs.attack import flip_labels
 from jaxfed.runs.seeds import seed_of
 from jaxfed.types import Dataset
@@ -61,6 +61,13 @@ def deal(config: Config, dataset: Dataset | None = None, *, auxiliary_per_class:
         seed=seed_of(config, 'auxiliary'),
     )
     auxiliary, remaining = (training[places] for places in split)
+    kept = long_tail(
+        dataset.y_train[remaining],
+        num_classes=dataset.num_classes,
+        imbalance=config.imbalance,
+        seed=seed_of(config, 'imbalance'),
+    )
+    remaining = remaining[kept]
     parts = make_partition(
         config.partition,
         dataset.y_train[remaining],

@@ -18,6 +18,7 @@ _STREAMS = {
     'hold_out': 'partition_seed',
     'validation': 'partition_seed',
     'availability': 'cohort_seed',
+    'imbalance': 'partition_seed',
 }
 
 

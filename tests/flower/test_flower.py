@@ -395,7 +395,7 @@ def test_a_client_without_examples_trains_as_in_a_simulation(simulate, tmp_path)
 
 def test_own_data_is_not_changed_by_settings_that_deal(tmp_path):
     config = jaxfed.Config(**SETTINGS, label_noise=0.5, workdir=str(tmp_path / 'run'))
-    with pytest.raises(ValueError, match='--label_noise and --attack=label_flip change labels'):
+    with pytest.raises(ValueError, match='--label_noise and --attack=label_flip change data'):
         run(config, data=lambda context, client: (np.zeros((3, 8, 8)), np.zeros(3, int)))
 
 

@@ -23,6 +23,7 @@ from jaxfed.partition import (
     label_noise,
     label_quantity,
     label_skew,
+    long_tail,
     make_partition,
     natural,
     one_class_share,
@@ -353,6 +354,58 @@ def test_label_noise_rates():
     assert (label_noise(labels, parts, num_classes=10, rate=0.0, seed=0) == labels).all()
 
 
+def test_long_tail_of_cifar10():
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
+    kept = {
+        rho: long_tail(labels, num_classes=10, imbalance=rho, seed=3) for rho in (1, 10, 50, 100)
+    }
+    # The sizes of CIFAR-10-LT in the code of Cao et al.
+    of_class = np.bincount(labels[kept[100]])
+    assert of_class.tolist() == [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]
+    assert kept[1].tolist() == list(range(50000))
+    for fewer, more in ((100, 50), (50, 10), (10, 1)):
+        assert (np.diff(kept[fewer]) > 0).all()
+        assert set(kept[fewer]) < set(kept[more])
+    other = long_tail(labels, num_classes=10, imbalance=100, seed=4)
+    assert (np.bincount(labels[other]) == of_class).all() and set(other) != set(kept[100])
+
+
+def test_long_tail_is_exact_for_classes_of_different_sizes():
+    labels = np.repeat([0, 1, 2], [50, 8, 9])
+    # 8 = 16 / sqrt(4) limits the first class to 16, and the last one to 4.
+    kept = long_tail(labels, num_classes=3, imbalance=4, seed=0)
+    assert np.bincount(labels[kept]).tolist() == [16, 8, 4]
+
+
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        ({'imbalance': 0.5}, r'--imbalance must be finite and at least 1 \(none\), got 0\.5'),
+        ({'imbalance': np.inf}, 'got inf'),
+        ({'imbalance': np.nan}, 'got nan'),
+        ({'imbalance': 2.0, 'num_classes': 1}, 'num_classes=1, got 2.0: there is no other class'),
+        ({'imbalance': 10.0}, '--imbalance=10 leaves class 1 without training examples; lower'),
+        ({'imbalance': 2.0, 'num_classes': 3}, 'every class, but class 2 has none'),
+    ],
+)
+def test_long_tail_refuses(arguments, message):
+    labels = np.repeat([0] if arguments.get('num_classes') == 1 else [0, 1], 9)
+    with pytest.raises(ValueError, match=message):
+        long_tail(labels, **{'num_classes': 2, 'seed': 0, **arguments})
+
+
+def test_a_long_tail_leaves_the_other_examples_alone():
+    settings = Config(partition='iid', validation=0.2, auxiliary_per_class=20, personal_test=0.25)
+    plain, dealt = (deal.deal(dataclasses.replace(settings, imbalance=rho)) for rho in (1.0, 20.0))
+    np.testing.assert_array_equal(dealt.auxiliary, plain.auxiliary)
+    np.testing.assert_array_equal(dealt.dataset.y_test, plain.dataset.y_test)
+    examples = np.concatenate([*dealt.partition, *dealt.personal])
+    assert set(examples) < set(np.concatenate([*plain.partition, *plain.personal]))
+    sizes = np.bincount(dealt.dataset.y_train[examples])
+    assert np.abs(sizes - sizes[0] * 20.0 ** (-np.arange(10) / 9)).max() <= 1  # rounded down
+    assert dealt.digest != plain.digest
+
+
 def test_label_noise_does_not_change_a_read_only_array():
     labels = np.zeros(50, np.int32)
     labels.flags.writeable = False
@@ -533,6 +586,7 @@ def test_settings_of_another_partition_are_refused(name, settings_, message):
             '--num_users must be at least 1, or 0 for all, got -1',
         ),
         ({'label_noise': -0.1}, r'--label_noise must be from 0 to 1, got -0\.1'),
+        ({'imbalance': 0.9}, r'--imbalance must be at least 1, got 0\.9'),
         ({'label_noise_form': 'pair'}, '--label_noise_form must be one of equal, uniform'),
         ({'personal_test': 1.0}, '--personal_test must be at least 0 and below 1, got 1.0'),
         ({'partition_settings': {'size': 3}}, '--partition=dirichlet has no setting size there'),

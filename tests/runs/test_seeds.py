@@ -18,7 +18,14 @@ BASE = Config(
     label_noise=0.1, dropout=0.2, validation=0.1, auxiliary_per_class=3, devices='1', lanes=1,
 )  # fmt: skip
 STREAMS = {
-    'partition_seed': ('partition', 'auxiliary', 'label_noise', 'hold_out', 'validation'),
+    'partition_seed': (
+        'partition',
+        'auxiliary',
+        'label_noise',
+        'hold_out',
+        'validation',
+        'imbalance',
+    ),
     'cohort_seed': ('cohort', 'availability'),
     'init_seed': ('initialisation',),
     'batch_seed': ('batches',),
