@@ -18,6 +18,8 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from PIL import Image
 
+from jaxfed.recording.curve import draw_accuracy
+from jaxfed.recording.heatmap import draw_heatmap
 from jaxfed.runs import rounds, simulate
 from jaxfed.sweeps import training
 
@@ -95,21 +97,24 @@ def bounded_memory():
     jax.clear_caches()
 
 
-@pytest.fixture
-def true_pictures():
-    """Runs draw their pictures."""
-
-
-@pytest.fixture(autouse=True)
-def small_pictures(request, monkeypatch):
+@pytest.fixture(scope='session', autouse=True)
+def small_pictures():
     """The pictures of runs in this process are one pixel; drawing takes longer than some runs."""
 
     def draw(_, path, **__):
         Image.new('L', (1, 1)).save(path)
 
-    if 'true_pictures' not in request.fixturenames:
-        for picture in ('draw_heatmap', 'draw_accuracy'):
-            monkeypatch.setattr(simulate, picture, draw)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulate, 'draw_heatmap', draw)
+        patch.setattr(simulate, 'draw_accuracy', draw)
+        yield
+
+
+@pytest.fixture
+def true_pictures(monkeypatch):
+    """Runs draw their pictures."""
+    monkeypatch.setattr(simulate, 'draw_heatmap', draw_heatmap)
+    monkeypatch.setattr(simulate, 'draw_accuracy', draw_accuracy)
 
 
 @pytest.fixture

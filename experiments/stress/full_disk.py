@@ -166,12 +166,12 @@ def add_up(outcomes: dict[str, str]) -> Count:
     return Count(len(values), completed, stopped, refused, failures)
 
 
-def fail_every_write(job: power_loss.Job, folder: Path) -> Count:
-    """Fails every write of a job in turn."""
+def fail_every_write(job: power_loss.Job, folder: Path, step: int = 1) -> Count:
+    """Fails every write of a job in turn, or every `step`-th one."""
     with failing_write(0) as count:
         reference = job.finish(folder)
     outcomes = {}
-    for number in range(1, count() + 1):
+    for number in range(1, count() + 1, step):
         lose(folder)
 
         def train(number: int = number) -> Sequence[Any]:

@@ -93,13 +93,13 @@ def memory_of(name: str) -> float:
 
 
 def run_calls(number: int) -> list[dict[str, float]]:
-    """Calls `jaxfed.simulate`; what the process holds after the calls 10, 20 and so on."""
+    """Calls `jaxfed.simulate`; what the process holds after each tenth of them."""
     process, held = psutil.Process(), []
     with tempfile.TemporaryDirectory() as folder:
         for call in range(1, number + 1):
             config = jaxfed.Config(seed=call, workdir=f'{folder}/{call}', **_TINY)
             jaxfed.simulate(config, quiet=True)
-            if call % 10 == 0:
+            if call % (number // 10) == 0:
                 numbers = {
                     'call': call,
                     'descriptors': process.num_fds(),
@@ -175,6 +175,6 @@ def main(args: flags.FlagValues) -> None:
 
 
 if __name__ == '__main__':
-    flags.DEFINE_integer('calls', 100, 'Calls of jaxfed.simulate.', lower_bound=20)
+    flags.DEFINE_integer('calls', 100, 'Calls of jaxfed.simulate.', lower_bound=10)
     flags.DEFINE_string('output', None, reporting.JSON_FILE)
     reporting.run(main)

@@ -31,8 +31,8 @@ from tests.marks import only_fast, slow
 from tests.rounds import add_axis, run_round
 
 CLASSES = 4
-SIZES = (7, 23, 1, 12, 30, 16)  # of six unequal clients
-SHAPE = (4, 4, 1)
+SIZES = (6, 21, 1, 11, 30, 16)  # of six unequal clients; batches of 5 and of 1
+SHAPE = (2, 2, 1)
 
 
 def normalise(x):
@@ -40,14 +40,14 @@ def normalise(x):
 
 
 def network():
-    """A small network with a hidden layer, fast to trace."""
+    """A small network with few shapes of arrays; the plain loop compiles its steps for each."""
 
     def init(key):
         first, second = jax.random.split(key)
         return {
-            'hidden': 0.3 * jax.random.normal(first, (16, 8)),
+            'hidden': 0.3 * jax.random.normal(first, (4, 4)),
             'classifier': {
-                'kernel': 0.3 * jax.random.normal(second, (8, CLASSES)),
+                'kernel': 0.3 * jax.random.normal(second, (4, CLASSES)),
                 'bias': jnp.ones(4),
             },
         }
@@ -271,9 +271,24 @@ def test_round_equals_plain_loop(name):
 
 
 SWITCHED = 'fedavg,median'
+COMBINED = [  # all methods, because a product of one of them is also one of the combination
+    'fedlmd+quantize+fedbuff+fedavgm+fedlc+feddecorr',
+    'moon+fedper+topk+dp+logit_adjustment',
+    'fedprox+scaffold+fedcurv+fedlsd+fedadam',
+    'feddyn+fedrs+kd+mse+fedyogi',
+    'fednova+fedntd+fedgkd+label_smoothing+fedadagrad',
+    'fedlmd_tf+fedntd_tf+fedcad+fedssd',
+    'ditto', 'apfl', 'fedrep', 'median', 'trimmed_mean trim=0.3', 'krum', 'multikrum',
+    'personal chained', 'drifting chained', SWITCHED,
+]  # fmt: skip
 
 
-@pytest.mark.parametrize('name', only_fast([*METHODS, SWITCHED], *KINDS, 'fedbuff', SWITCHED))
+def test_all_methods_are_combined():
+    combined = {name for entry in COMBINED for name in entry.split()[0].split('+')}
+    assert combined >= {*methods.METHODS} - {'fedavg', 'fedbn'}
+
+
+@pytest.mark.parametrize('name', only_fast(COMBINED, *COMBINED[:2], 'ditto', 'median', SWITCHED))
 def test_products_have_the_digits_of_float32(name):
     method, clients = make(name), everyone([0, 1, 2, 3], 2)
     model = with_precision(method.adapt(network()), 'float32')

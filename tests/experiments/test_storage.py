@@ -14,13 +14,20 @@ def fast(cheap_runs):
         yield
 
 
-# The script tries the other kinds, which are two seeds in the place of a sweep.
-@pytest.mark.parametrize('kind', ['run', 'seeds without a summary', 'sweep', 'finished sweep'])
-def test_damaged_files_give_the_same_results_or_are_named(kind):
-    # The script also fills files with zeros, which takes a third more time.
-    found = power_loss.survive(kind, pairs=3, damages=('emptied', 'halved', 'removed'))
+# The script tries the other kinds, which are two seeds in the place of a sweep, with all damages.
+@pytest.mark.parametrize(
+    'kind, damages',
+    [
+        ('run', ('emptied', 'halved', 'removed')),
+        ('seeds without a summary', ('removed',)),
+        ('sweep', ('halved',)),
+        ('finished sweep', ('halved', 'removed')),
+    ],
+)
+def test_damaged_files_give_the_same_results_or_are_named(kind, damages):
+    found = power_loss.survive(kind, pairs=3, damages=damages)
     assert not found['failures']
-    assert found['continued'] + found['named'] == found['singles'] + found['pairs'] > 20
+    assert found['continued'] + found['named'] == found['singles'] + found['pairs'] > 15
     assert found['continued'] and found['named']
 
 
@@ -48,9 +55,9 @@ def test_torn_lines_continue_after_the_checkpoint_before(tmp_path, caplog):
     assert 'metrics.jsonl lacks some of the first 3 rounds' in caplog.text
 
 
-@pytest.mark.parametrize('job', ['run', 'sweep'])
-def test_every_write_may_fail(job, tmp_path):
-    count = full_disk.fail_every_write(power_loss.JOBS[job], tmp_path / 'work')
+@pytest.mark.parametrize('job, step', [('run', 1), ('sweep', 3)])  # the script tries all
+def test_every_write_may_fail(job, step, tmp_path):
+    count = full_disk.fail_every_write(power_loss.JOBS[job], tmp_path / 'work', step)
     assert not count.failures
     assert count.tries == count.completed + count.stopped > 10
     assert count.stopped > 10

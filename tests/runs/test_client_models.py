@@ -11,11 +11,18 @@ from safetensors.numpy import load_file
 import jaxfed
 from jaxfed.methods import METHODS, Method
 from jaxfed.runs.experiment import make_experiment, set_up
+from tests.networks import tiny_networks
 
 QUICK = {
     'model': 'mlp', 'rounds': 2, 'local_epochs': 1, 'num_clients': 4, 'clients_per_round': 4,
     'alpha': 0.3, 'learning_rate': 0.1, 'save_clients': True,
 }  # fmt: skip
+
+
+@pytest.fixture
+def tiny():
+    with tiny_networks():
+        yield
 
 
 def personal_accuracy(config, workdir):
@@ -109,8 +116,8 @@ def test_own_methods_are_passed_to_load(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_batch_statistics_are_kept_by_a_run_that_continues(tmp_path, stopped_before):
-    changed = {'method': 'fedbn', 'model': 'resnet8', 'rounds': 3, 'checkpoint_every': 1}
+def test_batch_statistics_are_kept_by_a_run_that_continues(tiny, tmp_path, stopped_before):
+    changed = {'method': 'fedbn', 'model': 'tiny_normal', 'rounds': 3, 'checkpoint_every': 1}
     config = jaxfed.Config(workdir=str(tmp_path / 'run'), **{**QUICK, **changed})
     with stopped_before(3):
         jaxfed.simulate(dataclasses.replace(config, save_clients=False), quiet=True)

@@ -76,13 +76,20 @@ def run(config, text, seeds, folder, **keywords):
 
 
 EQUAL = {
-    # a stateless method, and settings that only the host reads
-    'fedlmd': ('beta=0.3,2 learning_rate=0.02,0.1', {'dropout': 0.3, 'label_noise': 0.1}),
-    # client state, and settings of the optimizer
-    'scaffold': ('momentum=0,0.9 weight_decay=0,0.01', {}),
+    # client state, and settings of the optimizer and that only the host reads
+    'scaffold+fedcurv': (
+        'momentum=0,0.9 lam=0.1,10',
+        {
+            'dropout': 0.3,
+            'label_noise': 0.1,
+            'stragglers': 0.5,
+            'local_epochs': 2,
+            'alpha': 2.0,
+        },
+    ),
     # an optimizer and examples on the server, every measure
     'fedcad+fedadam': (
-        'server_lr=0.01,0.1 fedcad.tau=0.5,3',
+        'server_lr=0.01,0.1 weight_decay=0,0.01',
         {
             'measure': 'all',
             'local_eval_every': 2,
@@ -90,10 +97,6 @@ EQUAL = {
             'validation': 0.2,
             'auxiliary_per_class': 4,
         },
-    ),
-    'fedcurv+fedavgm': (
-        'lam=0.1,10 fedavgm.beta=0.1,0.9',
-        {'stragglers': 0.5, 'local_epochs': 2, 'alpha': 2.0},
     ),
 }
 
