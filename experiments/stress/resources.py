@@ -93,7 +93,7 @@ def memory_of(name: str) -> float:
 
 
 def run_calls(number: int) -> list[dict[str, float]]:
-    """Calls `jaxfed.simulate`; what the process holds after each tenth of them."""
+    """Calls `jaxfed.simulate`; what the process holds after ten of them, or a few more."""
     process, held = psutil.Process(), []
     with tempfile.TemporaryDirectory() as folder:
         for call in range(1, number + 1):

@@ -26,7 +26,8 @@ def file(
     """Deals the examples as a file says.
 
     The indices in the file are places in the dataset's training data. Examples that
-    `--validation` or the server takes leave their clients; those that no client lists are not used.
+    `--validation`, the server or `--imbalance` takes leave their clients; those that no client
+    lists are not used.
 
     Args:
       labels: not used.

@@ -9,8 +9,8 @@ def long_tail(
     """Draws examples so that the classes have exponentially falling sizes.
 
     Class `c` keeps `floor(n_max rho^(-c / (C - 1)))` examples. `n_max` is the largest number for
-    which every class has enough; it is that of each class if all have the same number. An example
-    that is kept at one imbalance is kept at every lower one if all classes have the same number.
+    which every class has enough. If all classes have the same size, `n_max` is that size, and an
+    example that is kept at one imbalance is kept at every lower one.
 
     Args:
       labels: [n] integers in 0..C-1, the class of each training example.
@@ -23,8 +23,8 @@ def long_tail(
       Sorted int64 indices of the examples that are kept.
 
     Raises:
-      ValueError: if the imbalance is not a finite number of at least 1, there is one class only,
-        or a class has or would keep no example.
+      ValueError: if a label is not in 0..C-1, the imbalance is not a finite number of at least 1,
+        there is one class only, or a class has or would keep no example.
 
     Reference:
       Cao et al., Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss,
@@ -34,6 +34,11 @@ def long_tail(
     if not 1 <= imbalance < np.inf:
         raise ValueError(f'--imbalance must be finite and at least 1 (none), got {imbalance}.')
     labels = np.asarray(labels)
+    if labels.size and not 0 <= labels.min() <= labels.max() < num_classes:
+        raise ValueError(
+            f'labels has values from {labels.min()} to {labels.max()}: they must be from 0 to '
+            f'{num_classes - 1}, as num_classes={num_classes}.'
+        )
     if imbalance == 1:
         return np.arange(labels.size)
     if num_classes < 2:

@@ -61,23 +61,7 @@ def deal(config: Config, dataset: Dataset | None = None, *, auxiliary_per_class:
         seed=seed_of(config, 'auxiliary'),
     )
     auxiliary, remaining = (training[places] for places in split)
-    kept = long_tail(
-        dataset.y_train[remaining],
-        num_classes=dataset.num_classes,
-        imbalance=config.imbalance,
-        seed=seed_of(config, 'imbalance'),
-    )
-    remaining = remaining[kept]
-    parts = make_partition(
-        config.partition,
-        dataset.y_train[remaining],
-        num_clients=config.num_clients,
-        seed=seed_of(config, 'partition'),
-        users=None if dataset.users is None else dataset.users[remaining],
-        dealt=np.isin(np.arange(len(dataset.y_train)), remaining),
-        **partition_values(config),
-    )
-    parts = [np.sort(remaining[part]) for part in parts]  # a file may have any order
+    parts = deal_examples(config, dataset, remaining)
     partition, personal = hold_out(
         parts,
         dataset.y_train,
@@ -109,6 +93,34 @@ def deal(config: Config, dataset: Dataset | None = None, *, auxiliary_per_class:
         personal,
         partition_digest(parts),
     )
+
+
+def deal_examples(config: Config, dataset: Dataset, examples: np.ndarray) -> list[np.ndarray]:
+    """Deal what `--imbalance` leaves of the examples to the clients."""
+    kept = examples[
+        long_tail(
+            dataset.y_train[examples],
+            num_classes=dataset.num_classes,
+            imbalance=config.imbalance,
+            seed=seed_of(config, 'imbalance'),
+        )
+    ]
+    try:
+        parts = make_partition(
+            config.partition,
+            dataset.y_train[kept],
+            num_clients=config.num_clients,
+            seed=seed_of(config, 'partition'),
+            users=None if dataset.users is None else dataset.users[kept],
+            dealt=np.isin(np.arange(len(dataset.y_train)), kept),
+            **partition_values(config),
+        )
+    except ValueError as error:
+        if config.imbalance == 1:
+            raise
+        left = f'--imbalance={config.imbalance:g} leaves {kept.size} of {examples.size} examples'
+        raise ValueError(f'{str(error).rstrip(".")}; {left}.') from error
+    return [np.sort(kept[part]) for part in parts]  # a file may have any order
 
 
 def columns_of(config: Config) -> Columns:

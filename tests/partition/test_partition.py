@@ -37,6 +37,7 @@ from jaxfed.recording.heatmap import draw_heatmap, print_heatmap
 from jaxfed.runs import checks, config_flags, deal, experiment
 from jaxfed.runs import partition_map as show
 from jaxfed.runs.partition_map import deal_examples
+from jaxfed.runs.seeds import stream
 
 labels_of_classes = st.lists(st.integers(20, 60), min_size=2, max_size=6).map(
     lambda sizes: np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
@@ -386,12 +387,13 @@ def test_long_tail_is_exact_for_classes_of_different_sizes():
         ({'imbalance': 2.0, 'num_classes': 1}, 'num_classes=1, got 2.0: there is no other class'),
         ({'imbalance': 10.0}, '--imbalance=10 leaves class 1 without training examples; lower'),
         ({'imbalance': 2.0, 'num_classes': 3}, 'every class, but class 2 has none'),
+        ({'labels': [0, 2], 'imbalance': 2.0}, 'from 0 to 2: they must be from 0 to 1'),
     ],
 )
 def test_long_tail_refuses(arguments, message):
     labels = np.repeat([0] if arguments.get('num_classes') == 1 else [0, 1], 9)
     with pytest.raises(ValueError, match=message):
-        long_tail(labels, **{'num_classes': 2, 'seed': 0, **arguments})
+        long_tail(**{'labels': labels, 'num_classes': 2, 'seed': 0, **arguments})
 
 
 def test_a_long_tail_leaves_the_other_examples_alone():
@@ -403,7 +405,14 @@ def test_a_long_tail_leaves_the_other_examples_alone():
     assert set(examples) < set(np.concatenate([*plain.partition, *plain.personal]))
     sizes = np.bincount(dealt.dataset.y_train[examples])
     assert np.abs(sizes - sizes[0] * 20.0 ** (-np.arange(10) / 9)).max() <= 1  # rounded down
-    assert dealt.digest != plain.digest
+    left = np.setdiff1d(np.arange(len(plain.dataset.y_train)), plain.auxiliary)
+    left = np.intersect1d(left, np.concatenate([*plain.partition, *plain.personal]))
+    chosen = long_tail(
+        plain.dataset.y_train[left], num_classes=10, imbalance=20, seed=stream(0, 'imbalance')
+    )
+    assert set(examples) == set(left[chosen])
+    with pytest.raises(ValueError, match=r'min_size.*; --imbalance=20 leaves \d+ of \d+ examples'):
+        deal.deal(dataclasses.replace(settings, partition='dirichlet', imbalance=20.0, min_size=50))
 
 
 def test_label_noise_does_not_change_a_read_only_array():
