@@ -61,7 +61,7 @@ def deal(config: Config, dataset: Dataset | None = None, *, auxiliary_per_class:
         seed=seed_of(config, 'auxiliary'),
     )
     auxiliary, remaining = (training[places] for places in split)
-    parts = deal_examples(config, dataset, remaining)
+    parts = deal_to_clients(config, dataset, remaining)
     partition, personal = hold_out(
         parts,
         dataset.y_train,
@@ -95,7 +95,7 @@ def deal(config: Config, dataset: Dataset | None = None, *, auxiliary_per_class:
     )
 
 
-def deal_examples(config: Config, dataset: Dataset, examples: np.ndarray) -> list[np.ndarray]:
+def deal_to_clients(config: Config, dataset: Dataset, examples: np.ndarray) -> list[np.ndarray]:
     """Deal what `--imbalance` leaves of the examples to the clients."""
     kept = examples[
         long_tail(

@@ -89,7 +89,7 @@ EQUAL = {
     ),
     # an optimizer and examples on the server, every measure
     'fedcad+fedadam': (
-        'server_lr=0.01,0.1 weight_decay=0,0.01',
+        'server_lr=0.01,0.1 fedcad.tau=0.5,3',
         {
             'measure': 'all',
             'local_eval_every': 2,
