@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import gc
 import shlex
 import sys
 from collections.abc import Sequence
@@ -231,6 +232,7 @@ def train_sweep(config: Config) -> tuple[int, str]:
 
 def run() -> None:
     """Define the flags, parse them and run `main`."""
+    gc.freeze()  # each collection of garbage would visit the loaded modules again
     try:
         include_first(sys.argv[1:])
         config_flags.define_flags()

@@ -1,11 +1,15 @@
 """The handwritten digits of scikit-learn, which need no download."""
 
+from importlib import metadata
+from pathlib import Path
+
 import numpy as np
 
 from jaxfed.types import Dataset
 
 _SPLIT_SEED = 0  # part of the dataset's definition, not of an experiment
 _TEST_SHARE = 5  # one in five examples of each class is a test example
+_FILE = 'sklearn/datasets/data/digits.csv.gz'
 
 
 def load_digits() -> Dataset:
@@ -18,14 +22,23 @@ def load_digits() -> Dataset:
       Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning
       Repository, 1998 (its test part, as distributed by scikit-learn).
     """
-    import sklearn.datasets
-
-    bunch = sklearn.datasets.load_digits()
-    images = bunch.images.astype(np.uint8)[..., None]
-    labels = bunch.target.astype(np.int32)
+    table = _read()
+    images, labels = table[:, :-1].reshape(-1, 8, 8, 1), table[:, -1].astype(np.int32)
     rng = np.random.default_rng(_SPLIT_SEED)
     test = np.zeros(labels.size, bool)
     for c in range(10):
         members = rng.permutation(np.flatnonzero(labels == c))
         test[members[: members.size // _TEST_SHARE]] = True
     return Dataset('digits', images[~test], labels[~test], images[test], labels[test], 10)
+
+
+def _read() -> np.ndarray:
+    """The pixels and the label of each digit, [1797, 65]."""
+    # To import scikit-learn takes longer than to train the first rounds.
+    path = Path(str(metadata.distribution('scikit-learn').locate_file(_FILE)))
+    if path.is_file():
+        return np.loadtxt(path, np.uint8, delimiter=',')
+    from sklearn import datasets
+
+    pixels, labels = datasets.load_digits(return_X_y=True)
+    return np.column_stack([pixels, labels]).astype(np.uint8)

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+import sklearn.datasets
 
 from jaxfed.config import Config
-from jaxfed.data import channel_statistics, load_dataset, split_auxiliary
+from jaxfed.data import channel_statistics, digits, load_dataset, split_auxiliary
 from jaxfed.runs.checks import check
 
 
@@ -19,6 +20,19 @@ def test_digits():
     assert (abs(test_share - 0.25) < 0.02).all()
     again = load_dataset('digits')
     np.testing.assert_array_equal(again.y_test, dataset.y_test)
+
+
+@pytest.mark.parametrize('file', [digits._FILE, 'moved'])
+def test_digits_are_those_of_scikit_learn(monkeypatch, file):
+    monkeypatch.setattr(digits, '_FILE', file)
+    dataset = load_dataset('digits')
+    labels = np.concatenate([dataset.y_train, dataset.y_test])
+    order = np.argsort(sklearn.datasets.load_digits().target, kind='stable')
+    images = np.concatenate([dataset.x_train, dataset.x_test])[np.argsort(labels, kind='stable')]
+    expected = sklearn.datasets.load_digits().images[order]
+    for c in range(10):  # the split mixes the examples of a class
+        ours, theirs = images[np.sort(labels) == c], expected[np.sort(labels) == c]
+        assert sorted(map(bytes, ours)) == sorted(map(bytes, theirs.astype(np.uint8)))
 
 
 @pytest.mark.parametrize('reader, flag', [('image_folder', 'path'), ('npz', 'npz')])
