@@ -54,6 +54,7 @@ class Experiment(NamedTuple):
     config: Config
     parts: list[methods.Part]  # all hyper-parameters; [] for a method passed as an object
     method: Method
+    network: Model  # before the method and --precision change it
     model: Model
     dealt: Dealt
     measures: Measures
@@ -141,7 +142,18 @@ def make_experiment(
     mean, std = channel_statistics(dataset.x_train)
     workdir = Path(config.workdir or run_files.RUNS)
     experiment = Experiment(
-        config, parts, method, model, dealt, measures, augmentations, mean, std, workdir, cost
+        config,
+        parts,
+        method,
+        network,
+        model,
+        dealt,
+        measures,
+        augmentations,
+        mean,
+        std,
+        workdir,
+        cost,
     )
     longest = client_steps(experiment).max()
     if config.accumulate_steps > longest:

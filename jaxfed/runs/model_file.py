@@ -9,7 +9,7 @@ import numpy as np
 from jaxfed.config import SETTINGS
 from jaxfed.internal.versions import recorded_versions
 from jaxfed.recording import run_files
-from jaxfed.runs.experiment import Experiment, make_network
+from jaxfed.runs.experiment import Experiment
 from jaxfed.runs.tensors import foreign, named, read_described, write_described
 from jaxfed.types import PyTree
 
@@ -35,7 +35,7 @@ class ModelMetadata(NamedTuple):
 def save_model(workdir: Path, experiment: Experiment, params: PyTree, stats: PyTree) -> None:
     """Write the final network to a work directory, completely or not at all."""
     config, dataset = experiment.config, experiment.dealt.dataset
-    network = make_network(config, experiment.input_shape, dataset.num_classes, dataset.vocabulary)
+    network = experiment.network
     metadata = ModelMetadata(
         jaxfed=recorded_versions()['jaxfed'],
         method=config.method,

@@ -18,7 +18,7 @@ def fast(cheap_runs):
 @pytest.mark.parametrize(
     'kind, damages',
     [
-        ('run', ('emptied', 'halved', 'removed')),
+        ('run', ('halved', 'removed')),
         ('seeds without a summary', ('removed',)),
         ('sweep', ('halved',)),
         ('finished sweep', ('halved', 'removed')),

@@ -8,6 +8,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import jaxfed
+from experiments.stress import power_loss
 from jaxfed import methods
 from jaxfed.runs import feed
 from tests.networks import tiny_networks
@@ -82,22 +83,21 @@ def test_every_form_gives_the_same_result(case, cheap_runs, monkeypatch, stopped
     simulate = functools.partial(jaxfed.simulate, quiet=True, compilation_cache=False)
     base = simulate(config('base'))
     assert np.isfinite([entry['train_loss'] for entry in base.metrics]).all()
-    check_same(base, simulate(config('lanes', lanes=4)))
-    check_same(base, simulate(config('devices', devices='2', lanes=2)))
     with monkeypatch.context() as patch:
-        patch.setattr(feed, 'memory', lambda mesh: 1.0)  # a wave has the largest client only
-        check_same(base, simulate(config('waves', stream='on')))
+        patch.setattr(feed, 'memory', lambda mesh: 1.0)  # a wave has the largest clients only
+        check_same(base, simulate(config('waves', devices='2', lanes=2, stream='on')))
 
-    with stopped_before(3):
-        simulate(config('resumed'))
-    resumed = simulate(config('resumed'))
+    with power_loss.fast_runs():  # both compile once
+        with stopped_before(3):
+            simulate(config('resumed'))
+        resumed = simulate(config('resumed'))
     assert resumed.summary['resumed_after'] == 2
     check_same(base, resumed)
 
     other = OTHERS.get(case)
     other = {'hyperparameters': other} if other else {'learning_rate': 0.02}
     together = jaxfed.simulate_all(
-        {'same': config('same'), 'other': config('other', **other)},
+        {'same': config('same', lanes=4), 'other': config('other', lanes=4, **other)},
         tmp_path / 'together', quiet=True, compilation_cache=False,
     )  # fmt: skip
     assert together['same'].summary['experiments'] == 2
