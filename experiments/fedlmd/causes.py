@@ -27,7 +27,8 @@ WEIGHTS = {
     'by size': 'released',
     'equal': 'causes/uniform',
 }
-WEIGHED = 'FedAvg', 'FedLMD', 'FedAvg+LS', 'FedLMD-Tf'  # methods with records of both weights
+# Methods with records of both weights.
+WEIGHED = 'FedAvg', 'FedLMD', 'FedAvg+LS', 'FedNTD-Tf', 'FedLMD-Tf'
 SPANS = {'1 to 50': slice(0, 50), '51 to 100': slice(50, 100)}
 
 

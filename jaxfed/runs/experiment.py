@@ -142,19 +142,9 @@ def make_experiment(
     mean, std = channel_statistics(dataset.x_train)
     workdir = Path(config.workdir or run_files.RUNS)
     experiment = Experiment(
-        config,
-        parts,
-        method,
-        network,
-        model,
-        dealt,
-        measures,
-        augmentations,
-        mean,
-        std,
-        workdir,
+        config, parts, method, network, model, dealt, measures, augmentations, mean, std, workdir,
         cost,
-    )
+    )  # fmt: skip
     longest = client_steps(experiment).max()
     if config.accumulate_steps > longest:
         raise ValueError(
