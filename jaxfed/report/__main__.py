@@ -4,6 +4,7 @@
 paper.
 """
 
+import functools
 import glob
 import os
 import sys
@@ -18,7 +19,7 @@ from jaxfed.internal.include import HELP, include
 from jaxfed.recording import run_files, trackers
 from jaxfed.recording.style import FORMATS
 from jaxfed.report import paper, tables
-from jaxfed.report.comparison import SCORES
+from jaxfed.report.comparison import SCORES, compare
 from jaxfed.report.grouping import RunGroup, changed_data, group
 from jaxfed.report.reading import RecordedRun, read_run
 from jaxfed.report.render import render
@@ -173,12 +174,14 @@ def main(arguments: Sequence[str]) -> int:
         warnings = [*(run.warning for run in runs if run.warning), *changed_data(runs)]
         for warning in warnings:
             console.show_warning(warning)
-        page = render(
-            groups, target=target, baseline=flags.baseline, score=flags.score, warnings=warnings
-        )
+        compare(groups, baseline=flags.baseline, score=flags.score)  # before a file is written
+        render_page = functools.partial(
+            render, groups, target=target, baseline=flags.baseline, score=flags.score,
+            warnings=warnings,
+        )  # fmt: skip
         writers: dict[str, Callable[[Path], None]] = {
             'figure': lambda path: paper.draw(groups, path),
-            'output': lambda path: files.write_atomic(path, page),
+            'output': lambda path: files.write_atomic(path, render_page()),
             'csv': lambda path: files.write_atomic(path, table_of_runs(groups, target)),
             'latex': lambda path: files.write_atomic(path, paper.latex_table(groups, target)),
             'latex_by_data': lambda path: files.write_atomic(

@@ -167,7 +167,7 @@ def test_forgetting_follows_from_class_accuracies(tmp_path):
     assert read_run(make_run(tmp_path / 'b', recorded)).forgetting == {1: 0.25}
 
 
-def test_forgetting_is_computed_once_a_run(runs, tmp_path, monkeypatch):
+def test_forgetting_is_computed_once_a_run(no_pictures, runs, tmp_path, monkeypatch):
     computed = []
 
     def counted(run, computed_by=reading.forgetting):
@@ -254,7 +254,7 @@ def test_a_note_states_that_styles_repeat(page, partial, monkeypatch):
     assert words.count('After 1 curves the colours and shapes repeat') == 1
 
 
-def test_unfinished_and_failed_runs_are_shown(tmp_path):
+def test_unfinished_and_failed_runs_are_shown(no_pictures, tmp_path):
     failed = dict.fromkeys(('test_accuracy', 'test_loss', 'class_accuracy', 'train_loss'))
     lines = [entry(1, 0.3), {**entry(2, 0.1), **failed, 'failed': True}]
     make_run(tmp_path / 'failed', lines, alpha=0.2)
@@ -274,7 +274,7 @@ def test_unfinished_and_failed_runs_are_shown(tmp_path):
     assert 'Curves' not in Page(output.read_text()).words
 
 
-def test_a_run_that_stopped_early_is_unfinished(tmp_path):
+def test_a_run_that_stopped_early_is_unfinished(no_pictures, tmp_path):
     make_run(tmp_path / 'whole', method='fedlmd')
     for seed, last in ((0, 0.9), (1, 0.7)):
         folder = make_run(tmp_path / f'early{seed}', [entry(1, last)], seed=seed, alpha=2.0)
@@ -355,7 +355,7 @@ def with_summary(folder, **fields):
     return folder
 
 
-def test_sweeps_and_folders_of_runs_are_read_as_their_runs(tmp_path, capsys):
+def test_sweeps_and_folders_of_runs_are_read_as_their_runs(no_pictures, tmp_path, capsys):
     runs_ = tmp_path / 'runs'
     make_run(runs_ / 'alone', method='fedlmd')
     sweep = [make_run(runs_ / 'sweep' / f'seed{seed}', seed=seed) for seed in (0, 1)]
@@ -389,7 +389,7 @@ def test_the_header_has_the_important_settings(no_pictures, tmp_path):
     assert 'clients a round 5' in words and 'further settings, equal in all runs' in words
 
 
-def test_constant_numbers_have_no_curve(tmp_path):
+def test_constant_numbers_have_no_curve(no_pictures, tmp_path):
     lines = [entry(r, 0.2 * r, clients=5, update_norm=2.0) for r in (1, 2, 3)]
     make_run(tmp_path / 'a', lines)
     make_run(tmp_path / 'b', [{**line, 'update_norm': 2.5} for line in lines], alpha=1.0)
@@ -511,7 +511,7 @@ def test_rounds_to_different_targets_are_not_compared(no_pictures, tmp_path):
         assert [row['rounds_to_target'] for row in table] == expected
 
 
-def test_runs_with_a_fixed_part_of_the_randomness_are_other_groups(tmp_path):
+def test_runs_with_a_fixed_part_of_the_randomness_are_other_groups(no_pictures, tmp_path):
     for seed in range(3):
         make_run(tmp_path / f'free{seed}', [entry(1, 0.5)], seed=seed)
         make_run(tmp_path / f'batch{seed}', [entry(1, 0.5)], batch_seed=seed)
@@ -523,7 +523,7 @@ def test_runs_with_a_fixed_part_of_the_randomness_are_other_groups(tmp_path):
     }  # fmt: skip
 
 
-def test_runs_on_the_same_fixed_partition_are_a_group(tmp_path):
+def test_runs_on_the_same_fixed_partition_are_a_group(no_pictures, tmp_path):
     for seed in range(3):
         for dealt in range(2):
             path = tmp_path / f'{dealt}{seed}'
@@ -599,7 +599,7 @@ def test_results_for_a_paper(no_pictures, partial, tmp_path, capsys):
     assert not (tmp_path / 'none.svg').exists()
 
 
-def test_results_as_csv(runs, tmp_path):
+def test_results_as_csv(no_pictures, runs, tmp_path):
     output, table = tmp_path / 'page.html', tmp_path / 'table.csv'
     assert main([*map(str, runs), f'--output={output}', f'--csv={table}']) == 0
     rows = list(csv.DictReader(table.open()))
@@ -611,7 +611,7 @@ def test_results_as_csv(runs, tmp_path):
     assert {row['personal_accuracy'] for row in rows} == {''}
 
 
-def test_an_incomplete_line_is_skipped_with_a_warning(tmp_path, capsys):
+def test_an_incomplete_line_is_skipped_with_a_warning(no_pictures, tmp_path, capsys):
     folder = make_run(tmp_path / 'a', ended=False)
     metrics = folder / 'metrics.jsonl'
     metrics.write_text(metrics.read_text()[:-20])
@@ -695,7 +695,7 @@ def test_damaged_records_are_refused(change, name, message, tmp_path, capsys):
     assert {path.name for path in tmp_path.iterdir()} == {'a', 'page.html'}
 
 
-def test_invalid_arguments_are_refused(runs, tmp_path, capsys, monkeypatch):
+def test_invalid_arguments_are_refused(no_pictures, runs, tmp_path, capsys, monkeypatch):
     run, page = str(runs[0]), str(tmp_path / 'page.html')
     (tmp_path / 'folder.html').mkdir()
     (tmp_path / 'file').write_text('')
