@@ -53,6 +53,7 @@ def standardised(path):
     return ((IMAGES - mean) / std).astype(np.float32).transpose(0, 3, 1, 2)
 
 
+@pytest.mark.slow
 def test_safetensors_has_the_arrays_and_the_description(run, tmp_path):
     workdir, _ = run('mlp')
     path = written(workdir, 'safetensors', tmp_path)
@@ -223,6 +224,7 @@ def test_bad_arguments(arguments, message, capsys, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_network_that_diverged_is_refused(run, tmp_path, capsys):
     workdir, _ = run('mlp', learning_rate=1e38, weight_decay=1e5, on_divergence='record')
     path = tmp_path / 'x.safetensors'
@@ -238,6 +240,7 @@ def test_the_folder_of_the_output_must_exist(run, tmp_path, capsys):
     assert f'there is no folder {path.parent}; make it' in ' '.join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_a_program_exports_the_network_that_it_registers(run, tmp_path, monkeypatch):
     def linear(input_shape, num_classes):
         def apply(params, x):
@@ -251,6 +254,7 @@ def test_a_program_exports_the_network_that_it_registers(run, tmp_path, monkeypa
     assert theirs.keys() == {'w'} and not np.all(theirs['w'] == 1)
 
 
+@pytest.mark.slow
 def test_an_adapted_network_is_refused(run, tmp_path, capsys):
     workdir, _ = run('mlp', method='ditto')
     assert main([str(workdir), '--format=torch', f'--output={tmp_path / "x.safetensors"}']) == 2

@@ -93,6 +93,7 @@ def test_groups_without_flags_and_long_texts():
     assert max(map(len, lines)) <= 80
 
 
+@pytest.mark.slow
 def test_dry_run_describes_the_run_and_writes_nothing(command, tmp_path, capsys):  # noqa: F811
     make_npz(tmp_path / 'tiny.npz')
     before = set(tmp_path.rglob('*'))
@@ -145,6 +146,7 @@ def test_the_time_estimate_follows_from_one_round():
     assert dry_run.estimate(settings, timed, 1000) == 219
 
 
+@pytest.mark.slow
 def test_the_time_estimate_is_that_of_a_round_that_trains(monkeypatch, tmp_path):
     make_npz(tmp_path / 'tiny.npz')
     passes = []
@@ -165,6 +167,7 @@ def test_the_time_estimate_is_that_of_a_round_that_trains(monkeypatch, tmp_path)
     assert all(entry['train_loss'] > 0 and entry['local_accuracy'] for entry in passes)
 
 
+@pytest.mark.slow
 def test_dry_run_lists_the_used_convolutions():
     used = dry_run.convolutions(make_experiment(jaxfed.Config(model='cnn')))
     assert used == {

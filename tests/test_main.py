@@ -185,6 +185,7 @@ def test_same_seed_same_metrics_other_method_same_partition(true_pictures, tmp_p
     assert pictures[0] == pictures[1] == pictures[2]
 
 
+@pytest.mark.slow
 def test_evaluation_runs_only_in_the_chosen_rounds(cheap_runs, command, tmp_path):
     make_npz(tmp_path / 'tiny.npz')
     arguments = ('--method=fedavg', '--dataset=npz', '--npz=tiny.npz', '--rounds=5', *SMALL[:1])
@@ -494,6 +495,7 @@ def test_settings_are_checked_before_jax_starts(command, monkeypatch, capsys):
         assert message in shown.err and not shown.out
 
 
+@pytest.mark.slow
 def test_list_shows_every_method(command, capsys):
     assert command('--method=list') == 0
     shown = capsys.readouterr().out

@@ -104,6 +104,7 @@ def replace_often(path, text):
                 (folder / name).write_text(text)
 
 
+@pytest.mark.slow
 def test_several_processes_at_once(tmp_path):
     path = tmp_path / 'made'
     spawn = multiprocessing.get_context('spawn')

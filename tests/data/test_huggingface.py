@@ -293,6 +293,7 @@ def test_flags_that_need_such_a_dataset():
         jaxfed.simulate(jaxfed.Config(user_column='w'))
 
 
+@pytest.mark.slow
 def test_splits_from_python(tmp_path, cheap_runs, monkeypatch):
     monkeypatch.setenv('JAXFED_CACHE_DIR', str(tmp_path / 'cache'))
     config = jaxfed.Config(

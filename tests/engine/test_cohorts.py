@@ -223,6 +223,7 @@ def test_round_in_which_every_client_fails_changes_only_its_number():
     assert after._replace(round=server.round) == server
 
 
+@pytest.mark.slow
 def test_a_method_follows_the_numbers_of_the_rounds(cheap_runs, stopped_before, tmp_path):
     """Rounds without an update are rounds, too, also before a run continues."""
     numbers = []

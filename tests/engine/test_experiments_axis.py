@@ -149,6 +149,7 @@ def test_round_of_several_experiments_equals_plain_loop_over_each(name, stack, d
         assert int(server.round[x]) == x + 1
 
 
+@pytest.mark.slow
 def test_experiment_whose_clients_are_all_lost_does_not_change():
     method = make('scaffold+fedavgm')
     cohorts = COHORTS._replace(epochs=COHORTS.epochs * np.array([[1], [0], [1]], np.int32))

@@ -432,6 +432,7 @@ def test_limits(special, limit):
     chex.assert_trees_all_close(trained(special), trained(limit), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_fedlmd_without_majority_is_fedntd():
     # All classes have the same number of examples: n_c > n / C holds for none.
     rng = np.random.default_rng(3)

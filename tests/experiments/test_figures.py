@@ -143,6 +143,7 @@ def found_of(name, seeds=1, flags=(), missing=()):
 # The runs of figures.
 
 
+@pytest.mark.slow
 def test_every_figure_has_valid_runs_of_its_paper():
     found = {}
     for name in figures.FIGURES:

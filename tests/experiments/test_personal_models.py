@@ -96,6 +96,7 @@ def test_start_has_the_layout_of_pytorch(name, dataset, tmp_path):
     assert arrays['conv2.weight'][7, 3, 1, 2] == kernel[1, 2, 3, 7]
 
 
+@pytest.mark.slow
 def test_networks_agree_without_their_normalisation(dataset):
     x = jax.random.normal(jax.random.key(1), (2, 32, 32, 3))
     plain = make_model('unpadded_cnn', input_shape=(32, 32, 3), num_classes=10)

@@ -475,6 +475,7 @@ def test_a_table_resumes_unfinished_runs_only(command, folder, capsys):
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_tables_accept_runs_without_measures(command, folder, monkeypatch, capsys):
     selection = ('fedlmd/1', '--methods=FedAvg', '--seeds=1')
     assert command(*selection) == 0
@@ -664,6 +665,7 @@ def test_columns_are_equal_in_all_rows_only(tmp_path):
     assert tables.title_of(plan).endswith('; CIFAR-10, CIFAR-100: equal settings)')
 
 
+@pytest.mark.slow
 def test_flags_with_the_values_of_the_paper_change_nothing(tmp_path):
     def title(name, *flags):
         plan = tables.make_plan(tables.find(name), output=tmp_path, flags_=flags)
@@ -766,6 +768,7 @@ def test_a_table_refuses_a_hyperparameter_in_which_its_columns_differ(tmp_path):
             assert cell.config.hyperparameters['max_weight'] == 0.2
 
 
+@pytest.mark.slow
 def test_a_figure_is_drawn_with_a_hyperparameter_in_which_its_cells_do_not_differ(tmp_path):
     def plan(key, flag):
         figure = figures.make_plan(

@@ -21,7 +21,8 @@ from jaxfed.flower import client_app, messages, server
 from jaxfed.runs import seeds
 from jaxfed.runs.deal import deal
 from tests.flower.grid import LocalGrid
-from tests.marks import only_fast
+
+pytestmark = pytest.mark.slow
 
 SETTINGS = {
     'model': 'mlp', 'num_clients': 5, 'clients_per_round': 3, 'rounds': 3, 'local_epochs': 2,
@@ -66,7 +67,7 @@ def check_same(one, other, **tolerance):
         assert_allclose(a, b, **({'rtol': 1e-5, 'atol': 1e-5} | tolerance))
 
 
-@pytest.mark.parametrize('method', only_fast(METHODS, 'scaffold'))
+@pytest.mark.parametrize('method', METHODS)
 def test_equals_simulation(method, simulate, tmp_path):
     def config(name):
         return jaxfed.Config(**SETTINGS, method=method, workdir=str(tmp_path / name))
@@ -76,7 +77,6 @@ def test_equals_simulation(method, simulate, tmp_path):
     check_same(result.params, parameters(config('there')))
 
 
-@pytest.mark.slow
 def test_lost_clients_are_those_of_a_round_without_them(simulate, tmp_path, monkeypatch):
     """A node that leaves after the first round is lost, and returns in the third."""
     config = jaxfed.Config(
@@ -109,7 +109,6 @@ def test_lost_clients_are_those_of_a_round_without_them(simulate, tmp_path, monk
     check_same(here.params, parameters(config))
 
 
-@pytest.mark.slow
 def test_a_round_without_clients_counts_for_the_learning_rate(simulate, tmp_path):
     def config(name):
         rates = {'learning_rate': 0.1, 'lr_decay': 0.1, 'dropout': 0.5, 'seed': 3}
@@ -195,7 +194,6 @@ def test_dp_adds_its_noise_when_nobody_answers(tmp_path, monkeypatch):
     assert_allclose(kernels[1], start)  # no noise
 
 
-@pytest.mark.slow
 def test_continues_from_a_checkpoint_without_client_states(simulate, tmp_path, stopped_before):
     def config(name, method='fedlmd'):
         settings = SETTINGS | {'checkpoint_every': 1}
@@ -359,7 +357,6 @@ def test_clients_learn_of_no_other_client_and_not_the_noise(tmp_path, monkeypatc
     assert np.abs(kernel('one') - kernel('other')).max() > 0.1  # other noise with the same seeds
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     'settings',
     [
@@ -379,7 +376,6 @@ def test_settings_of_a_simulation_hold_in_flower(settings, simulate, tmp_path):
     check_same(result.params, parameters(config('there')))
 
 
-@pytest.mark.slow
 def test_a_client_without_examples_trains_as_in_a_simulation(simulate, tmp_path):
     path = tmp_path / 'clients.json'
     path.write_text(json.dumps([list(range(30)), [], *([i, i + 1] for i in range(30, 36, 2))]))

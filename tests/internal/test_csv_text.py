@@ -42,6 +42,7 @@ def test_numbers_and_other_texts_are_unchanged(cell):
     assert read_cell(text) == text and read_cell("'quoted'") == "'quoted'"
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(), min_size=2, max_size=4))
 def test_no_cell_is_a_formula_or_controls_a_terminal(cells):
     (row,) = read(csv_text([cells]))

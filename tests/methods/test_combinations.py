@@ -108,6 +108,7 @@ def test_switch_is_the_first_method_and_then_the_second():
     assert float(run(both, cohorts).method[1]['rounds']) == 2
 
 
+@pytest.mark.slow
 def test_only_the_method_of_a_round_computes():
     calls = []
 
@@ -266,6 +267,7 @@ def test_costs(name, upload, download, client, server, forward, passes):
     assert (got.forward_passes, got.data_passes) == (forward, passes)
 
 
+@pytest.mark.slow
 def test_costs_of_combinations_and_small_messages():
     matrix = cost('fedssd')
     assert matrix.download_bytes - matrix.parameter_bytes == 4 * 10 * 10
@@ -315,6 +317,7 @@ def test_every_teacher_of_a_method_counts_as_one_forward_pass():
     assert cost(methods.Method(penalty=penalty)).forward_passes == 6
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_can_be_recorded(cheap_runs, tmp_path):
     settings = jaxfed.Config(
         learning_rate=1e12, rounds=3, model='mlp', devices='1', lanes=1, workdir=str(tmp_path / 'a')

@@ -222,6 +222,7 @@ def test_a_run_explains_an_error_of_a_hook_in_one_line(method, message, tmp_path
     assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.slow
 def test_a_loop_casts_the_numbers_of_python(tmp_path, cheap_runs):
     config = jaxfed.Config(model='mlp', rounds=1, devices='1', workdir=str(tmp_path / 'run'))
     (entry,) = jaxfed.simulate(config, method=Method(begin=cast_carry)).metrics

@@ -150,6 +150,7 @@ def test_chain_without_parts():
         chain()
 
 
+@pytest.mark.slow
 def test_building_methods_starts_no_device():
     # `jaxfed.use_every_core()` comes after the settings are checked, and before JAX starts.
     code = (

@@ -468,6 +468,7 @@ def test_limits(special, hyper, limit, of_limit, cohorts):
     assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_fedgkd_of_one_model_is_kd_after_round_1():
     ensemble, start, _ = set_up('fedgkd', {'models': 1, 'beta': 0.5, 'tau': 2.0})
     distil, plain, _ = set_up('kd', {'beta': 0.5, 'tau': 2.0})
@@ -506,6 +507,7 @@ def test_fedrs_of_equal_scales_is_fedavg_without_bias():
     assert_allclose(flat(server.params), plain.w, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_feddyn_of_small_alpha_adds_up_updates():
     run, server, _ = set_up('feddyn', {'alpha': 1e-9})
     plainly, plain, _ = set_up('fedavg', {})

@@ -527,6 +527,7 @@ def test_a_diverged_run_has_no_values(cheap_runs, tmp_path):
     json.dumps(result.summary, allow_nan=False)
 
 
+@pytest.mark.slow
 def test_values_that_are_not_finite_become_null(cheap_runs, tmp_path, monkeypatch):
     def broken(seen, *_):
         return {'one': np.nan, 'some': jnp.array([1.0, jnp.inf]), 'two': np.int32(3)}
@@ -658,6 +659,7 @@ def test_a_measure_reads_the_logits(devices, measure, cheap_runs, tmp_path, monk
     np.testing.assert_array_equal(np.argmax(seen[0].logits, axis=1), seen[0].predicted)
 
 
+@pytest.mark.slow
 def test_a_measure_of_both_models_has_all_its_fields(cheap_runs, tmp_path, monkeypatch):
     mine = Measure(
         'Mine.',

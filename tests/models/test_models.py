@@ -285,6 +285,7 @@ def test_smallest_images_that_fit():
         assert outputs.logits.shape == (1, 2)
 
 
+@pytest.mark.slow
 def test_precision_rounds_products_and_keeps_parameters_float32():
     model = make_model('mlp', input_shape=(8, 8, 1), num_classes=10)
     params = model.init(jax.random.key(0))

@@ -81,6 +81,7 @@ def test_schedule_is_that_of_the_released_code():
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.slow
 def test_a_run_with_the_released_partition_and_schedule(cheap_runs, tmp_path):
     config = jaxfed.Config(
         model='mlp',

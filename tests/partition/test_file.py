@@ -163,6 +163,7 @@ def test_the_digest_does_not_depend_on_the_order_of_examples(tmp_path):
         assert [part.tolist() for part in ours] == [part.tolist() for part in theirs]
 
 
+@pytest.mark.slow
 def test_a_run_continues_with_the_same_partition_only(tmp_path, cheap_runs):
     path = tmp_path / 'who.json'
     config = jaxfed.Config(

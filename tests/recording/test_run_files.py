@@ -187,6 +187,7 @@ def test_settings_of_a_partition_that_differ_are_named_by_their_flags(tmp_path):
         started(tmp_path, partition_settings={'size': 2}, method='fedprox')
 
 
+@pytest.mark.slow
 def test_comparing_settings_starts_no_device(tmp_path):
     make_run(tmp_path / 'run')
     code = (

@@ -136,6 +136,7 @@ def test_runs_of_wandb_that_are_open_at_once_get_their_own_numbers(tmp_path, mon
             assert f'of_{other}_{round_}'.encode() not in held
 
 
+@pytest.mark.slow
 def test_run_is_complete_with_its_partition(result, tmp_path):
     held = json.loads((result.workdir / 'partition.json').read_text())
     counts = np.array(held['label_counts'])

@@ -27,6 +27,7 @@ def features(**changes):
     return jaxfed.Dataset('mine', x, y, x[:9], y[:9], 2, users)._replace(**changes)
 
 
+@pytest.mark.slow
 def test_arrays_are_trained_and_recorded(tmp_path):
     config = jaxfed.Config(**{**TINY, 'partition': 'natural'}, workdir=str(tmp_path / 'run'))
     result = jaxfed.simulate(config, dataset=features())
@@ -63,6 +64,7 @@ def test_arrays_have_no_columns(tmp_path):
         set_up(config, dataset=features())
 
 
+@pytest.mark.slow
 def test_all_experiments_use_the_arrays(tmp_path):
     configs = {f'{seed}': jaxfed.Config(**TINY, seed=seed) for seed in (0, 1)}
     first = jaxfed.simulate_all(configs, tmp_path, dataset=features())
@@ -118,6 +120,7 @@ def test_refused_arrays_leave_nothing(tmp_path, changes, settings, message):
     assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.slow
 def test_classes_without_examples_are_a_warning(tmp_path, capsys):
     x, y, *_ = features()[1:]
     data = jaxfed.Dataset('gaps', x, 2 * y, x[:8], 3 * y[:8], 6)

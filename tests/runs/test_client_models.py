@@ -35,12 +35,13 @@ def personal_accuracy(config, workdir):
     return np.mean(accuracies)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'method, hyper',
     [
         ('ditto', {}),
-        pytest.param('apfl', {'alpha': 1.0}, marks=pytest.mark.slow),  # without the common model
-        pytest.param('fedlmd+ditto+topk', {}, marks=pytest.mark.slow),
+        ('apfl', {'alpha': 1.0}),  # without the common model
+        ('fedlmd+ditto+topk', {}),
     ],
 )
 def test_a_whole_model_has_the_accuracy_that_was_measured(method, hyper, tmp_path):
@@ -77,6 +78,7 @@ def test_every_experiment_of_a_program_keeps_its_clients(tmp_path):
     assert np.abs(kernels[0] - kernels[1]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_one_client_with_a_head_of_its_own_is_fedavg(tmp_path):
     alone = {**QUICK, 'num_clients': 1, 'clients_per_round': 1}
     config = jaxfed.Config(method='fedper', workdir=str(tmp_path / 'run'), **alone)
@@ -90,6 +92,7 @@ def test_one_client_with_a_head_of_its_own_is_fedavg(tmp_path):
     assert np.abs(common['classifier']['kernel'] - want['classifier']['kernel']).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_own_methods_are_passed_to_load(tmp_path, monkeypatch):
     config = jaxfed.Config(workdir=str(tmp_path), **QUICK)
     own = METHODS['fedper']()
@@ -132,6 +135,7 @@ def test_batch_statistics_are_kept_by_a_run_that_continues(tiny, tmp_path, stopp
     assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(*map(jax.tree.leaves, stats)))
 
 
+@pytest.mark.slow
 def test_a_client_without_state_starts_alike_in_every_round(tmp_path):
     # The classifier is that of zeros whenever a client begins; masks are arrays.
     def masks(params, stats):

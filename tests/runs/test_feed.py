@@ -219,6 +219,7 @@ def test_personal_fields_are_those_of_the_tested_clients():
     assert personal_fields(local, global_, np.zeros(3, bool)) == {}
 
 
+@pytest.mark.slow
 def test_personal_accuracy_of_the_global_model_is_after_the_round(tmp_path):
     config = jaxfed.Config(
         model='mlp', rounds=1, num_clients=8, clients_per_round=8, local_eval_every=1,

@@ -12,7 +12,6 @@ from jaxfed.models import MODELS
 from jaxfed.models.feedforward import FeedForward
 from jaxfed.runs import client_images, experiment, feed
 from jaxfed.runs.deal import deal
-from tests.marks import only_fast
 
 LABELS = np.arange(240) % 4
 SETTINGS = {
@@ -54,8 +53,9 @@ def dataset(make):
     return jaxfed.Dataset.from_arrays(x[:200], LABELS[:200], x[200:], LABELS[200:])
 
 
-@pytest.mark.parametrize('name', only_fast(INPUTS, 'text', 'signals'))
-@pytest.mark.parametrize('method', only_fast(['fedavg', 'fedlmd'], 'fedlmd'))
+@pytest.mark.slow
+@pytest.mark.parametrize('name', INPUTS)
+@pytest.mark.parametrize('method', ['fedavg', 'fedlmd'])
 def test_runs_learn_and_load(name, method, tmp_path, cheap_runs):
     make, settings = INPUTS[name]
     data = dataset(make)
@@ -73,6 +73,7 @@ def test_runs_learn_and_load(name, method, tmp_path, cheap_runs):
             model.apply(np.zeros((1, 12)))
 
 
+@pytest.mark.slow
 def test_token_ids_keep_their_values_in_bfloat16(cheap_runs):
     ids = tokens()
     ids[ids > 0] += 300  # which bfloat16 would round
@@ -107,6 +108,7 @@ def test_refused(changes, vocabulary, message):
         jaxfed.simulate(jaxfed.Config(**{**SETTINGS, 'model': 'text', **changes}), dataset=data)
 
 
+@pytest.mark.slow
 def test_a_larger_vocabulary_has_more_embeddings(cheap_runs):
     data = dataset(tokens)._replace(vocabulary=50)
     config = jaxfed.Config(**SETTINGS | {'rounds': 1}, model='text')
@@ -141,7 +143,8 @@ def shift_beforehand(data, config):
     return data._replace(x_train=x, x_test=data.x_test.astype(np.float32))
 
 
-@pytest.mark.parametrize('kind', only_fast(['rotation', 'brightness', 'blur']))
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['rotation', 'brightness', 'blur'])
 def test_a_shift_equals_data_that_was_shifted_before(kind, cheap_runs, monkeypatch):
     statistics = np.full(1, 127, np.float32), np.full(1, 70, np.float32)
     monkeypatch.setattr(experiment, 'channel_statistics', lambda x: statistics)

@@ -17,7 +17,6 @@ from jaxfed.models.heads import with_projection
 from jaxfed.recording import run_files
 from jaxfed.runs.experiment import set_up
 from jaxfed.runs.model_file import save_model
-from tests.marks import slow
 
 QUICK = {
     'model': 'mlp',
@@ -76,10 +75,11 @@ def accuracy(loaded):
     return round(float(np.mean(found.astype(np.float32))), 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'method, settings',
     [
-        slow('fedavg', {'learning_rate': 0.1}),
+        ('fedavg', {'learning_rate': 0.1}),
         ('moon+fedavgm', {'hyperparameters': {'projection': True}}),
     ],
 )

@@ -72,6 +72,7 @@ def sweep_both(config, folder, quiet):
     sweep.run(sweep.expand(config, points, 1, folder), folder, quiet=quiet)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('train', [simulate_both, sweep_both])
 def test_experiments_that_share_a_program_are_warned_of(train, cheap_runs, tmp_path, capsys):
     config = Config(rounds=1, switch_round=1, num_clients=3, clients_per_round=2, **SWITCHED)

@@ -82,6 +82,7 @@ def test_a_registered_function_that_makes_no_optimizer(function, reason):
     assert re.fullmatch(r"OPTIMIZERS\['mine'\]" + reason, str(error.value))
 
 
+@pytest.mark.slow
 def test_a_function_trains_like_the_optimizer_of_that_name(cheap_runs, tmp_path):
     def run(name, optimizer, **changes):
         settings = {**QUICK, 'learning_rate': 0.005, **changes}
@@ -98,6 +99,7 @@ def test_a_function_trains_like_the_optimizer_of_that_name(cheap_runs, tmp_path)
         run('scaffold', optax.lion, method='scaffold')
 
 
+@pytest.mark.slow
 def test_functions_in_several_experiments(cheap_runs, tmp_path):
     configs = {
         'lion': jaxfed.Config(optimizer=optax.lion, learning_rate=0.001, **QUICK),

@@ -8,7 +8,6 @@ from jaxfed import methods
 from jaxfed.runs.experiment import set_up
 from jaxfed.runs.simulate import train
 from tests import combinations, extremes, plain
-from tests.marks import slow
 
 
 @pytest.fixture(autouse=True)
@@ -23,8 +22,8 @@ def kinds(name):
 
 REFUSED = [name for name in extremes.CASES if kinds(name) == ('refused',)]
 # A case with each kind of method; `experiments.stress.numbers` runs each case with all methods.
-FAST = [('fednova', 'momentum 0.999999')]
-SLOW = [
+EXTREMES = [
+    ('fednova', 'momentum 0.999999'),
     ('fedbuff', 'a client without examples and equal weights'),
     ('fedlmd', 'one class'),
     ('fedntd', 'one class of three'),
@@ -49,7 +48,8 @@ def test_values_that_are_not_numbers_are_refused(method, case, tmp_path):
     assert extremes.check(method, case, tmp_path).kind == 'refused'
 
 
-@pytest.mark.parametrize('method, case', [*FAST, *(slow(*pair) for pair in SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize('method, case', EXTREMES)
 def test_extremes_equal_the_plain_loop_or_are_refused(method, case, tmp_path):
     extremes.check(method, case, tmp_path)
 
@@ -66,6 +66,7 @@ def test_every_case_names_settings_that_exist():
             jaxfed.Config(**extremes.settings_of(method, name, '.'))
 
 
+@pytest.mark.slow
 def test_a_deviation_from_the_plain_loop_is_found(tmp_path):
     settings = extremes.settings_of('fedavg', 'two classes', tmp_path)
     config = jaxfed.Config(**settings, workdir=str(tmp_path / 'run'))

@@ -59,6 +59,7 @@ def test_a_compiler_without_memory_halves_the_lanes(lanes, tried, monkeypatch, t
     assert asked == tried
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_cpu_includes_arrays_beside_their_copies(cheap_runs, tmp_path):
     x, y = np.zeros((512, 4, 4, 1), np.uint8), np.arange(512) % 10
     np.save(tmp_path / 'x.npy', x)
@@ -85,6 +86,7 @@ def test_the_memory_of_a_cpu_includes_states_that_are_written(method, share, che
     assert 0 < rest < states / 2
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_cpu_includes_its_kernels(cheap_runs, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     needed = {}

@@ -100,6 +100,7 @@ def test_missing_library(monkeypatch):
     assert privacy_after(Config(), METHODS['dp'](noise=0.0), 3)['epsilon'] is None
 
 
+@pytest.mark.slow
 def test_a_run_records_epsilon(tmp_path):
     common = {'model': 'mlp', 'partition': 'iid', 'rounds': 3, 'local_epochs': 1}
     config = Config(method='fedlmd+dp', workdir=str(tmp_path), **common)

@@ -14,7 +14,6 @@ from jaxfed.runs.experiment import client_steps, cohort_of, make_experiment, tot
 from jaxfed.runs.prepare import prepare
 from jaxfed.runs.rounds import no_recorder, train_rounds
 from jaxfed.runs.state import first_state
-from tests.marks import slow
 
 QUICK = {
     'model': 'mlp',
@@ -43,9 +42,10 @@ def test_training_without_records_gives_the_same_parameters(cheap_runs, tmp_path
     assert recorded.summary['client_steps'] == total_steps(experiment, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'method, model',
-    [slow('median', 'mlp'), slow('dp', 'mlp'), ('fedavg', 'mlp'), ('median', 'normal')],
+    [('median', 'mlp'), ('dp', 'mlp'), ('fedavg', 'mlp'), ('median', 'normal')],
 )
 def test_a_client_that_diverges_ends_training_only_if_it_reaches_the_model(
     method, model, cheap_runs, tmp_path, monkeypatch
@@ -102,6 +102,7 @@ def test_client_steps_of_cohorts_and_of_all_clients():
     assert total_steps(experiment, 3) == total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['parse_measures', 'parse_augment', 'channel_statistics'])
 def test_settings_are_parsed_once(name, cheap_runs, tmp_path, monkeypatch):
     inner, calls = getattr(experiments, name), []

@@ -48,6 +48,7 @@ def test_a_name_is_not_a_method(tmp_path):
     assert not workdir.exists()
 
 
+@pytest.mark.slow
 def test_a_method_object_is_recorded_by_its_own_name(cheap_runs, tmp_path):
     def recorded(name, **settings):
         folder = tmp_path / name
@@ -343,6 +344,7 @@ def altered(path, seed, shift=0):
     np.savez(path, x_train=x, y_train=y, x_test=x[:8], y_test=(y[:8] + shift) % 4)
 
 
+@pytest.mark.slow
 def test_changed_images_lines_and_lost_checkpoints_are_noticed(
     cheap_runs, tmp_path, stopped_before, capsys
 ):

@@ -71,6 +71,7 @@ def test_float64_is_rounded(tmp_path):
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(start(path, model='mlp')))
 
 
+@pytest.mark.slow
 def test_a_run_continues_from_the_model_of_another(tmp_path):
     common = {**QUICK, 'model': 'mlp', 'momentum': 0.0}
     first = jaxfed.simulate(

@@ -544,6 +544,7 @@ def test_a_process_waits_for_its_turn(cheap_runs, tmp_path, short_turns, monkeyp
     assert shown == [f'waiting for another process, which holds {tmp_path / ".claim.lock"}.']
 
 
+@pytest.mark.slow
 def test_a_dry_run_trains_nothing(cheap_runs, tmp_path, capsys, monkeypatch):
     config = small(method='fedprox', rounds=1, data_dir='DIR')
     members = sweep.expand(config, grid.parse_grid('mu=0,1 local_epochs=1,2', config), 2, tmp_path)
@@ -591,6 +592,7 @@ def test_simulate_all(cheap_runs, programs, tmp_path):
             jaxfed.simulate_all({name: small()}, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_group_that_cannot_be_recorded_stops_no_other(
     cheap_runs, programs, tmp_path, monkeypatch, capsys
 ):
@@ -629,6 +631,7 @@ def too_large(experiments):
     raise feed.TooLarge('too large')
 
 
+@pytest.mark.slow
 def test_a_signal_in_the_last_round_of_a_program_ends_the_sweep(
     cheap_runs, programs, tmp_path, monkeypatch
 ):
@@ -1012,6 +1015,7 @@ def test_experiments_interrupted_together_are_not_restarted_in_part(
     assert resumed == 2
 
 
+@pytest.mark.slow
 def test_a_sweep_continues_with_the_same_halving_only(cheap_runs, tmp_path):
     config = small(rounds=2, validation=0.2)
     run(config, 'learning_rate=0.01,0.03', 1, tmp_path, rungs=[1])
@@ -1090,6 +1094,7 @@ def test_a_diverged_experiment_continues_before_the_failed_round(cheap_runs, tmp
     assert calls == [1, 2, 3, 3] and len(lines(tmp_path / 'run')) == 2
 
 
+@pytest.mark.slow
 def test_a_sweep_with_halving_continues_after_a_run_that_diverged(cheap_runs, tmp_path):
     arguments = small(rounds=2, validation=0.2), 'learning_rate=0.01,0.03,1e9', 1, tmp_path
     _, first = run(*arguments, rungs=[1])
@@ -1126,6 +1131,7 @@ def test_a_sweep_with_examples_on_the_server_and_noisy_labels_is_extended(cheap_
     assert len(folders(tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_a_sweep_is_not_extended_with_other_data(cheap_runs, tmp_path):
     rng = np.random.default_rng(0)
     arrays = {f'x_{split}': rng.integers(0, 256, (40, 4, 4, 1), np.uint8) for split in SPLITS}

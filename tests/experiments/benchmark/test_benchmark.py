@@ -715,6 +715,7 @@ def test_a_missing_package_of_the_page_is_reported_before_training(tmp_path, mon
     check_packages(suite.select(small, datasets=['digits']))
 
 
+@pytest.mark.slow
 def test_the_csv_is_written_before_the_page(tmp_path, monkeypatch, capsys):
     held = ROOT / 'experiments' / 'results' / 'benchmark' / 'small'
     (tmp_path / 'small').mkdir()

@@ -306,6 +306,7 @@ def test_other_searches_and_damaged_studies_are_refused(tmp_path):
         study.read(make(tmp_path))
 
 
+@pytest.mark.slow
 def test_trials_with_an_error_stay_open(command, tmp_path, monkeypatch):
     plain_npz(tmp_path / 'tiny.npz')
     sizes = []

@@ -23,6 +23,7 @@ from jaxfed.engine.types import ServerState, TrainingData
 from jaxfed.models import as_model
 from jaxfed.models.norm import BatchNorm
 from jaxfed.types import Model, Outputs
+from tests.marks import only_fast
 from tests.methods.released import problem
 from tests.methods.released.problem import JOBS
 from tests.rounds import run_round
@@ -152,11 +153,14 @@ DEVIATE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize('name', [name for name in JOBS if name not in DEVIATE])
+@pytest.mark.parametrize(
+    'name', only_fast([name for name in JOBS if name not in DEVIATE], 'fedavg', 'fedntd', 'fedlmd')
+)
 def test_equals_released_code(name):
     assert_allclose(differences(name), 0, atol=LARGER.get(name, ROUNDING))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', DEVIATE)
 def test_equals_released_code_until_it_deviates(name):
     found = differences(name)
@@ -164,6 +168,7 @@ def test_equals_released_code_until_it_deviates(name):
     assert min(found[DEVIATE[name] :]) > 1e-3
 
 
+@pytest.mark.slow
 def test_feddyn_equals_its_released_code_with_an_alpha_for_each_client():
     job = JOBS['feddyn_unequal_sizes']
     method = methods.feddyn(**job.settings)
@@ -176,6 +181,7 @@ def test_feddyn_equals_its_released_code_with_an_alpha_for_each_client():
     assert_allclose(found, 0, atol=ROUNDING)
 
 
+@pytest.mark.slow
 def test_moon_equals_its_released_code_with_an_initial_network_for_each_client():
     job = JOBS['moon_projection']
 
@@ -187,6 +193,7 @@ def test_moon_equals_its_released_code_with_an_initial_network_for_each_client()
     assert_allclose(differences('moon_projection', state_of=state_of), 0, atol=ROUNDING)
 
 
+@pytest.mark.slow
 def test_fedrep_equals_its_released_code_with_the_mean_classifier_for_a_late_client():
     first = RECORDED['fedrep']['rounds']['fedrep_late'][0]['local']
     mean = np.mean(first, 0)[problem.INPUTS * problem.FEATURES :].astype(np.float32)
@@ -201,6 +208,7 @@ def test_fedrep_equals_its_released_code_with_the_mean_classifier_for_a_late_cli
     assert_allclose(differences('fedrep_late', state_of=state_of), 0, atol=ROUNDING)
 
 
+@pytest.mark.slow
 def test_fedrep_equals_its_released_code_where_the_classifier_goes_on_by_its_momentum():
     def supervised(view):
         frozen = jax.lax.stop_gradient(view.params)['classifier']
@@ -218,6 +226,7 @@ def test_fedrep_equals_its_released_code_where_the_classifier_goes_on_by_its_mom
     assert_allclose(differences('fedrep_momentum', method=method), 0, atol=ROUNDING)
 
 
+@pytest.mark.slow
 def test_apfl_equals_its_released_code_with_mixed_logits_and_the_common_step_first():
     alpha = JOBS['apfl_logits'].settings['alpha']
     method = methods.apfl(alpha=alpha)
@@ -239,6 +248,7 @@ def test_apfl_equals_its_released_code_with_mixed_logits_and_the_common_step_fir
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['krum', 'krum_two'])
 def test_krum_equals_the_released_code_with_its_distances(name, monkeypatch):
     nearest = len(JOBS[name].sizes) - JOBS[name].parameters['f'] - 1
@@ -253,6 +263,7 @@ def test_krum_equals_the_released_code_with_its_distances(name, monkeypatch):
     assert_allclose(differences(name), 0, atol=ROUNDING)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('name', 'factor', 'first'),
     [
@@ -276,6 +287,7 @@ def test_methods_have_an_effect_on_the_problem():
                 assert np.abs(np.subtract(rounds[-1]['global'], fedavg)).max() > 1e-3, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'name',
     [
