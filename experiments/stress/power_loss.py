@@ -17,6 +17,7 @@ import logging
 import random
 import re
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -280,13 +281,14 @@ def _is_named(path: Path, message: str) -> bool:
 
 
 def cases(
-    folder: Path, damages: Iterable[str], pairs: int, rng: random.Random
+    folder: Path, damages: Iterable[str], singles: int, pairs: int, rng: random.Random
 ) -> list[tuple[Damaged, ...]]:
-    """Each damage of every file alone, and `pairs` pairs of damages of two files, or all."""
+    """`singles` damages of one file alone, and `pairs` pairs of damages of two files, or all."""
     paths = [path for path in sorted(folder.rglob('*')) if path.is_file() and path.stat().st_size]
     each = [Damaged(path.relative_to(folder), damage) for path in paths for damage in damages]
     both = [(a, b) for a, b in itertools.combinations(each, 2) if a.path != b.path]
-    return [*((one,) for one in each), *rng.sample(both, min(pairs, len(both)))]
+    alone = rng.sample(each, min(singles, len(each)))
+    return [*((one,) for one in alone), *rng.sample(both, min(pairs, len(both)))]
 
 
 # Name -> job, and what precedes the damage.
@@ -301,14 +303,15 @@ KINDS: dict[str, tuple[Job, Callable[[Job, Path], object]]] = {
 
 
 def survive(
-    kind: str, pairs: int, seed: int = 0, damages: Iterable[str] = DAMAGES
+    kind: str, *, singles: int, pairs: int, seed: int = 0, damages: Iterable[str] = DAMAGES
 ) -> dict[str, Any]:
     """Damages the files of a kind of folder in turn.
 
     Args:
       kind: of `KINDS`.
-      pairs: pairs of files to damage, next to every single file.
-      seed: of the choice of pairs.
+      singles: the most damages of one file.
+      pairs: the most damages of two files.
+      seed: of the choice of both.
       damages: names of `DAMAGES`.
 
     Returns:
@@ -323,7 +326,7 @@ def survive(
         shutil.rmtree(folder)
         begin(job, folder)
         folder.rename(original)
-        for case in cases(original, [*damages], pairs, random.Random(seed)):
+        for case in cases(original, [*damages], singles, pairs, random.Random(seed)):
             shutil.copytree(original, folder)  # at the same place, because records name it
             for path, damage in case:
                 DAMAGES[damage](folder / path)
@@ -342,7 +345,9 @@ def main(args: flags.FlagValues) -> None:
     """Damages, prints and writes."""
     logging.getLogger('jaxfed').setLevel(logging.ERROR)  # warnings of damaged checkpoints
     began = time.monotonic()
-    found = {kind: survive(kind, args.pairs, args.seed) for kind in KINDS}
+    found = {
+        kind: survive(kind, singles=sys.maxsize, pairs=args.pairs, seed=args.seed) for kind in KINDS
+    }
     print(json.dumps(found, indent=2))
     seconds = round(time.monotonic() - began)
     described = {'machine': reporting.machine(), 'settings': SETTINGS, 'seconds': seconds}

@@ -110,9 +110,9 @@ NUMBERS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    'stack, devices, lanes', [(UNROLLED, 8, 1), (STACKED, 2, 2)], ids=['unrolled', 'stacked']
+    'name, stack, devices, lanes',
+    [(name, *((UNROLLED, 8, 1) if i % 2 else (STACKED, 2, 2))) for i, name in enumerate(NUMBERS)],
 )
-@pytest.mark.parametrize('name', NUMBERS)
 def test_round_of_several_experiments_equals_plain_loop_over_each(name, stack, devices, lanes):
     numbers = NUMBERS[name]
     parts = [] if 'drifting' in name else methods.resolve(name, {})
