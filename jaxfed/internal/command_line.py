@@ -154,12 +154,27 @@ def what_is_wrong(error: Exception, values: flags.FlagValues) -> str:
     flag, value = values[name], assignment.removesuffix(f': {reason}').partition('=')[2] or "''"
     if isinstance(flag.parser, flags.EnumParser):
         choices = flag.parser.enum_values
-        end = suggestion(value, choices, f'--{name}=')
+        end = _for_several(flag, value, values) or suggestion(value, choices, f'--{name}=')
         return f'--{name} must be one of {", ".join(choices)}, got {value}{end}'
-    expected = _TYPES.get(flag.flag_type())
-    return (
-        f'--{name} must be {expected}, got {value}.' if expected else f'--{name}={value}: {reason}.'
-    )
+    if expected := _TYPES.get(flag.flag_type()):
+        return f'--{name} must be {expected}, got {value}{_for_several(flag, value, values) or "."}'
+    return f'--{name}={value}: {reason}.'
+
+
+def _for_several(flag: flags.Flag, text: str, values: flags.FlagValues) -> str:
+    """The end of a message about several valid values of a flag of one; '' for another text."""
+    parts = text.split(',')
+    with_comma = flag.flag_type() == 'float' and len(parts) == 2 and all(map(str.isdigit, parts))
+    if len(parts) == 1 or with_comma or 'sweep' not in values:  # 0,1 is also one tenth
+        return ''
+    try:
+        for part in parts:
+            flag.parser.parse(part)
+    except ValueError:
+        return ''
+    if flag.name == 'seed':
+        return f'; to train with {len(parts)} seeds, use --seeds={len(parts)}.'
+    return f'; to train with each, use --sweep="{flag.name}={text}".'
 
 
 class _PlainMessages(absl_logging.PythonFormatter):

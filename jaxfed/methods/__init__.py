@@ -142,7 +142,10 @@ def resolve(specification: str, settings: Mapping[str, Any]) -> list[Part]:
             )
     phases = [[name.strip() for name in names.split('+')] for names in specification.split(',')]
     if len(phases) > 2:
-        raise ValueError(f'--method={specification}: at most two methods can follow each other.')
+        raise ValueError(
+            f'--method={specification}: at most two methods can follow each other; to compare '
+            f'them, use --sweep="method={specification}".'
+        )
     names = [name for phase in phases for name in phase]
     for name in names:
         if name not in METHODS:
@@ -224,6 +227,7 @@ def build(parts: list[Part], *, switch_round: int | None = None) -> Method:
             end = suggestion(misspelt[1], Method._fields) if misspelt else '.'
             raise located(f'METHODS[{name!r}]', error, end) from error
     labels = [[part.name for part in parts if part.phase == i] for i in (0, 1)]
+    text = ','.join('+'.join(names) for names in labels if names)
     try:
         first, *second = (
             methods[0] if len(methods) == 1 else chain(*methods, names=names)
@@ -231,12 +235,11 @@ def build(parts: list[Part], *, switch_round: int | None = None) -> Method:
             if methods
         )
     except ValueError as error:
-        text = ','.join('+'.join(names) for names in labels if names)
         raise ValueError(f'--method={text}: {error}') from error
     if second and switch_round is None:
         raise ValueError(
             'two methods that follow each other need --switch_round, the last round of the first; '
-            'to compare them, train each in a run of its own.'
+            f'to compare them, use --sweep="method={text}".'
         )
     if switch_round is not None and not second:
         raise ValueError(
