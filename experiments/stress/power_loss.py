@@ -287,8 +287,9 @@ def cases(
     paths = [path for path in sorted(folder.rglob('*')) if path.is_file() and path.stat().st_size]
     each = [Damaged(path.relative_to(folder), damage) for path in paths for damage in damages]
     both = [(a, b) for a, b in itertools.combinations(each, 2) if a.path != b.path]
-    alone = rng.sample(each, min(singles, len(each)))
-    return [*((one,) for one in alone), *rng.sample(both, min(pairs, len(both)))]
+    together = rng.sample(both, min(pairs, len(both)))
+    alone = each if singles >= len(each) else rng.sample(each, singles)
+    return [*((one,) for one in alone), *together]
 
 
 # Name -> job, and what precedes the damage.

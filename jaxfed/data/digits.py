@@ -1,6 +1,6 @@
 """The handwritten digits of scikit-learn, which need no download."""
 
-from importlib import metadata
+from importlib import util
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +9,7 @@ from jaxfed.types import Dataset
 
 _SPLIT_SEED = 0  # part of the dataset's definition, not of an experiment
 _TEST_SHARE = 5  # one in five examples of each class is a test example
-_FILE = 'sklearn/datasets/data/digits.csv.gz'
+_FILE = 'datasets/data/digits.csv.gz'  # in the folder of scikit-learn
 
 
 def load_digits() -> Dataset:
@@ -34,10 +34,11 @@ def load_digits() -> Dataset:
 
 def _read() -> np.ndarray:
     """The pixels and the label of each digit, [1797, 65]."""
-    # To import scikit-learn takes longer than to train the first rounds.
-    path = Path(str(metadata.distribution('scikit-learn').locate_file(_FILE)))
-    if path.is_file():
-        return np.loadtxt(path, np.uint8, delimiter=',')
+    # To import scikit-learn takes longer than to train the first rounds; to find it does not.
+    spec = util.find_spec('sklearn')
+    for folder in (spec and spec.submodule_search_locations) or ():
+        if (file := Path(folder, _FILE)).is_file():
+            return np.loadtxt(file, np.uint8, delimiter=',')
     from sklearn import datasets
 
     pixels, labels = datasets.load_digits(return_X_y=True)

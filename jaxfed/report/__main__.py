@@ -4,7 +4,6 @@
 paper.
 """
 
-import functools
 import glob
 import os
 import sys
@@ -174,14 +173,16 @@ def main(arguments: Sequence[str]) -> int:
         warnings = [*(run.warning for run in runs if run.warning), *changed_data(runs)]
         for warning in warnings:
             console.show_warning(warning)
-        compare(groups, baseline=flags.baseline, score=flags.score)  # before a file is written
-        render_page = functools.partial(
-            render, groups, target=target, baseline=flags.baseline, score=flags.score,
-            warnings=warnings,
-        )  # fmt: skip
+        compare(groups, baseline=flags.baseline, score=flags.score)
+        # Errors come before the first file; the pictures of a page take seconds.
+        page = ''
+        if paths['output']:
+            page = render(
+                groups, target=target, baseline=flags.baseline, score=flags.score, warnings=warnings
+            )
         writers: dict[str, Callable[[Path], None]] = {
             'figure': lambda path: paper.draw(groups, path),
-            'output': lambda path: files.write_atomic(path, render_page()),
+            'output': lambda path: files.write_atomic(path, page),
             'csv': lambda path: files.write_atomic(path, table_of_runs(groups, target)),
             'latex': lambda path: files.write_atomic(path, paper.latex_table(groups, target)),
             'latex_by_data': lambda path: files.write_atomic(

@@ -76,7 +76,7 @@ def test_killed_locked_terminated_and_resumed_without_leftovers(tmp_path):
 
 @pytest.mark.parametrize('sweep', [(), (faults.GRID,)], ids=['run', 'sweep'])
 def test_one_of_two_processes_that_start_together_trains(sweep, tmp_path):
-    reference, workdir, job = tmp_path / 'reference', tmp_path / 'run', (*JOB, '--rounds=4', *sweep)
+    reference, workdir, job = tmp_path / 'reference', tmp_path / 'run', (*JOB, '--rounds=8', *sweep)
     faults.finish(reference, job)
     processes = [faults.start(workdir, job) for _ in range(2)]
     codes = sorted(process.wait() for process in processes)

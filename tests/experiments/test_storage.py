@@ -14,18 +14,10 @@ def fast(cheap_runs):
         yield
 
 
-# The script tries every damage of every file, and two seeds in the place of a sweep.
-@pytest.mark.parametrize(
-    'kind, damages',
-    [
-        ('run', ('halved', 'removed')),
-        ('seeds without a summary', ('removed',)),
-        ('sweep', ('halved',)),
-        ('finished sweep', ('halved', 'removed')),
-    ],
-)
-def test_damaged_files_give_the_same_results_or_are_named(kind, damages):
-    found = power_loss.survive(kind, singles=20, pairs=3, damages=damages)
+# The same damages in every run; the script tries each of each file, and two seeds without a sweep.
+@pytest.mark.parametrize('kind', ['run', 'seeds without a summary', 'sweep', 'finished sweep'])
+def test_damaged_files_give_the_same_results_or_are_named(kind):
+    found = power_loss.survive(kind, singles=20, pairs=3)
     assert not found['failures']
     assert found['continued'] + found['named'] == found['singles'] + found['pairs'] > 15
     assert found['continued'] and found['named']

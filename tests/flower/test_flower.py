@@ -22,8 +22,6 @@ from jaxfed.runs import seeds
 from jaxfed.runs.deal import deal
 from tests.flower.grid import LocalGrid
 
-pytestmark = pytest.mark.slow
-
 SETTINGS = {
     'model': 'mlp', 'num_clients': 5, 'clients_per_round': 3, 'rounds': 3, 'local_epochs': 2,
     'alpha': 0.5, 'devices': '1', 'lanes': 1,
@@ -67,6 +65,7 @@ def check_same(one, other, **tolerance):
         assert_allclose(a, b, **({'rtol': 1e-5, 'atol': 1e-5} | tolerance))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('method', METHODS)
 def test_equals_simulation(method, simulate, tmp_path):
     def config(name):
@@ -77,6 +76,7 @@ def test_equals_simulation(method, simulate, tmp_path):
     check_same(result.params, parameters(config('there')))
 
 
+@pytest.mark.slow
 def test_lost_clients_are_those_of_a_round_without_them(simulate, tmp_path, monkeypatch):
     """A node that leaves after the first round is lost, and returns in the third."""
     config = jaxfed.Config(
@@ -109,6 +109,7 @@ def test_lost_clients_are_those_of_a_round_without_them(simulate, tmp_path, monk
     check_same(here.params, parameters(config))
 
 
+@pytest.mark.slow
 def test_a_round_without_clients_counts_for_the_learning_rate(simulate, tmp_path):
     def config(name):
         rates = {'learning_rate': 0.1, 'lr_decay': 0.1, 'dropout': 0.5, 'seed': 3}
@@ -121,6 +122,7 @@ def test_a_round_without_clients_counts_for_the_learning_rate(simulate, tmp_path
     check_same(result.params, parameters(config('there')))
 
 
+@pytest.mark.slow
 def test_nodes_that_join_later_do_not_end_a_run(tmp_path, monkeypatch, capsys):
     config = jaxfed.Config(**SETTINGS, workdir=str(tmp_path / 'run'))
     grid = LocalGrid(client_app(config), NODES)
@@ -140,6 +142,7 @@ def test_nodes_that_join_later_do_not_end_a_run(tmp_path, monkeypatch, capsys):
     assert 'a node cannot take part: ValueError: the node config must name different' in errors
 
 
+@pytest.mark.slow
 def test_a_client_with_other_examples_stays_lost(tmp_path, monkeypatch, capsys):
     settings = SETTINGS | {'clients_per_round': 5, 'rounds': 2}
     config = jaxfed.Config(**settings, workdir=str(tmp_path / 'run'))
@@ -167,6 +170,7 @@ def test_a_client_with_other_examples_stays_lost(tmp_path, monkeypatch, capsys):
     assert [json.loads(line)['clients'] for line in lines] == [5, 4]
 
 
+@pytest.mark.slow
 def test_a_failing_app_is_a_lost_client_and_failing_apps_end_the_run(tmp_path, capsys):
     config = jaxfed.Config(**SETTINGS | {'clients_per_round': 5}, workdir=str(tmp_path / 'run'))
     grid = LocalGrid(client_app(config), NODES)
@@ -179,6 +183,7 @@ def test_a_failing_app_is_a_lost_client_and_failing_apps_end_the_run(tmp_path, c
         server.run(grid, server.set_up(config), None)
 
 
+@pytest.mark.slow
 def test_dp_adds_its_noise_when_nobody_answers(tmp_path, monkeypatch):
     config = jaxfed.Config(**SETTINGS | {'rounds': 1}, method='dp', workdir=str(tmp_path / 'run'))
     monkeypatch.setattr(server, 'train_clients', lambda *_: [])
@@ -194,6 +199,7 @@ def test_dp_adds_its_noise_when_nobody_answers(tmp_path, monkeypatch):
     assert_allclose(kernels[1], start)  # no noise
 
 
+@pytest.mark.slow
 def test_continues_from_a_checkpoint_without_client_states(simulate, tmp_path, stopped_before):
     def config(name, method='fedlmd'):
         settings = SETTINGS | {'checkpoint_every': 1}
@@ -210,6 +216,7 @@ def test_continues_from_a_checkpoint_without_client_states(simulate, tmp_path, s
         run(config('state', 'scaffold'))
 
 
+@pytest.mark.slow
 def test_clients_with_their_own_data(simulate, tmp_path, monkeypatch):
     """Examples from a function and from a file of the node, equal to those that jaxfed deals."""
     config = jaxfed.Config(**SETTINGS, workdir=str(tmp_path / 'run'))
@@ -333,6 +340,7 @@ def test_what_nodes_send_is_checked(tmp_path, monkeypatch, capsys):
     assert json.loads((tmp_path / 'run' / 'metrics.jsonl').read_text())['clients'] == 3
 
 
+@pytest.mark.slow
 def test_clients_learn_of_no_other_client_and_not_the_noise(tmp_path, monkeypatch):
     def kernel(name):
         config = jaxfed.Config(
@@ -357,6 +365,7 @@ def test_clients_learn_of_no_other_client_and_not_the_noise(tmp_path, monkeypatc
     assert np.abs(kernel('one') - kernel('other')).max() > 0.1  # other noise with the same seeds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'settings',
     [
@@ -376,6 +385,7 @@ def test_settings_of_a_simulation_hold_in_flower(settings, simulate, tmp_path):
     check_same(result.params, parameters(config('there')))
 
 
+@pytest.mark.slow
 def test_a_client_without_examples_trains_as_in_a_simulation(simulate, tmp_path):
     path = tmp_path / 'clients.json'
     path.write_text(json.dumps([list(range(30)), [], *([i, i + 1] for i in range(30, 36, 2))]))

@@ -611,6 +611,15 @@ def test_results_as_csv(no_pictures, runs, tmp_path):
     assert {row['personal_accuracy'] for row in rows} == {''}
 
 
+def test_tables_draw_no_picture_and_need_a_baseline_that_exists(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures, '_svg', None)  # drawing fails
+    arguments = [*map(str, runs), f'--csv={tmp_path}/x.csv', f'--latex={tmp_path}/x.tex']
+    assert main([*arguments, '--baseline=none']) == 2
+    assert not list(tmp_path.iterdir())
+    assert main(arguments) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {'x.csv', 'x.tex'}
+
+
 def test_an_incomplete_line_is_skipped_with_a_warning(no_pictures, tmp_path, capsys):
     folder = make_run(tmp_path / 'a', ended=False)
     metrics = folder / 'metrics.jsonl'

@@ -1,4 +1,4 @@
-"""A run gives the same result in every form: lanes, devices, waves, resumed, with other runs."""
+"""A run gives the same result in every form: on devices in waves, resumed, in lanes with others."""
 
 import functools
 
@@ -84,10 +84,10 @@ def test_every_form_gives_the_same_result(case, cheap_runs, monkeypatch, stopped
     base = simulate(config('base'))
     assert np.isfinite([entry['train_loss'] for entry in base.metrics]).all()
     with monkeypatch.context() as patch:
-        patch.setattr(feed, 'memory', lambda mesh: 1.0)  # a wave has the largest clients only
+        patch.setattr(feed, 'memory', lambda mesh: 1.0)  # a wave holds the largest client
         check_same(base, simulate(config('waves', devices='2', lanes=2, stream='on')))
 
-    with power_loss.fast_runs():  # both compile once
+    with power_loss.fast_runs():  # the second uses the programs of the first
         with stopped_before(3):
             simulate(config('resumed'))
         resumed = simulate(config('resumed'))
