@@ -173,13 +173,13 @@ def main(arguments: Sequence[str]) -> int:
         warnings = [*(run.warning for run in runs if run.warning), *changed_data(runs)]
         for warning in warnings:
             console.show_warning(warning)
-        compare(groups, baseline=flags.baseline, score=flags.score)
-        # Errors come before the first file; the pictures of a page take seconds.
         page = ''
         if paths['output']:
             page = render(
                 groups, target=target, baseline=flags.baseline, score=flags.score, warnings=warnings
             )
+        else:  # refuses the same before the first file; the pictures of a page take seconds
+            compare(groups, baseline=flags.baseline, score=flags.score)
         writers: dict[str, Callable[[Path], None]] = {
             'figure': lambda path: paper.draw(groups, path),
             'output': lambda path: files.write_atomic(path, page),
