@@ -30,12 +30,20 @@ class Gradients(NamedTuple):
     mean_square: Any  # array [], ||mean_i grad f_i||^2
 
 
+class Personal(NamedTuple):
+    """Accuracies on the examples that S clients keep for their own test; NaN without any."""
+
+    local: np.ndarray  # [S] of the local models
+    common: np.ndarray  # [S] of the global model after the round
+
+
 class LocalModels(NamedTuple):
     """The local models of a round's S clients, in the order of the cohort."""
 
     before: Evaluation  # of the global model from which they started
     after: Evaluation  # of the global model after the round
     each: Evaluation  # [S, ...] of the local models; all evaluations are on the test data
+    personal: Personal | None = None  # None without --personal_test
     # None unless a measure needs them:
     agreement: Any = None  # Agreement [S], with the global model before the round
     models: PyTree = None  # [S, ...] NumPy, their parameters
@@ -137,6 +145,16 @@ def _local_confusion(data: RoundData, local: LocalModels) -> Fields:
     }
 
 
+def _clients(data: RoundData, local: LocalModels) -> Fields:
+    fields = {'cohort': data.cohort, 'local_accuracies': local.each.accuracy}
+    if local.personal is None:
+        return fields
+    return fields | {
+        'personal_accuracies': local.personal.local,
+        'personal_global_accuracies': local.personal.common,
+    }
+
+
 def _in_out(data: RoundData, local: LocalModels) -> Fields:
     fields, tested = {}, _tested(data)
     evaluations = {'': local.each, '_before': local.before, '_after': local.after}
@@ -216,6 +234,18 @@ MEASURES: dict[str, Measure] = {
             'cohort': data.cohort,
             'cohort_labels': data.label_counts.sum(axis=0),
         },
+    ),
+    'clients': Measure(
+        text='Accuracy of the local model of each client of the round on the test data and, with '
+        '--personal_test, on the examples that it keeps, with that of the global model there.',
+        cost='the tests of the global model',
+        arrays=(
+            'cohort',
+            'local_accuracies',
+            'personal_accuracies',
+            'personal_global_accuracies',
+        ),
+        of_locals=_clients,
     ),
     'in_out': Measure(
         text="Test accuracy weighted towards each client's frequent and towards its rare classes: "

@@ -18,7 +18,7 @@ from jaxfed.engine.types import ServerState
 from jaxfed.internal.backend import lower
 from jaxfed.metrics import Evaluation, Teacher
 from jaxfed.metrics.history import History
-from jaxfed.metrics.measures import LocalModels, RoundData
+from jaxfed.metrics.measures import LocalModels, Personal, RoundData
 from jaxfed.metrics.selection import measure_round, need_local_models
 from jaxfed.runs.client_images import client_images
 from jaxfed.runs.deal import padded
@@ -198,14 +198,15 @@ def make_evaluator(
         count = split(np.clip(places, 0, room.models).astype(np.int32), mesh)
         result = programs.local_models(stack, count, *test_set, teacher)
         each, agreement = first_places(result, len(arrived))
-        means = {'local_accuracy': float(each.accuracy.mean())}
+        means, personal = {'local_accuracy': float(each.accuracy.mean())}, None
         if experiment.config.personal_test:
             examples = held_out_examples(experiment, arrived, mesh.size, room)
             result = programs.personal(
                 stack, (after.params, after.stats), count, split(examples, mesh)
             )
             tested = examples.mask.any(axis=2)
-            means |= personal_fields(*first_places((*result, tested), len(arrived)))
+            personal = only_tested(*first_places((*result, tested), len(arrived)))
+            means |= personal_fields(personal)
         if evaluation is None:
             return means, None
         gradients = None
@@ -218,6 +219,7 @@ def make_evaluator(
             before=jax.device_get(evaluation),
             after=jax.device_get(evaluate_server(after)[0]),
             each=each,
+            personal=personal,
             agreement=agreement,
             models=local.weights[0] if with_models else None,
             start=jax.device_get(before.params) if with_models else None,
@@ -239,11 +241,18 @@ def make_evaluator(
     )
 
 
-def personal_fields(local: np.ndarray, global_: np.ndarray, tested: np.ndarray) -> dict[str, float]:
-    """The fields of the accuracies [n] of local models and the global one, where `tested`."""
+def only_tested(local: np.ndarray, common: np.ndarray, tested: np.ndarray) -> Personal:
+    """The accuracies [n] of clients, without those that are not tested."""
+    return Personal(np.where(tested, local, np.nan), np.where(tested, common, np.nan))
+
+
+def personal_fields(personal: Personal) -> dict[str, float]:
+    """The fields of the means over the clients that keep examples."""
+    tested = ~np.isnan(personal.local)
     if not tested.any():
         return {}
-    return spread(local[tested]) | {'personal_global_accuracy': float(global_[tested].mean())}
+    mean = float(personal.common[tested].mean())
+    return spread(personal.local[tested]) | {'personal_global_accuracy': mean}
 
 
 def spread(accuracy: np.ndarray) -> dict[str, float]:

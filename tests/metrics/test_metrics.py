@@ -326,7 +326,8 @@ def right_values(experiment, before, after, models, cohort, forward, gradient, c
         examples = experiment.dealt.partition[c]
         x = (dataset.x_train[examples] - mean) / std
         gradients.append(gradient(*before, x, dataset.y_train[examples]))
-    right = {name: [] for name in ('in', 'out', 'in_b', 'out_b', 'in_a', 'out_a', 'kl', 'al', 'd')}
+    names = ('in', 'out', 'in_b', 'out_b', 'in_a', 'out_a', 'kl', 'al', 'd', 'acc', 'own', 'own_a')
+    right = {name: [] for name in names}
     confusions = {}
     for c in cohort:
         p = counts[c] / counts[c].sum()
@@ -336,6 +337,13 @@ def right_values(experiment, before, after, models, cohort, forward, gradient, c
             right[f'in{end}'].append(p @ a)
             right[f'out{end}'].append(out @ a)
         divergence = seen_before[1] * np.log(seen_before[1] / probability)
+        right['acc'].append((predicted == y).mean())
+        held = experiment.dealt.personal[c]
+        x, labels = (dataset.x_train[held] - mean) / std, dataset.y_train[held]
+        for name, weights in (('own', wide(models[c])), ('own_a', after)):
+            right[name].append(
+                (forward(*weights, x)[1].argmax(-1) == labels).mean() if len(held) else None
+            )
         right['kl'].append(divergence.sum(-1).mean())
         right['al'].append((preference == seen_before[2]).mean())
         right['d'].append(np.abs(p - seen_before[0] / seen_before[0].sum()).sum())
@@ -346,6 +354,9 @@ def right_values(experiment, before, after, models, cohort, forward, gradient, c
     return {
         'cohort': cohort,
         'cohort_labels': counts[cohort].sum(0),
+        'local_accuracies': right['acc'],
+        'personal_accuracies': right['own'],
+        'personal_global_accuracies': right['own_a'],
         'in_local_accuracy': np.mean(right['in']),
         'out_local_accuracy': np.mean(right['out']),
         'in_local_accuracy_before': np.mean(right['in_b']),
@@ -380,6 +391,7 @@ MEASURED = {
     'label_noise': 0.1,
     'eval_every': 2,
     'local_eval_every': 2,
+    'personal_test': 0.02,  # the smallest clients keep none
 }
 LOOK = {'measure': 'all', 'confusion_clients': '0,3,5'}
 
@@ -462,8 +474,9 @@ def test_measures_are_those_of_plain_numpy(run, waves, statistics):
         last = predicted
         assert entry['local_confusion'] == right.pop('local_confusion')
         for name, value in right.items():
+            found, right_ = (np.array(v, float) for v in (entry[name], value))  # NaN for None
             np.testing.assert_allclose(
-                entry[name], value, rtol=2e-4, atol=2e-6, err_msg=f'{name} of {entry["round"]}'
+                found, right_, rtol=2e-4, atol=2e-6, err_msg=f'{name} of {entry["round"]}'
             )
         assert entry['gradient_diversity'] >= 1
     scalars = [name for measure in MEASURES.values() for name in measure.scalars]
@@ -493,7 +506,8 @@ def test_waves_give_the_same_measures(run):
             if name == 'local_confusion' or a[name] is None:
                 assert a[name] == b[name], name
             else:
-                np.testing.assert_allclose(a[name], b[name], rtol=1e-3, atol=1e-5, err_msg=name)
+                found, right = (np.array(v, float) for v in (a[name], b[name]))  # NaN for None
+                np.testing.assert_allclose(found, right, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
 def test_forgetting_leaves_out_classes_without_test_examples():

@@ -16,7 +16,13 @@ from jaxfed.engine.devices import make_mesh
 from jaxfed.engine.lanes import schedule
 from jaxfed.engine.local_evaluation import HeldOut, personal_accuracy
 from jaxfed.runs import feed
-from jaxfed.runs.evaluate import held_out_examples, personal_fields, room_for, spread
+from jaxfed.runs.evaluate import (
+    held_out_examples,
+    only_tested,
+    personal_fields,
+    room_for,
+    spread,
+)
 from jaxfed.runs.experiment import make_experiment, set_up
 from jaxfed.runs.feed import ahead, plan_wave, split_waves
 from jaxfed.types import Outputs
@@ -209,14 +215,14 @@ def test_spread_over_clients(count, worst):
 
 def test_personal_fields_are_those_of_the_tested_clients():
     local, global_ = np.array([0.5, 0.0, 1.0]), np.array([0.25, 0.0, 0.75])
-    found = personal_fields(local, global_, np.array([True, False, True]))
+    found = personal_fields(only_tested(local, global_, np.array([True, False, True])))
     assert found == {
         'personal_accuracy': 0.75,
         'personal_worst_tenth': 0.5,
         'personal_deviation': 0.25,
         'personal_global_accuracy': 0.5,
     }
-    assert personal_fields(local, global_, np.zeros(3, bool)) == {}
+    assert personal_fields(only_tested(local, global_, np.zeros(3, bool))) == {}
 
 
 @pytest.mark.slow
