@@ -450,6 +450,14 @@ def settings_that_affect(*what: Affects) -> tuple[str, ...]:
     return tuple(name for name, setting in SETTINGS.items() if setting.affects in what)
 
 
+def unread_settings(partition: str) -> set[str]:
+    """The settings of every run that only other partitions read; none if it is not registered."""
+    if partition not in PARTITIONS:
+        return set()
+    read = {name for other in PARTITIONS for name in partition_settings(other)}
+    return (read & set(SETTINGS)) - set(partition_settings(partition))
+
+
 def partition_values(config: Config) -> dict[str, Any]:
     """Name -> value of the settings of the chosen partition.
 

@@ -240,7 +240,7 @@ def run() -> None:
         console.show_error(str(error))
         sys.exit(2)
     try:
-        app.run(main, flags_parser=command_line.parse_program)
+        app.run(main, flags_parser=config_flags.parse_program)
     finally:
         console.flush()
 

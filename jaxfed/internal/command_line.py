@@ -195,10 +195,12 @@ def quiet_libraries() -> None:
         LOGGER.setLevel(logging.INFO)
 
 
-def parse_program(arguments: list[str]) -> list[str]:
+def parse_program(
+    arguments: list[str], unread: config_file.Unread = lambda partition: ()
+) -> list[str]:
     """Parse the program's flags and return the other arguments; exit with status 2 on an error."""
     try:
-        return flags.FLAGS(config_file.expand(arguments, flags.FLAGS))
+        return flags.FLAGS(config_file.expand(arguments, flags.FLAGS, unread))
     except BrokenPipeError:  # of --help | head
         console.flush()
         sys.exit(0)

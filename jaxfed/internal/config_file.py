@@ -3,7 +3,7 @@
 import itertools
 import reprlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +17,10 @@ from jaxfed.internal.messages import printable
 _MAPPINGS = ('hyperparameters', 'partition_settings')
 _FACTS = ('method_parts', 'versions', 'device')
 _OF_THE_RUN = ('workdir', 'resume')
+
+
+# Name of a partition -> the settings that it does not read, though config.json has them.
+Unread = Callable[[str], Collection[str]]
 
 
 class _Loader(yaml.SafeLoader):
@@ -37,7 +41,9 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def expand(arguments: Sequence[str], values: flags.FlagValues) -> list[str]:
+def expand(
+    arguments: Sequence[str], values: flags.FlagValues, unread: Unread = lambda partition: ()
+) -> list[str]:
     """Replaces each --config=FILE by the flags that the file sets.
 
     Flags after it on the command line override the file, as with --flagfile.
@@ -45,6 +51,7 @@ def expand(arguments: Sequence[str], values: flags.FlagValues) -> list[str]:
     Args:
       arguments: the program's name and its flags.
       values: the defined flags.
+      unread: the settings that are left out of the config.json of a run.
 
     Raises:
       ValueError: if a file cannot be read, or does not map names of flags to values.
@@ -56,17 +63,20 @@ def expand(arguments: Sequence[str], values: flags.FlagValues) -> list[str]:
         if name not in ('--config', '-config'):
             expanded.append(argument)
             continue
-        expanded += _flags_of(path if equals else next(rest, ''), values, expanded)
+        expanded += _flags_of(path if equals else next(rest, ''), values, expanded, unread)
     return expanded
 
 
-def _flags_of(path: str, values: flags.FlagValues, earlier: Sequence[str]) -> list[str]:
+def _flags_of(
+    path: str, values: flags.FlagValues, earlier: Sequence[str], unread: Unread
+) -> list[str]:
     """The flags that a file sets; of a run's config.json those that differ from the default.
 
     Args:
       path: of the file.
       values: the defined flags.
       earlier: the arguments before it.
+      unread: as in `expand`.
     """
     source = f'--config={printable(path)}'
     try:
@@ -82,7 +92,7 @@ def _flags_of(path: str, values: flags.FlagValues, earlier: Sequence[str]) -> li
     chosen = dict(_settings(content))
     if all(name in content for name in _FACTS):
         # It has every setting, also those of other partitions.
-        for name in (*_FACTS, *_OF_THE_RUN):
+        for name in (*_FACTS, *_OF_THE_RUN, *unread(str(content.get('partition')))):
             chosen.pop(name, None)
         chosen = {n: v for n, v in chosen.items() if n not in values or values[n].default != v}
         names = [one.lstrip('-').partition('=')[0] for one in earlier if one.startswith('-')]

@@ -8,7 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxfed.config import PART_SEEDS, SEEDS, SETTINGS, settings_that_affect
+from jaxfed.config import (
+    PART_SEEDS,
+    SEEDS,
+    SETTINGS,
+    settings_that_affect,
+    unread_settings,
+)
 from jaxfed.internal.console import counted
 from jaxfed.partition import PARTITIONS, partition_settings
 from jaxfed.recording.run_files import OF_PARTITION, flat_settings, with_defaults
@@ -75,16 +81,8 @@ def settings(run: RecordedRun) -> dict[str, str]:
     )
     config = flat_settings(config)
     skipped = {*SEEDS, 'parts', 'versions', 'device', *settings_that_affect('machine', 'records')}
-    skipped |= _of_other_partitions(config['partition'])
+    skipped |= unread_settings(config['partition'])
     return {name: shown(value) for name, value in config.items() if name not in skipped}
-
-
-def _of_other_partitions(partition: str) -> set[str]:
-    """The settings of every run that only other partitions read; none if it is not registered."""
-    if partition not in PARTITIONS:
-        return set()
-    read = {name for other in PARTITIONS for name in partition_settings(other)}
-    return (read & set(SETTINGS)) - set(partition_settings(partition))
 
 
 def settings_of_partition(run: RecordedRun) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from absl import flags
 
 from jaxfed import methods
-from jaxfed.config import DEFAULTS, GROUPS, MAPPINGS, SETTINGS, Config
+from jaxfed.config import DEFAULTS, GROUPS, MAPPINGS, SETTINGS, Config, unread_settings
 from jaxfed.internal import command_line, config_file
 from jaxfed.internal.include import HELP
 from jaxfed.internal.messages import printable
@@ -251,11 +251,16 @@ def parse(arguments: Sequence[str]) -> Config:
     return from_flags(_parse(arguments))
 
 
+def parse_program(arguments: list[str]) -> list[str]:
+    """Parse the flags of a program with settings; as `command_line.parse_program`."""
+    return command_line.parse_program(arguments, unread_settings)
+
+
 def _parse(arguments: Sequence[str]) -> flags.FlagValues:
     values = flags.FlagValues()
     define_flags(values)
     try:
-        rest = values(['', *config_file.expand(arguments, values)])[1:]
+        rest = values(['', *config_file.expand(arguments, values, unread_settings)])[1:]
     except (flags.Error, OSError, ValueError) as error:
         raise ValueError(printable(command_line.what_is_wrong(error, values))) from error
     if rest:

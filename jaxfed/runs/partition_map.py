@@ -125,4 +125,4 @@ if __name__ == '__main__':
         None,
         'JSON or NPZ file for the examples of each client, as --partition_file',
     )
-    app.run(main, flags_parser=command_line.parse_program)
+    app.run(main, flags_parser=config_flags.parse_program)

@@ -68,6 +68,15 @@ def test_the_config_of_a_run(tmp_path):
     assert config_flags.parse([f'--config={recorded}', '--rounds=9']).rounds == 9
 
 
+def test_settings_that_the_partition_of_a_run_does_not_read_are_left_out(tmp_path):
+    made = jaxfed.Config(partition='iid', alpha=0.5, min_size=3, workdir=str(tmp_path / 'run'))
+    run_files.make_workdir(made, methods.resolve('fedavg', {}))
+    recorded = f'--config={tmp_path / "run" / "config.json"}'
+    assert config_flags.parse([recorded]) == jaxfed.Config(partition='iid')
+    other = config_flags.parse([recorded, '--partition=dirichlet'])
+    assert other == jaxfed.Config(partition='dirichlet')
+
+
 # 2^60 numbers, if every alias is written out.
 BOMB = ''.join(f'a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n' for i in range(1, 60))
 
