@@ -45,8 +45,8 @@ def natural(
     if users is None:
         raise ValueError(
             '--partition=natural needs the user of each example, but the dataset has no users: '
-            'choose a --dataset with users, such as an .npz file with an array users, or another '
-            '--partition.'
+            'name their column by --user_column for --dataset=hf:NAME, choose a --dataset with '
+            'users, such as an .npz file with an array users, or another --partition.'
         )
     users = np.asarray(users)
     if users.shape != labels.shape or not np.issubdtype(users.dtype, np.integer):
@@ -67,7 +67,7 @@ def natural(
     if num_clients > taken:
         ways = {
             'lower --num_clients': True,
-            'lower --min_user_size': min_user_size > 1,
+            'lower --min_user_size': num_users == 0 and min_user_size > 1,
             'raise --num_users': num_users > 0,
         }
         raise ValueError(

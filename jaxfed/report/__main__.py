@@ -23,6 +23,11 @@ from jaxfed.report.grouping import RunGroup, changed_data, group
 from jaxfed.report.reading import RecordedRun, read_run
 from jaxfed.report.render import render
 
+_COLUMNS = (  # of --csv
+    'label workdir method dataset seed state rounds last_accuracy best_accuracy best_round '
+    'moving_accuracy best_moving_accuracy personal_accuracy rounds_to_target forgetting seconds '
+    'client_steps_per_second'
+)
 # Flag -> suffixes of its file.
 SUFFIXES = {
     'figure': tuple(FORMATS),
@@ -98,7 +103,18 @@ def check_file(flag: str, name: str | None) -> Path | None:
     of_run = (folder / run_files.CONFIG).exists() and path.name in records
     if of_run or ((folder / run_files.CLAIMS).exists() and path.name == run_files.TABLE):
         raise ValueError(f'{setting} is a record of a run or sweep; name another file.')
+    if flag == 'csv' and not _is_replaceable(path):
+        raise ValueError(f'{setting} is a file of another kind; name another file, or remove it.')
     return path
+
+
+def _is_replaceable(path: Path) -> bool:
+    """Whether a CSV file is absent, empty or a table of a report, not the record of a benchmark."""
+    try:
+        with path.open('rb') as file:
+            return file.readline() in (b'', f'{_COLUMNS.replace(" ", ",")}\n'.encode())
+    except FileNotFoundError:
+        return True
 
 
 def find_workdirs(folder: Path) -> list[Path]:
@@ -129,12 +145,7 @@ def read_runs(folders: Sequence[Path]) -> list[RecordedRun]:
 def table_of_runs(groups: Sequence[RunGroup], target: float | None) -> str:
     """Format results as CSV, a row for each run; arguments as of `render`."""
     target = tables.common(tables.targets(groups, target))
-    columns = (
-        'label workdir method dataset seed state rounds last_accuracy best_accuracy best_round'
-    )
-    columns += ' moving_accuracy best_moving_accuracy personal_accuracy rounds_to_target'
-    columns += ' forgetting seconds client_steps_per_second'
-    rows: list[list[Any]] = [columns.split()]
+    rows: list[list[Any]] = [_COLUMNS.split()]
     for label, runs in groups:
         for run in runs:
             row = [label, run.path, run.config['method'], run.config['dataset'], run.seed]
@@ -164,6 +175,10 @@ def main(arguments: Sequence[str]) -> int:
             raise ValueError(
                 'name a file to write: --output=FILE.html, --csv=FILE.csv, --latex=FILE.tex, '
                 '--latex_by_data=FILE.tex or --figure=FILE.pdf.'
+            )
+        if paths['latex'] and flags.latex == flags.latex_by_data:
+            raise ValueError(
+                f'--latex and --latex_by_data name the same file {flags.latex}; name two.'
             )
         target = flags.target_accuracy
         if target is not None and not 0 < target <= 1:

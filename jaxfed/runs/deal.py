@@ -116,9 +116,12 @@ def deal_to_clients(config: Config, dataset: Dataset, examples: np.ndarray) -> l
             **partition_values(config),
         )
     except ValueError as error:
-        if config.imbalance == 1:
+        if kept.size == len(dataset.y_train):
             raise
-        left = f'--imbalance={config.imbalance:g} leaves {kept.size} of {examples.size} examples'
+        left = (
+            f'--validation, --auxiliary_per_class and --imbalance leave {kept.size} of '
+            f'{len(dataset.y_train)} training examples'
+        )
         raise ValueError(f'{str(error).rstrip(".")}; {left}.') from error
     return [np.sort(kept[part]) for part in parts]  # a file may have any order
 

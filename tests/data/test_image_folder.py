@@ -120,6 +120,10 @@ def cut_half(path):
             r'train/b/4\.tiff has more than 8 bits per channel',
         ),
         (
+            lambda root: (root / 'train/b/4.ppm').write_bytes(b'P6 5 4 65535 ' + bytes(120)),
+            r'train/b/4\.ppm has more than 8 bits per channel',
+        ),
+        (
             lambda root: (root / 'train/b/4.png').symlink_to('nowhere'),
             r'train/b/4\.png is a broken link',
         ),

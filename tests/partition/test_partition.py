@@ -411,8 +411,11 @@ def test_a_long_tail_leaves_the_other_examples_alone():
         plain.dataset.y_train[left], num_classes=10, imbalance=20, seed=stream(0, 'imbalance')
     )
     assert set(examples) == set(left[chosen])
-    with pytest.raises(ValueError, match=r'min_size.*; --imbalance=20 leaves \d+ of \d+ examples'):
-        deal.deal(dataclasses.replace(settings, partition='dirichlet', imbalance=20.0, min_size=50))
+    left = r'; --validation, --auxiliary_per_class and --imbalance leave \d+ of \d+ training examp'
+    large = dataclasses.replace(settings, partition='dirichlet', min_size=50)
+    for few in ({'imbalance': 20.0}, {'validation': 0.8}):
+        with pytest.raises(ValueError, match=f'min_size.*{left}'):
+            deal.deal(dataclasses.replace(large, **few))
 
 
 def test_label_noise_does_not_change_a_read_only_array():
@@ -510,7 +513,7 @@ def test_the_seed_determines_the_partition(name):
             {'num_clients': 500, 'labels_per_client': 3, 'alpha': 1.0, 'min_size': 1},
             'class 0 has 100 examples for the 150 .* --labels_per_client=3',
         ),
-        (natural, {'num_clients': 2, 'users': None}, 'has no users: choose a --dataset'),
+        (natural, {'num_clients': 2, 'users': None}, 'has no users: name their column by'),
         (natural, {'num_clients': 2, 'users': np.zeros(3, int)}, r'users has shape \(3,\)'),
         (natural, {'num_clients': 2, 'users': np.zeros(1000)}, 'dtype float64'),
         (

@@ -711,6 +711,8 @@ def test_invalid_arguments_are_refused(no_pictures, runs, tmp_path, capsys, monk
     sweep = tmp_path / 'sweep'
     sweep.mkdir()
     (sweep / run_files.CLAIMS).write_text('')
+    other = tmp_path / 'other.csv'
+    other.write_text('stage,dataset\n')
     for arguments, message in [
         ([run], 'name a file to write: --output=FILE.html'),
         ([f'--output={page}'], 'WORKDIR'),
@@ -726,6 +728,8 @@ def test_invalid_arguments_are_refused(no_pictures, runs, tmp_path, capsys, monk
         ([run, f'--output={page}', f'--csv={sweep}/sweep.csv'], 'is a record of a run or sweep'),
         ([run, f'--output={page}', f'--figure={run}/accuracy.png'], 'is a record of a run or sw'),
         ([run, f'--output={page}', f'--figure={run}/partition.png'], 'is a record of a run or s'),
+        ([run, f'--csv={other}'], 'other.csv is a file of another kind; name another file, or rem'),
+        ([run, '--latex=a.tex', '--latex_by_data=a.tex'], 'name the same file a.tex; name two.'),
         ([run, f'--output={page}', '--latex=a.html'], '--latex must end in .tex, got a.html'),
         ([run, f'--output={page}', '--figure=a'], '--figure must end in .png or .svg or .pdf'),
         ([run, f'--output={page}', '--target_accuracy=60'], 'at most 1, got 60.'),
