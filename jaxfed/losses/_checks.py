@@ -45,8 +45,8 @@ def check_number(name: str, value: float | Array, low: float, high: float, range
         raise ValueError(f'{name} must be {range_}, got {value}.')
 
 
-# Of a temperature; beyond, its square or their inverses are no normal float32 numbers.
-TEMPERATURES = 1e-18, 1e18, 'above 0, from 1e-18 to 1e18'
+# Of a temperature; beyond, a divergence times its square is rounding, or gradients are not finite.
+TEMPERATURES = 1e-4, 1e4, 'above 0, from 1e-4 to 1e4'
 
 
 def check_temperature(temperature: float | Array) -> None:

@@ -213,7 +213,7 @@ def build(parts: list[Part], *, switch_round: int | None = None) -> Method:
             for key, value in values.items():
                 if not isinstance(value, jax.core.Tracer):  # traced numbers were checked before
                     check_value(key, value, hyperparameters(name)[key].annotation)
-            method = METHODS[name](**values)
+            method = METHODS[name](**_as_floats(name, values))
             check_method(method, 'its function must return')
             if phase and any(p.name == name for p in parts if p.phase == 0):
                 method = method._replace(adapt=Method().adapt)  # it was adapted for both
@@ -247,6 +247,15 @@ def build(parts: list[Part], *, switch_round: int | None = None) -> Method:
             '--method=fedlmd_tf,fedlmd.'
         )
     return first if switch_round is None else switch(first, *second, rounds=switch_round)
+
+
+def _as_floats(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Hyper-parameters with a float for each int of a float; the square of an int may overflow."""
+    known = hyperparameters(name)
+    return {
+        key: float(value) if type(value) is int and known[key].annotation is float else value
+        for key, value in values.items()
+    }
 
 
 def describe(name: str) -> tuple[str, str]:

@@ -82,6 +82,16 @@ def combine_states(*parts: Method) -> Method:
     )
 
 
+def neutral_hooks(parts: Sequence[Method]) -> dict[str, Any]:
+    """The hooks of messages and networks that no part has, as other combinations test them."""
+    hooks = {name: getattr(_NEUTRAL, name) for name in ('weigh', 'send', 'merge', 'adapt')}
+    return {
+        name: hook
+        for name, hook in hooks.items()
+        if all(getattr(part, name) is hook for part in parts)
+    }
+
+
 def _check(parts: Sequence[Method], names: Sequence[str]) -> None:
     """Raises the errors of `chain`."""
     if not parts:
@@ -172,7 +182,7 @@ def chain(*parts: Method, names: Sequence[str] = ()) -> Method:
     """
     _check(parts, names or [f'method {i + 1}' for i in range(len(parts))])
     replacing = [i for i, part in enumerate(parts) if part.supervised is not _NEUTRAL.supervised]
-    weighing = any(part.weigh is not _NEUTRAL.weigh for part in parts)
+    unchanged = neutral_hooks(parts)
     parts = tuple(map(check_hooks, parts))
 
     def weigh(cohort: CohortView) -> Array:
@@ -237,17 +247,21 @@ def chain(*parts: Method, names: Sequence[str] = ()) -> Method:
     def share(server: ServerView) -> PyTree:
         return tuple(part.share(part_view(server, i)) for i, part in enumerate(parts))
 
-    return combine_states(*parts)._replace(
-        share=share,
-        begin=begin,
-        message_size=message_size,
-        weigh=weigh if weighing else _NEUTRAL.weigh,
-        receive=receive if any(part.receive for part in parts) else None,
-        supervised=supervised if replacing else _NEUTRAL.supervised,
-        penalty=penalty,
-        trainable=trainable if any(part.trainable for part in parts) else None,
-        send=send,
-        finish=finish,
-        combine=next((part.combine for part in parts if part.combine), None),
-        merge=merge,
+    return (
+        combine_states(*parts)
+        ._replace(
+            share=share,
+            begin=begin,
+            message_size=message_size,
+            weigh=weigh,
+            receive=receive if any(part.receive for part in parts) else None,
+            supervised=supervised if replacing else _NEUTRAL.supervised,
+            penalty=penalty,
+            trainable=trainable if any(part.trainable for part in parts) else None,
+            send=send,
+            finish=finish,
+            combine=next((part.combine for part in parts if part.combine), None),
+            merge=merge,
+        )
+        ._replace(**unchanged)
     )

@@ -20,7 +20,8 @@ def dp(*, clip: float = 1.0, noise: float = 1.0, delta: float = 1e-5) -> Method:
 
     Args:
       clip: largest norm of a client's update, > 0.
-      noise: standard deviation of the noise in multiples of `clip`, >= 0.
+      noise: standard deviation of the noise in multiples of `clip`, 0 or >= 1e-6; less would be
+        lost in rounding.
       delta: probability with which the bound epsilon may fail, > 0 and < 1; a run of N
         clients needs less than 1 / N.
 
@@ -35,7 +36,7 @@ def dp(*, clip: float = 1.0, noise: float = 1.0, delta: float = 1e-5) -> Method:
       algorithm 1, with flat clipping and the fixed denominator of equation 1.
     """
     check(clip > 0, 'clip', clip, 'above 0')
-    check(noise >= 0, 'noise', noise, 'at least 0')
+    check((noise == 0) | (noise >= 1e-6), 'noise', noise, '0 or at least 1e-6')
     check((delta > 0) & (delta < 1), 'delta', delta, 'above 0 and below 1')
 
     def send(client: ClientView) -> PyTree:

@@ -16,7 +16,7 @@ def fedadagrad(*, server_lr: float = 0.01, eps: float = 1e-3, initial: float = 0
 
     Args:
       server_lr: lr, the server's learning rate, > 0.
-      eps: degree of adaptivity, > 0.
+      eps: degree of adaptivity, >= 1e-30.
       initial: v before the first round, >= 0.
 
     Returns:
@@ -29,6 +29,6 @@ def fedadagrad(*, server_lr: float = 0.01, eps: float = 1e-3, initial: float = 0
       Reddi et al., Adaptive Federated Optimization, ICLR 2021, algorithm 2.
     """
     check(server_lr > 0, 'server_lr', server_lr, 'above 0')
-    check(eps > 0, 'eps', eps, 'above 0')
+    check(eps >= 1e-30, 'eps', eps, 'at least 1e-30')
     check(initial >= 0, 'initial', initial, 'at least 0')
     return server_optimizer(optax.adagrad(server_lr, initial_accumulator_value=initial, eps=eps))

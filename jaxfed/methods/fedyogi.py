@@ -18,9 +18,9 @@ def fedyogi(
 
     Args:
       server_lr: lr, the server's learning rate, > 0.
-      b1: decay of the first moment, in [0, 1).
-      b2: decay of the second moment, in [0, 1).
-      eps: degree of adaptivity, > 0.
+      b1: decay of the first moment, from 0 to 0.999999.
+      b2: decay of the second moment, from 0 to 0.999999.
+      eps: degree of adaptivity, >= 1e-30.
 
     Returns:
       The method.

@@ -1,5 +1,8 @@
 """MOON: contrasts representations with those of the global and the last local model."""
 
+import jax
+import jax.numpy as jnp
+
 from jaxfed import losses
 from jaxfed.methods._check import check, check_temperature
 from jaxfed.methods.method import ClientView, LocalView, Method
@@ -13,7 +16,8 @@ def moon(*, mu: float = 1.0, tau: float = 0.5, projection: bool = False) -> Meth
     CE + mu mean -log(exp(cos(f, f_g) / tau) / (exp(cos(f, f_g) / tau) + exp(cos(f, f_p) / tau)))
 
     f, f_g and f_p are the representations under the local model, the global one and the client's
-    previous local one, at first the initial one, as in the code of FedNTD.
+    previous local one, at first the initial one, as in the code of FedNTD. A local model that is
+    not finite is not kept.
 
     Args:
       mu: weight of the term, >= 0; FedSSD's tables use 5 on CIFAR-10 and 1 elsewhere, with the
@@ -47,7 +51,10 @@ def moon(*, mu: float = 1.0, tau: float = 0.5, projection: bool = False) -> Meth
         return mu * view.mean(contrast)
 
     def finish(client: ClientView) -> tuple[PyTree, PyTree]:
-        return (client.params, client.stats), ()
+        model = client.params, client.stats
+        # One round that diverges must not spoil all later ones where other clients outvote it.
+        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(model)]))
+        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), model, client.state), ()
 
     adapt = with_projection if projection else Method().adapt
     return Method(init=init, penalty=penalty, finish=finish, adapt=adapt)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxfed.methods.chain import combine_states, part_view
+from jaxfed.methods.chain import combine_states, neutral_hooks, part_view
 from jaxfed.methods.hooks import check_hooks
 from jaxfed.methods.method import (
     ClientView,
@@ -30,9 +30,9 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
 
     L = L_1 in the rounds 1..R, L_2 after them
 
-    Each method has its state, which changes only in its rounds. The network is adapted for both.
-    The costs that a run records are the most that a round can have: what both keep and upload, and
-    the larger form of an update.
+    Each method has its state, which changes only in its rounds; one that is in both begins anew.
+    The network is adapted for both. The costs that a run records are the most that a round can
+    have: what both keep and upload, and the larger form of an update.
 
     Args:
       first: the method of the rounds 1..rounds.
@@ -114,18 +114,22 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
         sizes = [part.message_size(update, size) for part in parts]
         return max(sizes, key=lambda of_part: of_part.bytes)
 
-    return combine_states(*parts)._replace(
-        share=functools.partial(of_both, 'share'),
-        begin=begin,
-        weigh=weigh,
-        supervised=supervised,
-        penalty=penalty,
-        trainable=trainable if any(part.trainable for part in parts) else None,
-        send=send,
-        finish=finish,
-        combine=combine if any(part.combine for part in parts) else None,
-        merge=merge,
-        message_size=message_size,
+    return (
+        combine_states(*parts)
+        ._replace(
+            share=functools.partial(of_both, 'share'),
+            begin=begin,
+            weigh=weigh,
+            supervised=supervised,
+            penalty=penalty,
+            trainable=trainable if any(part.trainable for part in parts) else None,
+            send=send,
+            finish=finish,
+            combine=combine if any(part.combine for part in parts) else None,
+            merge=merge,
+            message_size=message_size,
+        )
+        ._replace(**neutral_hooks((first, second)))
     )
 
 

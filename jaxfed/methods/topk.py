@@ -14,7 +14,8 @@ def topk(*, share: float = 0.1) -> Method:
 
     u = update + e_i; send the ceil(share d) entries of u with the largest |u[j]|; e_i = the rest
 
-    Entries are chosen in each array of the parameters, of d entries.
+    Entries are chosen in each array of the parameters, of d entries. Values that are not finite are
+    not kept.
 
     Args:
       share: of the entries that are sent, in (0, 1]; 1 sends all.
@@ -49,8 +50,11 @@ def topk(*, share: float = 0.1) -> Method:
     def send(client: ClientView) -> PyTree:
         return jax.tree.map(largest, optax.tree.add(client.update, client.state))
 
+    def rest(u: Array) -> Array:
+        return jnp.where(jnp.isfinite(u), u - largest(u), 0)
+
     def finish(client: ClientView) -> tuple[PyTree, PyTree]:
-        return optax.tree.sub(optax.tree.add(client.update, client.state), send(client)), ()
+        return jax.tree.map(rest, optax.tree.add(client.update, client.state)), ()
 
     def message_size(update: PyTree, size: MessageSize) -> MessageSize:
         if size.bits < 32:

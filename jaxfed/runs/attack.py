@@ -14,15 +14,16 @@ def malicious_clients(config: Config) -> int:
 
 def check_attack(config: Config) -> None:
     """Raises a ValueError in one line if --malicious is less than one client, or missing."""
-    for name in ('attack', 'attack_scale'):
-        value, read = getattr(config, name), config.malicious > 0
-        if name == 'attack_scale':
-            read = read and config.attack in ATTACKS
-        if value != DEFAULTS[name] and not read:
-            raise ValueError(
-                f'--{name}={value} is for malicious clients that send other updates; set '
-                '--malicious=0.2 and such an --attack, or remove the flag.'
-            )
+    if config.attack != DEFAULTS['attack'] and not config.malicious:
+        raise ValueError(
+            f'--attack={config.attack} needs malicious clients; set --malicious=0.2, or remove it.'
+        )
+    scaled = config.malicious > 0 and config.attack in ATTACKS
+    if config.attack_scale != DEFAULTS['attack_scale'] and not scaled:
+        raise ValueError(
+            f'--attack_scale={config.attack_scale} is for malicious clients that send other '
+            'updates; set --malicious=0.2 and such an --attack, or remove it.'
+        )
     if config.malicious and not malicious_clients(config):
         raise ValueError(
             f'--malicious={config.malicious} of --num_clients={config.num_clients} is no client; '

@@ -104,8 +104,10 @@ def test_resolve_refuses(specification, hyperparameters, message):
         ('fedgkd', {'models': 0}),
         ('fedavgm', {'beta': 1.0}),
         ('fedavgm', {'form': 'polyak'}),
-        ('fedadam', {'b2': 1.0}),
-        ('fedyogi', {'eps': 0.0}),
+        ('fedadam', {'b2': 0.99999999}),  # 1 in float32
+        ('fedyogi', {'b1': 1.0}),
+        ('fedyogi', {'eps': 1e-50}),  # 0 in float32
+        ('dp', {'noise': 1e-50}),
         ('fedadagrad', {'server_lr': 0.0}),
     ],
 )
@@ -123,10 +125,20 @@ WITH_TEMPERATURE = [
 
 
 @pytest.mark.parametrize('name', WITH_TEMPERATURE)
-@pytest.mark.parametrize('tau', ['inf', 'nan', '1e+200', '1e+30', '1e-30', '1e-320'])
-def test_build_refuses_temperatures_that_float32_cannot_square(name, tau):
+@pytest.mark.parametrize('tau', ['inf', 'nan', '1e+200', '100000.0', '1e-05', '1e-320'])
+def test_build_refuses_temperatures_beyond_float32(name, tau):
     with pytest.raises(ValueError, match=rf'--method={name}: tau must be .*, got {re.escape(tau)}'):
         build(resolve(name, {'tau': float(tau)}))
+
+
+def test_an_int_is_a_float_where_one_is_expected(monkeypatch):
+    def mine(*, weight: float = 1, rounds: int = 2):
+        assert type(weight) is float and type(rounds) is int
+        return methods.METHODS['fedprox'](mu=weight)
+
+    monkeypatch.setitem(methods.METHODS, 'mine', mine)
+    build(resolve('mine', {'weight': 2**33}))
+    build(resolve('mine', {'rounds': 3}))
 
 
 def test_two_supervised_losses_do_not_combine():

@@ -137,6 +137,24 @@ def test_topk_keeps_the_rest_for_the_next_round():
     assert_array_equal(everything.send(view)['w'], [1, -3, 2, 4.5])
 
 
+def test_topk_keeps_nothing_that_is_not_finite():
+    method = METHODS['topk'](share=0.5)
+    for wrong in (jnp.nan, jnp.inf):
+        view = client({'w': jnp.array([wrong, 3.0, wrong, wrong, 2.0])}, {'w': jnp.ones(5)})
+        assert not np.isfinite(method.send(view)['w']).all()  # the sum of the server excludes it
+        state, _ = method.finish(view)
+        assert_array_equal(state['w'], [0, 4, 0, 0, 3])
+
+
+def test_moon_keeps_no_model_that_is_not_finite():
+    method, before = METHODS['moon'](), ({'w': jnp.ones(2)}, {'mean': jnp.zeros(3)})
+    for i, wrong in ((0, {'w': jnp.array([2.0, jnp.nan])}), (1, {'mean': jnp.full(3, jnp.inf)})):
+        trained = [{'w': jnp.array([2.0, 5.0])}, {'mean': jnp.ones(3)}]
+        for model, kept in ((trained, trained), ([*trained[:i], wrong, *trained[i + 1 :]], before)):
+            view = client(None, before)._replace(params=model[0], stats=model[1])
+            chex.assert_trees_all_equal(method.finish(view)[0], tuple(kept))
+
+
 @pytest.mark.parametrize('share', [0.1, 0.3, 0.7])
 @pytest.mark.parametrize('size', [30, 2_400, 51_200])
 def test_topk_sends_as_many_entries_if_a_sweep_traces_the_share(share, size):
@@ -335,6 +353,22 @@ def test_a_method_that_changes_messages_and_their_sum_has_no_place_beside_noise(
 def test_parts_that_combine(names):
     combined = chain(*(METHODS[name]() for name in names.split('+')))
     assert combined.alters_messages
+
+
+@pytest.mark.parametrize('around', ['{}+dp', 'dp+{}', '{}+fedbuff', 'fedbuff+{}', 'ditto+{}'])
+@pytest.mark.parametrize('inner', [chain, lambda *parts: switch(*parts, rounds=3)])
+def test_a_combination_combines_like_its_parts(inner, around):
+    both = inner(METHODS['fedlmd'](), METHODS['fedprox']())
+    chain(*(both if name == '{}' else METHODS[name]() for name in around.split('+')))
+    sends = inner(METHODS['fedlmd'](), METHODS['topk']())
+    with pytest.raises(ValueError, match='adds noise to what the clients send, so method 2 must'):
+        chain(METHODS['dp'](), sends)
+
+
+def test_a_switch_without_weights_combines_with_a_robust_sum():
+    chain(switch(METHODS['fedlmd_tf'](), METHODS['fedlmd'](), rounds=3), METHODS['median']())
+    with pytest.raises(ValueError, match='uses no weights, so those of method 1'):
+        chain(switch(METHODS['fedavg'](), METHODS['fednova'](), rounds=3), METHODS['median']())
 
 
 @pytest.mark.parametrize('name', ['fedper', 'ditto'])
