@@ -276,11 +276,11 @@ def test_auxiliary_data_belongs_to_no_client(tmp_path):
         (['--method=fedlmd', '--tau=inf'], 'tau must be a finite number'),
         (
             ['--method=fedlmd', '--tau=1e-320'],
-            'tau must be above 0, from 1e-4 to 1e4, got 1e-320',
+            'tau must be above 0, from 1e-4 to 1e3, got 1e-320',
         ),
         (['--method=kd', '--beta=inf'], 'beta must be a finite number'),
         (['--learning_rate=inf'], '--learning_rate must be a finite number'),
-        (['--method=fedlmd', '--tau=0'], 'tau must be above 0, from 1e-4 to 1e4, got 0.0'),
+        (['--method=fedlmd', '--tau=0'], 'tau must be above 0, from 1e-4 to 1e3, got 0.0'),
         (['--alpha=0'], '--alpha must be positive, got 0.0'),
         (['--alpha=-1'], '--alpha must be positive, got -1.0'),
         (['--alpha=.1', '--partition=iid'], '--alpha=0.1 belongs to --partition=dirichlet'),

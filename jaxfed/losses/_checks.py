@@ -46,7 +46,7 @@ def check_number(name: str, value: float | Array, low: float, high: float, range
 
 
 # Of a temperature; beyond, a divergence times its square is rounding, or gradients are not finite.
-TEMPERATURES = 1e-4, 1e4, 'above 0, from 1e-4 to 1e4'
+TEMPERATURES = 1e-4, 1e3, 'above 0, from 1e-4 to 1e3'
 
 
 def check_temperature(temperature: float | Array) -> None:
