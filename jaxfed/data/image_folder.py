@@ -25,8 +25,9 @@ def load_image_folder(path: str | os.PathLike[str]) -> Dataset:
 
     The classes are the folders of `train` in sorted order. All images must have the same size, in
     any format that Pillow decodes itself (PNG, JPEG, WebP, BMP and more, but not EPS). The dataset
-    has one channel if all images are grey, else three, as with a palette (GIF). Transparency,
-    hidden files and the EXIF orientation are ignored. Animations contribute their first frame.
+    has one channel if all images are grey, else three; those with a palette (GIF) count as
+    coloured. Transparency, hidden files and the EXIF orientation are ignored. Animations
+    contribute their first frame.
 
     Args:
       path: the folder that contains `train` and `test`.

@@ -53,11 +53,12 @@ def check_pixels(size: tuple[int, int], where: str) -> None:
 def is_wide(image: ImageFile.ImageFile) -> bool:
     """Returns whether an image, not loaded yet, has more than 8 bits per channel.
 
-    Pillow may silently reduce them to 8. The mode, the format of the stored pixels ('RGB;16B' in
-    PNG; in PPM the mode and the largest value), or a TIFF tag shows the depth.
+    Pillow may silently reduce them to 8. The depth is in the mode, in the format of the stored
+    pixels ('RGB;16B' in PNG, the largest value in PPM), in the codec of SGI or in a TIFF tag.
     """
     stored = any(re.search(r';16[BLN]', str(tile[3])) for tile in image.tile)
     for codec, _, _, form in image.tile:
+        stored |= codec == 'SGI16'
         stored |= codec.startswith('ppm') and isinstance(form, tuple) and form[1] > 255
     bits = getattr(image, 'tag_v2', {}).get(TiffImagePlugin.BITSPERSAMPLE, (8,))
     return stored or max(bits) > 8 or image.mode.startswith(('I', 'F'))

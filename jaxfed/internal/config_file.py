@@ -17,8 +17,6 @@ from jaxfed.internal.messages import printable
 _MAPPINGS = ('hyperparameters', 'partition_settings')
 _FACTS = ('method_parts', 'versions', 'device')
 _OF_THE_RUN = ('workdir', 'resume')
-
-
 # Name of a partition -> the settings that it does not read, though config.json has them.
 Unread = Callable[[str], Collection[str]]
 

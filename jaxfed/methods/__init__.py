@@ -250,7 +250,7 @@ def build(parts: list[Part], *, switch_round: int | None = None) -> Method:
 
 
 def _as_floats(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Hyper-parameters with a float for each int of a float; the square of an int may overflow."""
+    """Turns ints into floats where the annotation is float; JAX takes no ints beyond 32 bits."""
     known = hyperparameters(name)
     return {
         key: float(value) if type(value) is int and known[key].annotation is float else value

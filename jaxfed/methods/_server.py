@@ -46,7 +46,7 @@ def two_moments(
 ) -> Method:
     """Makes a part with an optimizer like Adam as its server step."""
     check(server_lr > 0, 'server_lr', server_lr, 'above 0')
-    # Beyond, 1 - b and eps are 0 in float32, and the step is not finite.
+    # Float32 rounds numbers still nearer to 1 or 0 to these, and the step is then not finite.
     check((b1 >= 0) & (b1 <= 0.999999), 'b1', b1, 'from 0 to 0.999999')
     check((b2 >= 0) & (b2 <= 0.999999), 'b2', b2, 'from 0 to 0.999999')
     check(eps >= 1e-30, 'eps', eps, 'at least 1e-30')

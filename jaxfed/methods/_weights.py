@@ -1,4 +1,4 @@
-"""Weights of the updates of a round, and whether there is one."""
+"""Weights of the updates of a round, and whether there is one that is finite."""
 
 import jax
 import jax.numpy as jnp
@@ -16,3 +16,12 @@ def equal_weights(cohort: CohortView) -> Array:
 def has_arrived(update: PyTree) -> Array:
     """Whether the mean update is not 0; it is 0 in a round in which `fedbuff` receives none."""
     return jnp.any(jnp.stack([jnp.any(u != 0) for u in jax.tree.leaves(update)]))
+
+
+def keep_if_finite(new: PyTree, old: PyTree, values: PyTree) -> PyTree:
+    """The new state of a client, or the old one if any of the values is not finite.
+
+    Where other clients outvote a client that diverges in a round, it takes part in later ones.
+    """
+    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(values)]))
+    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)

@@ -27,6 +27,7 @@ _FACTS = (
     'equal_weights', 'counts_steps', 'uploads', 'reads_server', 'alters_messages',
     'ignores_weights', 'delays',
 )  # fmt: skip
+_CHANGING = ('weigh', 'supervised', 'send', 'merge', 'adapt')  # hooks that conflicts depend on
 _BY_PART = ('static', 'state', 'shared', 'begun', 'uploads')
 
 
@@ -83,8 +84,8 @@ def combine_states(*parts: Method) -> Method:
 
 
 def neutral_hooks(parts: Sequence[Method]) -> dict[str, Any]:
-    """The hooks of messages and networks that no part has, as other combinations test them."""
-    hooks = {name: getattr(_NEUTRAL, name) for name in ('weigh', 'send', 'merge', 'adapt')}
+    """The hooks that no part has, as the checks of other combinations compare them."""
+    hooks = {name: getattr(_NEUTRAL, name) for name in _CHANGING}
     return {
         name: hook
         for name, hook in hooks.items()
@@ -255,7 +256,7 @@ def chain(*parts: Method, names: Sequence[str] = ()) -> Method:
             message_size=message_size,
             weigh=weigh,
             receive=receive if any(part.receive for part in parts) else None,
-            supervised=supervised if replacing else _NEUTRAL.supervised,
+            supervised=supervised,
             penalty=penalty,
             trainable=trainable if any(part.trainable for part in parts) else None,
             send=send,

@@ -21,7 +21,7 @@ def fedavgm(
     nesterov: m = beta m + update, w += lr (update + beta m)
 
     Args:
-      beta: momentum in [0, 1).
+      beta: momentum from 0 to 0.999999.
       server_lr: lr, the server's learning rate, > 0.
       form: one of the equations above.
 
@@ -35,7 +35,7 @@ def fedavgm(
       Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual
       Classification, 2019, section 4.3.
     """
-    check((beta >= 0) & (beta < 1), 'beta', beta, 'in [0, 1)')
+    check((beta >= 0) & (beta <= 0.999999), 'beta', beta, 'from 0 to 0.999999')
     check(server_lr > 0, 'server_lr', server_lr, 'above 0')
     check(form in ('heavy_ball', 'ema', 'nesterov'), 'form', form, 'heavy_ball, ema or nesterov')
     if form == 'ema':

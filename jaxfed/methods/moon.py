@@ -1,10 +1,8 @@
 """MOON: contrasts representations with those of the global and the last local model."""
 
-import jax
-import jax.numpy as jnp
-
 from jaxfed import losses
 from jaxfed.methods._check import check, check_temperature
+from jaxfed.methods._weights import keep_if_finite
 from jaxfed.methods.method import ClientView, LocalView, Method
 from jaxfed.models.heads import with_projection
 from jaxfed.types import Array, PyTree
@@ -52,9 +50,7 @@ def moon(*, mu: float = 1.0, tau: float = 0.5, projection: bool = False) -> Meth
 
     def finish(client: ClientView) -> tuple[PyTree, PyTree]:
         model = client.params, client.stats
-        # One round that diverges must not spoil all later ones where other clients outvote it.
-        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(model)]))
-        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), model, client.state), ()
+        return keep_if_finite(model, client.state, model), ()
 
     adapt = with_projection if projection else Method().adapt
     return Method(init=init, penalty=penalty, finish=finish, adapt=adapt)

@@ -30,7 +30,7 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
 
     L = L_1 in the rounds 1..R, L_2 after them
 
-    Each method has its state, which changes only in its rounds; one that is in both begins anew.
+    Each method has its state, which changes only in its rounds; a part of both begins anew.
     The network is adapted for both. The costs that a run records are the most that a round can
     have: what both keep and upload, and the larger form of an update.
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfed.methods._check import check
+from jaxfed.methods._weights import keep_if_finite
 from jaxfed.methods.method import ClientView, MessageSize, Method
 from jaxfed.types import Array, PyTree
 
@@ -14,8 +15,8 @@ def topk(*, share: float = 0.1) -> Method:
 
     u = update + e_i; send the ceil(share d) entries of u with the largest |u[j]|; e_i = the rest
 
-    Entries are chosen in each array of the parameters, of d entries. Values that are not finite are
-    not kept.
+    Entries are chosen in each array of the parameters, of d entries. An update that is not
+    finite is sent and leaves e_i as it is.
 
     Args:
       share: of the entries that are sent, in (0, 1]; 1 sends all.
@@ -50,11 +51,10 @@ def topk(*, share: float = 0.1) -> Method:
     def send(client: ClientView) -> PyTree:
         return jax.tree.map(largest, optax.tree.add(client.update, client.state))
 
-    def rest(u: Array) -> Array:
-        return jnp.where(jnp.isfinite(u), u - largest(u), 0)
-
     def finish(client: ClientView) -> tuple[PyTree, PyTree]:
-        return jax.tree.map(rest, optax.tree.add(client.update, client.state)), ()
+        total = optax.tree.add(client.update, client.state)
+        rest = optax.tree.sub(total, send(client))
+        return keep_if_finite(rest, client.state, total), ()
 
     def message_size(update: PyTree, size: MessageSize) -> MessageSize:
         if size.bits < 32:

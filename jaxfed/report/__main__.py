@@ -104,7 +104,9 @@ def check_file(flag: str, name: str | None) -> Path | None:
     if of_run or ((folder / run_files.CLAIMS).exists() and path.name == run_files.TABLE):
         raise ValueError(f'{setting} is a record of a run or sweep; name another file.')
     if flag == 'csv' and not _is_replaceable(path):
-        raise ValueError(f'{setting} is a file of another kind; name another file, or remove it.')
+        raise ValueError(
+            f'{setting} is not a table of this report; name another file, or remove it.'
+        )
     return path
 
 
@@ -176,7 +178,8 @@ def main(arguments: Sequence[str]) -> int:
                 'name a file to write: --output=FILE.html, --csv=FILE.csv, --latex=FILE.tex, '
                 '--latex_by_data=FILE.tex or --figure=FILE.pdf.'
             )
-        if paths['latex'] and flags.latex == flags.latex_by_data:
+        both = {path.resolve() for flag in ('latex', 'latex_by_data') if (path := paths[flag])}
+        if flags.latex and flags.latex_by_data and len(both) == 1:
             raise ValueError(
                 f'--latex and --latex_by_data name the same file {flags.latex}; name two.'
             )

@@ -16,13 +16,14 @@ def check_attack(config: Config) -> None:
     """Raises a ValueError in one line if --malicious is less than one client, or missing."""
     if config.attack != DEFAULTS['attack'] and not config.malicious:
         raise ValueError(
-            f'--attack={config.attack} needs malicious clients; set --malicious=0.2, or remove it.'
+            f'--attack={config.attack} needs malicious clients; set --malicious=0.2, or remove '
+            '--attack.'
         )
     scaled = config.malicious > 0 and config.attack in ATTACKS
     if config.attack_scale != DEFAULTS['attack_scale'] and not scaled:
         raise ValueError(
             f'--attack_scale={config.attack_scale} is for malicious clients that send other '
-            'updates; set --malicious=0.2 and such an --attack, or remove it.'
+            'updates; set --malicious=0.2 and such an --attack, or remove the flag.'
         )
     if config.malicious and not malicious_clients(config):
         raise ValueError(

@@ -116,11 +116,13 @@ def deal_to_clients(config: Config, dataset: Dataset, examples: np.ndarray) -> l
             **partition_values(config),
         )
     except ValueError as error:
-        if kept.size == len(dataset.y_train):
+        # Others are not about too few examples.
+        few = config.imbalance > 1 or config.num_clients > kept.size
+        if kept.size == len(dataset.y_train) or not few:
             raise
         left = (
-            f'--validation, --auxiliary_per_class and --imbalance leave {kept.size} of '
-            f'{len(dataset.y_train)} training examples'
+            f'{kept.size} of {len(dataset.y_train)} training examples are left after --validation, '
+            'the examples of the server and --imbalance'
         )
         raise ValueError(f'{str(error).rstrip(".")}; {left}.') from error
     return [np.sort(kept[part]) for part in parts]  # a file may have any order

@@ -705,7 +705,7 @@ def test_a_traced_number_is_not_checked():
     )
 
 
-@pytest.mark.parametrize('temperature', [0.0, 1e-30, 1e30, 1e300, float('nan')])
-def test_temperatures_beyond_float32_are_refused(temperature):
+@pytest.mark.parametrize('temperature', [0.0, 9e-5, 1001.0, 1e300, float('nan')])
+def test_temperatures_out_of_range_are_refused(temperature):
     with pytest.raises(ValueError, match='temperature must be above 0, from 1e-4 to 1e3'):
         losses.kl_distillation(jnp.ones((1, 2)), jnp.zeros((1, 2)), temperature=temperature)

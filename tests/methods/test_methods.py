@@ -126,7 +126,7 @@ WITH_TEMPERATURE = [
 
 @pytest.mark.parametrize('name', WITH_TEMPERATURE)
 @pytest.mark.parametrize('tau', ['inf', 'nan', '1e+200', '10000.0', '1e-05', '1e-320'])
-def test_build_refuses_temperatures_beyond_float32(name, tau):
+def test_build_refuses_temperatures_out_of_range(name, tau):
     with pytest.raises(ValueError, match=rf'--method={name}: tau must be .*, got {re.escape(tau)}'):
         build(resolve(name, {'tau': float(tau)}))
 

@@ -137,13 +137,13 @@ def test_topk_keeps_the_rest_for_the_next_round():
     assert_array_equal(everything.send(view)['w'], [1, -3, 2, 4.5])
 
 
-def test_topk_keeps_nothing_that_is_not_finite():
+def test_topk_keeps_its_rest_if_an_update_is_not_finite():
     method = METHODS['topk'](share=0.5)
     for wrong in (jnp.nan, jnp.inf):
         view = client({'w': jnp.array([wrong, 3.0, wrong, wrong, 2.0])}, {'w': jnp.ones(5)})
-        assert not np.isfinite(method.send(view)['w']).all()  # the sum of the server excludes it
+        assert not np.isfinite(method.send(view)['w']).all()  # a robust sum leaves it out
         state, _ = method.finish(view)
-        assert_array_equal(state['w'], [0, 4, 0, 0, 3])
+        assert_array_equal(state['w'], np.ones(5))
 
 
 def test_moon_keeps_no_model_that_is_not_finite():
@@ -365,8 +365,9 @@ def test_a_combination_combines_like_its_parts(inner, around):
         chain(METHODS['dp'](), sends)
 
 
-def test_a_switch_without_weights_combines_with_a_robust_sum():
+def test_a_switch_of_methods_without_a_hook_combines_with_one_that_has_it():
     chain(switch(METHODS['fedlmd_tf'](), METHODS['fedlmd'](), rounds=3), METHODS['median']())
+    chain(switch(METHODS['fedprox'](), METHODS['moon'](), rounds=3), METHODS['label_smoothing']())
     with pytest.raises(ValueError, match='uses no weights, so those of method 1'):
         chain(switch(METHODS['fedavg'](), METHODS['fednova'](), rounds=3), METHODS['median']())
 

@@ -411,11 +411,13 @@ def test_a_long_tail_leaves_the_other_examples_alone():
         plain.dataset.y_train[left], num_classes=10, imbalance=20, seed=stream(0, 'imbalance')
     )
     assert set(examples) == set(left[chosen])
-    left = r'; --validation, --auxiliary_per_class and --imbalance leave \d+ of \d+ training examp'
-    large = dataclasses.replace(settings, partition='dirichlet', min_size=50)
-    for few in ({'imbalance': 20.0}, {'validation': 0.8}):
-        with pytest.raises(ValueError, match=f'min_size.*{left}'):
-            deal.deal(dataclasses.replace(large, **few))
+    left = r'; \d+ of \d+ training examples are left after --validation, the examples of the server'
+    with pytest.raises(ValueError, match=f'min_size.*{left}'):
+        deal.deal(dataclasses.replace(settings, partition='dirichlet', imbalance=20.0, min_size=50))
+    with pytest.raises(ValueError, match=f'--num_clients=20 is more than the 14 .*{left}'):
+        deal.deal(Config(validation=0.99))
+    with pytest.raises(ValueError, match=r'another --partition\.$'):
+        deal.deal(Config(partition='natural', validation=0.1))
 
 
 def test_label_noise_does_not_change_a_read_only_array():

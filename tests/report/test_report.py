@@ -602,6 +602,9 @@ def test_results_for_a_paper(no_pictures, partial, tmp_path, capsys):
 def test_results_as_csv(no_pictures, runs, tmp_path):
     output, table = tmp_path / 'page.html', tmp_path / 'table.csv'
     assert main([*map(str, runs), f'--output={output}', f'--csv={table}']) == 0
+    assert main([str(runs[0]), f'--csv={table}']) == 0  # which replaces its own file
+    assert len(list(csv.DictReader(table.open()))) == 1
+    assert main([*map(str, runs), f'--csv={table}']) == 0
     rows = list(csv.DictReader(table.open()))
     assert [row['label'] for row in rows] == ['fedavg'] * 2 + ['fedlmd'] * 2
     assert [float(row['last_accuracy']) for row in rows] == [0.5, 0.7] * 2
@@ -728,8 +731,11 @@ def test_invalid_arguments_are_refused(no_pictures, runs, tmp_path, capsys, monk
         ([run, f'--output={page}', f'--csv={sweep}/sweep.csv'], 'is a record of a run or sweep'),
         ([run, f'--output={page}', f'--figure={run}/accuracy.png'], 'is a record of a run or sw'),
         ([run, f'--output={page}', f'--figure={run}/partition.png'], 'is a record of a run or s'),
-        ([run, f'--csv={other}'], 'other.csv is a file of another kind; name another file, or rem'),
-        ([run, '--latex=a.tex', '--latex_by_data=a.tex'], 'name the same file a.tex; name two.'),
+        (
+            [run, f'--csv={other}'],
+            'other.csv is not a table of this report; name another file, or ',
+        ),
+        ([run, '--latex=a.tex', '--latex_by_data=./a.tex'], 'name the same file a.tex; name two.'),
         ([run, f'--output={page}', '--latex=a.html'], '--latex must end in .tex, got a.html'),
         ([run, f'--output={page}', '--figure=a'], '--figure must end in .png or .svg or .pdf'),
         ([run, f'--output={page}', '--target_accuracy=60'], 'at most 1, got 60.'),

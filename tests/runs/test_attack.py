@@ -55,7 +55,7 @@ def test_label_flip_changes_the_labels_of_the_first_clients_only():
     'settings, message',
     [
         ({'attack': 'gaussian'}, '--attack=gaussian needs malicious clients; set'),
-        ({'attack': 'label_flip'}, 'needs malicious clients; set --malicious=0.2, or remove it'),
+        ({'attack': 'label_flip'}, 'needs malicious clients; set --malicious=0.2, or remove --att'),
         ({'attack_scale': 2.0}, '--attack_scale=2.0 is for malicious clients'),
         (
             {'attack': 'label_flip', 'malicious': 0.2, 'attack_scale': 2.0},
