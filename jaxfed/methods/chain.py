@@ -248,21 +248,18 @@ def chain(*parts: Method, names: Sequence[str] = ()) -> Method:
     def share(server: ServerView) -> PyTree:
         return tuple(part.share(part_view(server, i)) for i, part in enumerate(parts))
 
-    return (
-        combine_states(*parts)
-        ._replace(
-            share=share,
-            begin=begin,
-            message_size=message_size,
-            weigh=weigh,
-            receive=receive if any(part.receive for part in parts) else None,
-            supervised=supervised,
-            penalty=penalty,
-            trainable=trainable if any(part.trainable for part in parts) else None,
-            send=send,
-            finish=finish,
-            combine=next((part.combine for part in parts if part.combine), None),
-            merge=merge,
-        )
-        ._replace(**unchanged)
+    combined = combine_states(*parts)._replace(
+        share=share,
+        begin=begin,
+        message_size=message_size,
+        weigh=weigh,
+        receive=receive if any(part.receive for part in parts) else None,
+        supervised=supervised,
+        penalty=penalty,
+        trainable=trainable if any(part.trainable for part in parts) else None,
+        send=send,
+        finish=finish,
+        combine=next((part.combine for part in parts if part.combine), None),
+        merge=merge,
     )
+    return combined._replace(**unchanged)

@@ -114,23 +114,20 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
         sizes = [part.message_size(update, size) for part in parts]
         return max(sizes, key=lambda of_part: of_part.bytes)
 
-    return (
-        combine_states(*parts)
-        ._replace(
-            share=functools.partial(of_both, 'share'),
-            begin=begin,
-            weigh=weigh,
-            supervised=supervised,
-            penalty=penalty,
-            trainable=trainable if any(part.trainable for part in parts) else None,
-            send=send,
-            finish=finish,
-            combine=combine if any(part.combine for part in parts) else None,
-            merge=merge,
-            message_size=message_size,
-        )
-        ._replace(**neutral_hooks((first, second)))
+    combined = combine_states(*parts)._replace(
+        share=functools.partial(of_both, 'share'),
+        begin=begin,
+        weigh=weigh,
+        supervised=supervised,
+        penalty=penalty,
+        trainable=trainable if any(part.trainable for part in parts) else None,
+        send=send,
+        finish=finish,
+        combine=combine if any(part.combine for part in parts) else None,
+        merge=merge,
+        message_size=message_size,
     )
+    return combined._replace(**neutral_hooks((first, second)))
 
 
 def _check(first: Method, second: Method, rounds: int) -> None:
