@@ -178,8 +178,8 @@ def main(arguments: Sequence[str]) -> int:
                 'name a file to write: --output=FILE.html, --csv=FILE.csv, --latex=FILE.tex, '
                 '--latex_by_data=FILE.tex or --figure=FILE.pdf.'
             )
-        both = {path.resolve() for flag in ('latex', 'latex_by_data') if (path := paths[flag])}
-        if flags.latex and flags.latex_by_data and len(both) == 1:
+        first, second = paths['latex'], paths['latex_by_data']
+        if first and second and first.resolve() == second.resolve():
             raise ValueError(
                 f'--latex and --latex_by_data name the same file {flags.latex}; name two.'
             )

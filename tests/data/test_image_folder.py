@@ -120,6 +120,10 @@ def cut_half(path):
             r'train/b/4\.tiff has more than 8 bits per channel',
         ),
         (
+            lambda root: Image.new('RGB', (5, 4)).save(root / 'train/b/4.sgi', bpc=2),
+            r'train/b/4\.sgi has more than 8 bits per channel',
+        ),
+        (
             lambda root: (root / 'train/b/4.ppm').write_bytes(b'P6 5 4 65535 ' + bytes(120)),
             r'train/b/4\.ppm has more than 8 bits per channel',
         ),
