@@ -98,6 +98,7 @@ def test_a_run_writes_its_records(true_pictures, command, tmp_path, capsys):
     assert summary['best_round'] == 1 + accuracies.index(max(accuracies))
     first, second, third = accuracies
     moving = [first, second := 0.6 * first + 0.4 * second, 0.6 * second + 0.4 * third]
+    assert np.isclose(summary['last10_accuracy'], np.mean(accuracies))
     assert np.isclose(summary['moving_accuracy'], moving[-1])
     assert np.isclose(summary['best_moving_accuracy'], max(moving))
     assert summary['rounds_to_target'] == 1

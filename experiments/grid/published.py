@@ -45,7 +45,7 @@ class PaperTable(NamedTuple):
     rows: tuple[GridRow, ...]
     numbers: str  # for each row its name and a cell for each column, see `read_numbers`
     # The reported accuracy, see `scores.SCORES`.
-    score: Literal['best', 'final', 'moving', 'best_moving']
+    score: Literal['best', 'final', 'last10', 'moving', 'best_moving']
     speed: Literal['', 'rounds', 'speed-up'] = ''  # the additional quantity of a cell
     target: Literal['', 'flag', 'baseline'] = ''  # accuracy to reach: --target_accuracy, FedAvg's
     seeds: int = 1  # runs of a cell

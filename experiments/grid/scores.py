@@ -5,12 +5,19 @@ from typing import NamedTuple
 
 from experiments.grid.published import BASELINE
 from experiments.grid.runner import RecordedCell
-from jaxfed.metrics import mean_and_deviation, moving_average, rounds_to_target, speed_up
+from jaxfed.metrics import (
+    mean_and_deviation,
+    mean_of_last,
+    moving_average,
+    rounds_to_target,
+    speed_up,
+)
 from jaxfed.metrics.curves import Curve
 
 SCORES = {  # name -> which accuracy, over the rounds
     'best': 'the best over the rounds',
     'final': 'after the last round',
+    'last10': 'mean of the last ten rounds',
     'moving': 'exponential moving average after the last round, weight 0.6 on the past',
     'best_moving': 'the highest exponential moving average, weight 0.6 on the past',
 }
@@ -62,9 +69,15 @@ class RowCost(NamedTuple):
     set_aside: int  # examples that were set aside, the maximum over the runs
 
 
-def accuracy(run: RecordedCell, score: str) -> float:
-    """The accuracy of a run, in percent; `score` is one of `SCORES` or `PERSONAL`."""
-    if 'moving' in score:  # records of earlier versions lack both
+def accuracy(run: RecordedCell, score: str) -> float | None:
+    """The accuracy of a run in percent; `score` is one of `SCORES` or `PERSONAL`.
+
+    None for a run that stopped early, with no evaluation in its last ten rounds.
+    """
+    # Records of earlier versions lack the averages.
+    if score == 'last10':
+        return mean_of_last(curve_of(run))
+    if 'moving' in score:
         averages = moving_average([entry['test_accuracy'] for entry in run.metrics])
         return 100 * (averages[-1] if score == 'moving' else max(averages))
     return 100 * float(run.summary[f'{score}_accuracy'])
@@ -94,8 +107,8 @@ def score_of(
       asked: requested number of seeds.
       score: one of `SCORES`, or `PERSONAL`.
       speed: '', 'rounds' to the target, or 'speed-up': the baseline's rounds over the run's.
-      target: 'flag' for the run's --target_accuracy, 'baseline' for the baseline's score, of a
-        moving average its best.
+      target: 'flag' for the run's --target_accuracy, 'baseline' for the baseline's score, of an
+        average its best.
 
     Returns:
       The score.
@@ -140,8 +153,8 @@ def _goal(
 
 
 def goal_of(score: str) -> str:
-    """The score of the baseline that others have to reach: rounds do not reach an average."""
-    return 'best' if 'moving' in score else score
+    """The score of the baseline that others have to reach; no round has an average."""
+    return score if score in ('final', *PERSONAL) else 'best'
 
 
 def compares_with_baseline(speed: str, target: str) -> bool:

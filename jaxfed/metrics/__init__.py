@@ -4,7 +4,13 @@ from jaxfed.metrics.accuracy import Evaluation, grade
 from jaxfed.metrics.alignment import alignment, class_preference
 from jaxfed.metrics.confusion import confusion_matrix, prediction_share
 from jaxfed.metrics.consistency import class_consistency, same_predictions
-from jaxfed.metrics.curves import mean_and_deviation, moving_average, rounds_to_target, speed_up
+from jaxfed.metrics.curves import (
+    mean_and_deviation,
+    mean_of_last,
+    moving_average,
+    rounds_to_target,
+    speed_up,
+)
 from jaxfed.metrics.divergence import distribution_divergence, weight_distances
 from jaxfed.metrics.drift import Drift, diversity, drift
 from jaxfed.metrics.forgetting import class_forgetting, forgetting
@@ -31,6 +37,7 @@ __all__ = [
     'in_out_accuracy',
     'label_shares',
     'mean_and_deviation',
+    'mean_of_last',
     'moving_average',
     'out_local',
     'prediction_share',

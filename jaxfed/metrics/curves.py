@@ -1,4 +1,4 @@
-"""Statistics of whole runs: rounds to a target, moving average, speed-up, mean over seeds."""
+"""Statistics of whole runs: rounds to a target, averages, speed-up, mean over seeds."""
 
 import itertools
 from collections.abc import Sequence
@@ -47,6 +47,22 @@ def moving_average(values: Sequence[float | None], past: float = 0.6) -> list[fl
     """
     known = (value for value in values if value is not None)
     return list(itertools.accumulate(known, lambda m, value: past * m + (1 - past) * value))
+
+
+def mean_of_last(curve: Curve, rounds: int = 10) -> float | None:
+    """Computes the mean accuracy of the last rounds.
+
+    (1 / |T'|) sum_{t in T'} A^t,  T' = the evaluated rounds among the last R
+
+    Args:
+      curve: all rounds and their accuracies; None for a round without evaluation.
+      rounds: R, >= 1; a shorter run counts as a whole.
+
+    Returns:
+      The mean, in the unit of the accuracies; None if none of these rounds was evaluated.
+    """
+    known = [accuracy for accuracy in curve[1][-rounds:] if accuracy is not None]
+    return float(np.mean(known)) if known else None
 
 
 def speed_up(reference: Curve, curve: Curve, target: float | None = None) -> float | None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxfed.config import Config, partition_values
-from jaxfed.metrics import Evaluation, moving_average, rounds_to_target
+from jaxfed.metrics import Evaluation, mean_of_last, moving_average, rounds_to_target
 from jaxfed.metrics.measures import MEASURES
 from jaxfed.metrics.selection import fields
 from jaxfed.partition import partition_settings
@@ -22,8 +22,8 @@ RESERVED = frozenset({
     'round', 'train_loss', 'learning_rate', 'failed', 'clients', 'seconds', 'evaluation_seconds',
     'local_evaluation_seconds', 'epsilon', 'delta', 'neighbours',
     'method', 'dataset', 'rounds', 'final_accuracy', 'best_accuracy', 'best_round',
-    'moving_accuracy', 'best_moving_accuracy', 'target_accuracy', 'rounds_to_target',
-    'seconds_per_round', 'compile_seconds', 'seconds_total', 'client_steps',
+    'last10_accuracy', 'moving_accuracy', 'best_moving_accuracy', 'target_accuracy',
+    'rounds_to_target', 'seconds_per_round', 'compile_seconds', 'seconds_total', 'client_steps',
     'client_steps_per_second', 'evaluation_share', 'local_evaluation_share', 'cost', 'evaluated_on',
     'devices', 'lanes', 'experiments', 'memory_bytes', 'auxiliary_examples', 'resumed_after',
     'trackers_failed', 'stopped_early',
@@ -131,7 +131,8 @@ def summarise(
     best = int(np.argmax(accuracy)) if tested else None
     moving = [shortened(value) for value in moving_average(accuracy)]
     target = config.target_accuracy
-    curve = [e['round'] for e in tested], accuracy
+    curve = [e['round'] for e in metrics], [e['test_accuracy'] for e in metrics]
+    last10 = mean_of_last(curve)
     scalars = [s for name in measures for s in MEASURES[name].scalars]
 
     def share(name: str) -> float:
@@ -149,6 +150,7 @@ def summarise(
         'final_accuracy': accuracy[-1] if tested else None,
         'best_accuracy': None if best is None else accuracy[best],
         'best_round': None if best is None else tested[best]['round'],
+        'last10_accuracy': None if last10 is None else shortened(last10),
         'moving_accuracy': moving[-1] if tested else None,
         'best_moving_accuracy': max(moving, default=None),
         **{name: last(name) for name in local_fields(config)},

@@ -25,8 +25,8 @@ from jaxfed.report.render import render
 
 _COLUMNS = (  # of --csv
     'label workdir method dataset seed state rounds last_accuracy best_accuracy best_round '
-    'moving_accuracy best_moving_accuracy personal_accuracy rounds_to_target forgetting seconds '
-    'client_steps_per_second'
+    'last10_accuracy moving_accuracy best_moving_accuracy personal_accuracy rounds_to_target '
+    'forgetting seconds client_steps_per_second'
 )
 # Flag -> suffixes of its file.
 SUFFIXES = {
@@ -114,9 +114,11 @@ def _is_replaceable(path: Path) -> bool:
     """Whether a CSV file is absent, empty or a table of a report, not the record of a benchmark."""
     try:
         with path.open('rb') as file:
-            return file.readline() in (b'', f'{_COLUMNS.replace(" ", ",")}\n'.encode())
+            first = file.readline()
     except FileNotFoundError:
         return True
+    # An earlier version had other columns after these.
+    return not first or first.startswith(b'label,workdir,')
 
 
 def find_workdirs(folder: Path) -> list[Path]:
@@ -152,7 +154,7 @@ def table_of_runs(groups: Sequence[RunGroup], target: float | None) -> str:
         for run in runs:
             row = [label, run.path, run.config['method'], run.config['dataset'], run.seed]
             row += [run.state, run.rounds, run.final_accuracy(), run.best_accuracy()]
-            row += [run.best_round(), run.moving_accuracy()]
+            row += [run.best_round(), run.last10_accuracy(), run.moving_accuracy()]
             row += [run.best_moving_accuracy(), run.personal_accuracy()]
             row.append(None if target is None else run.rounds_to(target))
             row += [run.final_forgetting(), run.seconds(), run.total('client_steps_per_second')]

@@ -12,6 +12,7 @@ from jaxfed.report.tables import OF_LAST_ROUND, PERSONAL, Cell, GroupTable
 SCORES: dict[str, tuple[Callable[[RecordedRun], float | None], str]] = {
     'final': (RecordedRun.final_accuracy, 'last accuracy (%)'),
     'best': (RecordedRun.best_accuracy, 'best accuracy (%)'),
+    'last10': (RecordedRun.last10_accuracy, 'mean of the last ten (%)'),
     'moving': (RecordedRun.moving_accuracy, 'moving average (%)'),
     'best_moving': (RecordedRun.best_moving_accuracy, 'best moving average (%)'),
     'personal': (RecordedRun.personal_accuracy, PERSONAL),

@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxfed.config import PART_SEEDS, SEEDS
 from jaxfed.metrics import forgetting as forgetting_of
-from jaxfed.metrics import moving_average, rounds_to_target
+from jaxfed.metrics import mean_of_last, moving_average, rounds_to_target
+from jaxfed.metrics.curves import Curve
 from jaxfed.metrics.selection import fields_by_class
 from jaxfed.recording import run_files
 
@@ -131,6 +132,10 @@ class RecordedRun(NamedTuple):
         """Return the highest test accuracy, in 0..1."""
         return max(self.values('test_accuracy').values(), default=None)
 
+    def last10_accuracy(self) -> float | None:
+        """Return the mean test accuracy of the last ten rounds, in 0..1."""
+        return mean_of_last(self._curve())
+
     def moving_accuracy(self) -> float | None:
         """Return the last moving average of the test accuracy, in 0..1."""
         return next(reversed(self._moving()), None)
@@ -152,8 +157,11 @@ class RecordedRun(NamedTuple):
 
     def rounds_to(self, target: float) -> int | None:
         """Return the first round with an accuracy of at least `target`."""
-        accuracy = self.values('test_accuracy')
-        return rounds_to_target((list(accuracy), list(accuracy.values())), target)
+        return rounds_to_target(self._curve(), target)
+
+    def _curve(self) -> Curve:
+        rounds, accuracy = [e['round'] for e in self.metrics], self.values('test_accuracy')
+        return rounds, [accuracy.get(round_) for round_ in rounds]
 
 
 def read_run(path: Path) -> RecordedRun:

@@ -153,6 +153,12 @@ def test_scores_of_runs():
     )
     np.testing.assert_allclose(moving.accuracies, (42.8, 28.4))
     assert moving.speeds == (1, None)
+    # The mean of all rounds of a run of less than ten.
+    last10 = scores.score_of(
+        other, fedavg, asked=2, score='last10', speed='rounds', target='baseline'
+    )
+    np.testing.assert_allclose(last10.accuracies, (130 / 3, 85 / 3))
+    assert last10.speeds == (1, None)
     falling = scores.score_of({0: a_run(50, 10)}, {}, asked=1, score='best_moving')
     assert falling.accuracies == (50,)
     # The run's target, a round without evaluation, and a run that diverged.

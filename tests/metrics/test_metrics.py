@@ -228,6 +228,16 @@ def test_moving_average():
     assert metrics.moving_average([None]) == []
 
 
+def test_mean_of_last():
+    # Rounds 2 to 4 of 4 are the last three, of which 3 was not evaluated: (20 + 40) / 2.
+    curve = [1, 2, 3, 4], [10, 20, None, 40]
+    assert metrics.mean_of_last(curve, 3) == 30
+    assert metrics.mean_of_last(curve) == pytest.approx(70 / 3)
+    assert metrics.mean_of_last((range(1, 12), [100, *[50] * 10])) == 50
+    assert metrics.mean_of_last(([1, 2], [10, None]), 1) is None
+    assert metrics.mean_of_last(([], [])) is None
+
+
 def test_rounds_to_target_and_speed_up():
     slow, fast = ([2, 4, 6, 8], [0.1, None, 0.5, 0.4]), ([1, 2, 3], [0.3, 0.5, 0.4])
     assert metrics.rounds_to_target(slow, 0.5) == 6

@@ -292,6 +292,11 @@ def test_baseline_and_score_are_chosen(tmp_path):
     assert row == ['25.00 ± 190.59', '+15.00 ± 190.59', '0.5', '2']
     moving = compare(groups, score='moving').table.rows[[g.label for g in groups].index('kd')]
     assert moving[0].text == '10.00 ± 0.00'
+    last10 = compare(groups, score='last10').table
+    assert last10.columns[0] == 'mean of the last ten (%)'
+    # (10 + 10 + 5) / 3 and (10 + 10 + 40) / 3
+    fedavg = last10.rows[[g.label for g in groups].index('fedavg')]
+    assert fedavg[0].text == '14.17 ± 74.12'
     best_moving = compare(groups, score='best_moving').table
     assert best_moving.columns[0] == 'best moving average (%)'
     kd = best_moving.rows[[g.label for g in groups].index('kd')]

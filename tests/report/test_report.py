@@ -604,10 +604,13 @@ def test_results_as_csv(no_pictures, runs, tmp_path):
     assert main([*map(str, runs), f'--output={output}', f'--csv={table}']) == 0
     assert main([str(runs[0]), f'--csv={table}']) == 0  # which replaces its own file
     assert len(list(csv.DictReader(table.open()))) == 1
+    table.write_text('label,workdir,of,an,earlier,version\n')
     assert main([*map(str, runs), f'--csv={table}']) == 0
     rows = list(csv.DictReader(table.open()))
     assert [row['label'] for row in rows] == ['fedavg'] * 2 + ['fedlmd'] * 2
     assert [float(row['last_accuracy']) for row in rows] == [0.5, 0.7] * 2
+    # 0.4, a round without evaluation, and 0.5 or 0.7
+    assert [float(row['last10_accuracy']) for row in rows] == pytest.approx([0.45, 0.55] * 2)
     assert all(float(row['moving_accuracy']) <= float(row['best_accuracy']) for row in rows)
     assert {row['best_round'] for row in rows} == {'3'}
     assert {row['rounds_to_target'] for row in rows} == {''}
