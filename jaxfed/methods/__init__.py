@@ -6,8 +6,9 @@ method from a specification such as 'fedlmd+fedprox'. `METHODS['mine'] = mine` a
 
 import functools
 import inspect
+import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -81,6 +82,9 @@ METHODS: dict[str, Callable[..., Method]] = {
         median, trimmed_mean, krum, multikrum, quantize, topk, dp, fedbuff,
     )
 }  # fmt: skip
+
+
+_Named = tuple[str, Method]
 
 
 class Part(NamedTuple):
@@ -195,47 +199,27 @@ def _find_part(
 def build(parts: list[Part], *, switch_round: int | None = None) -> Method:
     """Makes the method of several parts.
 
+    Parts that begin or end both of two phases stay one, outside of the `switch`: their state goes
+    on. Other parts of both begin anew.
+
     Args:
       parts: from `resolve`.
       switch_round: the last round of the first of two phases.
 
     Returns:
-      The method, a `chain` if there are several parts, a `switch` if there are two phases.
+      The method, a `chain` if there are several parts, with a `switch` if there are two phases.
 
     Raises:
       ValueError: if a hyper-parameter is of a wrong type, not finite or out of range, a registered
         function returns no valid method, the parts do not combine, or there are two phases without
         `switch_round` or the reverse.
     """
-    phases: tuple[list[Method], list[Method]] = [], []
-    for name, values, phase in parts:
-        try:
-            for key, value in values.items():
-                if not isinstance(value, jax.core.Tracer):  # traced numbers were checked before
-                    check_value(key, value, hyperparameters(name)[key].annotation)
-            method = METHODS[name](**_as_floats(name, values))
-            check_method(method, 'its function must return')
-            if phase and any(p.name == name for p in parts if p.phase == 0):
-                method = method._replace(adapt=Method().adapt)  # it was adapted for both
-            phases[phase].append(method)
-        except ValueError as error:
-            raise ValueError(f'--method={name}: {error}') from error
-        except Exception as error:  # of any kind, from the user's function
-            if any(isinstance(value, jax.core.Tracer) for value in values.values()):
-                raise  # a sweep reads its type
-            misspelt = re.search(r"Method\.__new__.* argument '(\w+)'$", one_line(error))
-            end = suggestion(misspelt[1], Method._fields) if misspelt else '.'
-            raise located(f'METHODS[{name!r}]', error, end) from error
-    labels = [[part.name for part in parts if part.phase == i] for i in (0, 1)]
-    text = ','.join('+'.join(names) for names in labels if names)
-    try:
-        first, *second = (
-            methods[0] if len(methods) == 1 else chain(*methods, names=names)
-            for methods, names in zip(phases, labels, strict=True)
-            if methods
-        )
-    except ValueError as error:
-        raise ValueError(f'--method={text}: {error}') from error
+    phases: list[list[_Named]] = [
+        [(part.name, _make(part.name, part.hyperparameters)) for part in parts if part.phase == i]
+        for i in (0, 1)
+    ]
+    first, second = phases
+    text = ','.join(_label(phase) for phase in phases if phase)
     if second and switch_round is None:
         raise ValueError(
             'two methods that follow each other need --switch_round, the last round of the first; '
@@ -246,7 +230,60 @@ def build(parts: list[Part], *, switch_round: int | None = None) -> Method:
             f'--switch_round={switch_round} needs two methods that follow each other, as in '
             '--method=fedlmd_tf,fedlmd.'
         )
-    return first if switch_round is None else switch(first, *second, rounds=switch_round)
+    try:
+        return _combine(first) if switch_round is None else _switch(first, second, switch_round)
+    except ValueError as error:
+        raise ValueError(f'--method={text}: {error}') from error
+
+
+def _make(name: str, values: Mapping[str, Any]) -> Method:
+    """Makes the method of a part."""
+    try:
+        for key, value in values.items():
+            if not isinstance(value, jax.core.Tracer):  # traced numbers were checked before
+                check_value(key, value, hyperparameters(name)[key].annotation)
+        method = METHODS[name](**_as_floats(name, values))
+        check_method(method, 'its function must return')
+    except ValueError as error:
+        raise ValueError(f'--method={name}: {error}') from error
+    except Exception as error:  # of any kind, from the user's function
+        if any(isinstance(value, jax.core.Tracer) for value in values.values()):
+            raise  # a sweep reads its type
+        misspelt = re.search(r"Method\.__new__.* argument '(\w+)'$", one_line(error))
+        end = suggestion(misspelt[1], Method._fields) if misspelt else '.'
+        raise located(f'METHODS[{name!r}]', error, end) from error
+    return method
+
+
+def _label(named: Sequence[_Named]) -> str:
+    return '+'.join(name for name, _ in named) or 'fedavg'
+
+
+def _combine(named: Sequence[_Named]) -> Method:
+    """Chains methods; none is FedAvg."""
+    if len(named) < 2:
+        return named[0][1] if named else fedavg()
+    names, methods = zip(*named, strict=True)
+    return chain(*methods, names=names)
+
+
+def _switch(first: Sequence[_Named], second: Sequence[_Named], rounds: int) -> Method:
+    """Switches what is between the parts that begin and those that end both methods."""
+    before = _alike(first, second)
+    after = _alike(first[before:][::-1], second[before:][::-1])
+    one, other = (phase[before : len(phase) - after] for phase in (first, second))
+    names = {name for name, _ in one}
+    # A part of both adapts the network once.
+    other = [(n, m._replace(adapt=Method().adapt) if n in names else m) for n, m in other]
+    switched = switch(_combine(one), _combine(other), rounds=rounds)
+    label = f'{_label(one)},{_label(other)}'
+    return _combine([*first[:before], (label, switched), *first[len(first) - after :]])
+
+
+def _alike(one: Sequence[_Named], other: Sequence[_Named]) -> int:
+    """The number of parts with which both begin."""
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0][0] == pair[1][0], pairs))
 
 
 def _as_floats(name: str, values: Mapping[str, Any]) -> dict[str, Any]:

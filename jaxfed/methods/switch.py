@@ -30,7 +30,7 @@ def switch(first: Method, second: Method, *, rounds: int) -> Method:
 
     L = L_1 in the rounds 1..R, L_2 after them
 
-    Each method has its state, which changes only in its rounds; a part of both begins anew.
+    Each method has its state, which changes only in its rounds.
     The network is adapted for both. The costs that a run records are the most that a round can
     have: what both keep and upload, and the larger form of an update.
 
@@ -137,12 +137,13 @@ def _check(first: Method, second: Method, rounds: int) -> None:
         if part.receive or part.personal:
             raise ValueError(
                 'methods that keep parameters at the clients cannot follow or precede another '
-                'method; train with one of them alone.'
+                'method; name them first in both, as in fedper+kd,fedper+fedlmd.'
             )
         if part.privacy or part.delays:
             raise ValueError(
                 'dp and fedbuff cannot follow or precede another method: epsilon needs noise in '
-                'every round, and delayed updates would be lost; train with one of them alone.'
+                'every round, and delayed updates would be lost; name them last in both, as in '
+                'kd+dp,fedlmd+dp.'
             )
     if rounds < 1:
         raise ValueError(f'switch_round must be at least 1, got {rounds}.')

@@ -165,6 +165,8 @@ METHODS = [
     'moon+fedper',
     'fedlmd+topk+quantize+dp+fedavgm',
     'fedlmd+fedper+topk+fedbuff+fedavgm',
+    'ditto+kd,ditto+fedlmd+fedavgm',
+    'scaffold+kd,scaffold+fedlmd',
 ]
 # One of each kind: no state, server state, client state, weights, a pass before and after training
 # with uploads, own parameters, combined updates, a pair of parameters.

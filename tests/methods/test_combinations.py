@@ -151,8 +151,72 @@ def test_switch_on_the_command_line():
         methods.resolve('fedavg,fedlmd,fedntd', {})
 
 
-def test_a_part_of_both_phases_adapts_the_network_once():
-    parts = methods.resolve('moon+fedavgm,moon+fedprox', {'projection': True})
+@pytest.mark.parametrize(
+    'both, alone',
+    [
+        ('scaffold+fedavg,scaffold', 'scaffold'),
+        ('fedavg+fedavgm,fedavgm', 'fedavgm'),
+        ('fedlmd+fedavg+fedavgm,fedlmd+fedavgm', 'fedlmd+fedavgm'),
+        ('fedlmd,fedlmd', 'fedlmd'),
+        # Its momentum begins at 0 in the second round.
+        ('fedavg+fedavgm+kd,fedprox+fedavgm+fedavg', None),
+    ],
+)
+def test_parts_that_begin_or_end_both_methods_go_on(both, alone):
+    data, cohorts = test_round.training_data(), [[0, 1, 2], [3, 4, 5], [1, 3, 5]]
+
+    def trained(specification):
+        settings = {'kd.beta': 0.0} if 'kd' in specification else {}
+        settings |= {'mu': 0.0} if 'fedprox' in specification else {}
+        rounds = 1 if ',' in specification else None
+        method = methods.build(methods.resolve(specification, settings), switch_round=rounds)
+        _, settings, server, states, programs = test_round.set_up(method)
+        return test_round.rounds(programs, settings, server, states, cohorts, 2, data)[0].params
+
+    if alone:
+        chex.assert_trees_all_close(trained(both), trained(alone), rtol=1e-5, atol=1e-6)
+    else:
+        differences = jax.tree.map(
+            lambda a, b: jnp.abs(a - b).max(), trained(both), trained('fedavgm')
+        )
+        assert max(jax.tree.leaves(differences)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    'specification, alone',
+    [
+        ('kd+dp,fedlmd+dp', 'dp'),
+        ('fedper+kd,fedper+fedlmd', 'fedper'),
+        ('ditto,ditto+fedlmd', 'ditto'),
+        ('fedbuff,fedlmd+fedbuff', 'fedbuff'),
+    ],
+)
+def test_noise_delays_and_kept_parameters_of_both_methods(specification, alone):
+    both = methods.build(methods.resolve(specification, {}), switch_round=1)
+    part = methods.METHODS[alone]()
+    assert (both.privacy, both.delays) == (part.privacy, part.delays)
+    assert bool(both.receive) == bool(part.receive)
+
+
+@pytest.mark.parametrize(
+    'specification, error',
+    [
+        ('dp,fedlmd', r'--method=dp,fedlmd: dp and .* as in kd\+dp,fedlmd\+dp'),
+        ('kd+fedbuff,fedlmd', 'delayed updates would be lost'),
+        ('kd,fedper+kd', r'name them first in both, as in fedper\+kd,fedper\+fedlmd'),
+    ],
+)
+def test_noise_delays_and_kept_parameters_need_both_methods(specification, error):
+    parts = methods.resolve(specification, {})
+    with pytest.raises(ValueError, match=error):
+        methods.build(parts, switch_round=1)
+
+
+@pytest.mark.parametrize(
+    'specification', ['moon+fedavgm,moon+fedprox', 'kd+moon+fedavgm,fedlmd+moon+fedprox']
+)
+def test_a_part_of_both_phases_adapts_the_network_once(specification):
+    parts = methods.resolve(specification, {'projection': True})
     both, one = methods.build(parts, switch_round=1), methods.METHODS['moon'](projection=True)
     network = make_model('mlp', input_shape=(4, 4, 1), num_classes=3)
     params = [jax.eval_shape(m.adapt(network).init, jax.random.key(0)) for m in (both, one)]
