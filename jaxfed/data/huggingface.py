@@ -151,6 +151,12 @@ def _labels(
                 f'and {printable(theirs)} in test: cast the column of one.'
             )
     train, test = (_column(split, column) for split in parts.values())
+    for name, values in (('train', train), ('test', test)):
+        if values.dtype.kind == 'O' and None in values:
+            raise ValueError(
+                f'{source}: example {values.tolist().index(None)} of {name} has no label in '
+                f'{printable(column)}; remove such examples with the filter() of the split.'
+            )
     if train.dtype.kind in 'US':
         known, train = np.unique(train, return_inverse=True)
         unknown = np.setdiff1d(test, known)

@@ -9,7 +9,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 
@@ -287,12 +287,16 @@ def _alike(one: Sequence[_Named], other: Sequence[_Named]) -> int:
 
 
 def _as_floats(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Turns ints into floats where the annotation is float; JAX takes no ints beyond 32 bits."""
+    """Turns ints into floats where the annotation has float; JAX takes no ints beyond 32 bits."""
     known = hyperparameters(name)
     return {
-        key: float(value) if type(value) is int and known[key].annotation is float else value
+        key: float(value) if type(value) is int and _is_float(known[key].annotation) else value
         for key, value in values.items()
     }
+
+
+def _is_float(annotation: Any) -> bool:
+    return float in (annotation, *get_args(annotation))
 
 
 def describe(name: str) -> tuple[str, str]:

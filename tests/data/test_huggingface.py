@@ -150,6 +150,16 @@ def test_a_cached_dataset_has_the_name_of_the_call(tmp_path, monkeypatch):
             "test has the label 'w', which train lacks",
         ),
         (
+            {'train': rows(), 'test': rows(y=['u', 'v', None, 'v'] * 10)},
+            {'label': 'y'},
+            r'example 2 of test has no label in y; remove such examples with the filter\(\)',
+        ),
+        (
+            {'train': rows(y=[0, 1] * 19 + [0, None]), 'test': rows(y=[0, 1] * 20)},
+            {'label': 'y'},
+            'example 39 of train has no label',
+        ),
+        (
             {'train': rows(x=[[1.0], [2.0, 3.0]] * 20), 'test': rows()},
             {'label': 'y'},
             'the column x cannot be used .* numbers of one shape',

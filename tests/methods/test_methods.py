@@ -132,13 +132,13 @@ def test_build_refuses_temperatures_out_of_range(name, tau):
 
 
 def test_an_int_is_a_float_where_one_is_expected(monkeypatch):
-    def mine(*, weight: float = 1, rounds: int = 2):
-        assert type(weight) is float and type(rounds) is int
+    def mine(*, weight: float = 1, rounds: int = 2, limit: float | None = None):
+        assert (type(weight), type(rounds)) == (float, int) and type(limit) is not int
         return methods.METHODS['fedprox'](mu=weight)
 
     monkeypatch.setitem(methods.METHODS, 'mine', mine)
     build(resolve('mine', {'weight': 2**33}))
-    build(resolve('mine', {'rounds': 3}))
+    build(resolve('mine', {'rounds': 3, 'limit': 4}))
 
 
 def test_two_supervised_losses_do_not_combine():
