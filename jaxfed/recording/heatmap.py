@@ -67,7 +67,9 @@ def draw_heatmap(counts: np.ndarray, path: str | os.PathLike[str], *, title: str
         for (i, c), count in np.ndenumerate(counts):
             if count:
                 colour = 'white' if norm(count) > 0.65 else 'black'
-                axes.text(i, c, f'{count}', ha='center', va='center', color=colour, fontsize=8)
+                text = axes.text(i, c, f'{count}', ha='center', va='center')
+                text.set(color=colour, fontsize=8)
+                text.set_in_layout(False)  # it is inside the axes; measuring all takes long
     ticks = np.asarray(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]).tick_values(1, largest))
     inside = ticks[(ticks > 1) & (ticks <= largest)]
     figure.colorbar(image, label='examples (white: none)', ticks=[1, *inside])
