@@ -101,7 +101,7 @@ def _other_effects(suite: Suite, rows: Sequence[Row]) -> list[str]:
         better = [(answer, answer.above if sign > 0 else answer.below) for answer in answers]
         won = [f'{", ".join(names)} on {in_words([answer])}' for answer, names in better if names]
         if won:
-            sentences.append(f'Beyond chance {text}: {"; ".join(won)}.')
+            sentences.append(f'What {text} beyond chance: {"; ".join(won)}.')
         elif any(answer.compared for answer in answers):
             without.append(text)
     if without:

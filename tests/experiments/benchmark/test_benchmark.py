@@ -317,7 +317,7 @@ def test_the_page_says_which_rounds_the_moving_average_is_over():
 def test_the_page_names_the_learning_rates_of_the_trials():
     rates = page.learning_rates(suite.read_suite('cpu'))
     assert rates['0.01, 0.03, 0.1'] == ['fedavg', 'scaffold', 'fednova']
-    assert len(rates) == 2 and len(rates['0.01, 0.03']) == 20
+    assert len(rates) == 2 and len(rates['0.01, 0.03']) == 23
     assert page.learning_rates(suite.read_suite('niid_bench')).keys() == {"the suite's"}
     text = page.render(suite.read_suite('small'), [made_row('fedavg', [0.5])], command='')
     assert '<li>0.01, 0.03: fedavg, scaffold, fedavgm</li>' in text
@@ -438,7 +438,7 @@ def test_forgetting_and_the_worst_class_are_compared_too():
         lower[seed] = run._replace(numbers=run.numbers | {'forgetting': 10.0 + 0.01 * seed})
     rows[1] = rows[1]._replace(runs=lower)
     assert answers.further(read, rows)[1:] == [
-        'Beyond chance forgets less than FedAvg: kd on digits (iid).',
+        'What forgets less than FedAvg beyond chance: kd on digits (iid).',
         'Beyond chance no method is better than FedAvg in the worst class.',
     ]
     assert 'no method is better than FedAvg in the worst' in advice.summary(read, rows).replace(
