@@ -8,7 +8,7 @@ from jaxfed.recording.display import PLAIN
 from jaxfed.recording.run_files import OF_PARTITION
 from jaxfed.report import tables
 from jaxfed.report.comparison import SCORES
-from jaxfed.report.grouping import MISSING, RunGroup, name_methods, protocol_of, settings
+from jaxfed.report.grouping import MISSING, RunGroup, name_methods, protocol_of, sample_of, settings
 from jaxfed.report.tables import Cell, GroupTable
 
 Problem = tuple[tuple[str, Any], ...]  # names of settings and values
@@ -25,8 +25,8 @@ class Crossing(NamedTuple):
 def cross(groups: Sequence[RunGroup], score: str = 'final') -> Crossing | None:
     """Arrange an accuracy by method and problem.
 
-    The best mean of a column is marked among groups of completed runs; an asterisk marks groups
-    without one.
+    The best mean of a column is marked among groups of completed runs with the same seeds; an
+    asterisk marks groups without a completed run.
 
     Args:
       groups: the groups of runs.
@@ -48,9 +48,12 @@ def cross(groups: Sequence[RunGroup], score: str = 'final') -> Crossing | None:
     if len(problems) == 1 or all(len(row) == 1 for row in places.values()):
         return None
     cells = {i: _cell(group, accuracy) for i, group in enumerate(groups)}
-    complete = [i for i, group in enumerate(groups) if group.counted[0].complete]
-    for problem in problems:
-        cells |= tables.mark_best({i: cells[i] for i in complete if protocols[i] == problem})
+    alike: dict[Any, list[int]] = {}
+    for i, group in enumerate(groups):
+        if sample := sample_of(group, by_round=by_round):
+            alike.setdefault((protocols[i], sample), []).append(i)
+    for numbers in alike.values():
+        cells |= tables.mark_best({i: cells[i] for i in numbers})
     rows = [
         [cells[row[problem]] if problem in row else Cell(MISSING) for problem in problems]
         for row in places.values()

@@ -107,6 +107,18 @@ def protocol_of(group: RunGroup, *, by_round: bool) -> tuple[Any, ...]:
     return (*_data_of(group.runs[0], names), ('partition_seed', fixed))
 
 
+def sample_of(group: RunGroup, *, by_round: bool) -> Any:
+    """What is equal for groups whose means compare: protocol and seeds; None if a run is missing.
+
+    Args:
+      group: the group of runs; a mean that leaves some of them out is not one of all seeds.
+      by_round: as in `protocol_of`.
+    """
+    if not all(run.complete for run in group.runs):
+        return None
+    return protocol_of(group, by_round=by_round), frozenset(run.seeds for run in group.runs)
+
+
 def _data_of(run: RecordedRun, further: Container[str] = ()) -> tuple[tuple[str, str], ...]:
     """The settings of a run's data and partition, and further ones."""
     return tuple(

@@ -34,8 +34,11 @@ def latex_table(groups: Sequence[RunGroup], target: float | None) -> str:
     text = _what_is_shown(groups)
     text += '' if target is None else f' Target: {100 * target:g} %.'
     bold = any(cell.best for row in table.rows for cell in row)
-    if bold and len({grouping.protocol_of(group, by_round=False) for group in groups}) > 1:
-        text += ' Bold: the best of its column among runs with the same data, partition and rounds.'
+    if bold and len({grouping.sample_of(group, by_round=False) for group in groups}) > 1:
+        text += (
+            ' Bold: the best of its column among finished runs with the same data, partition, '
+            'rounds and seeds.'
+        )
     return _table(groups, text, [table.columns[i] for i in places], rows)
 
 
@@ -61,7 +64,7 @@ def latex_crossing(groups: Sequence[RunGroup], score: str) -> str:
     ]
     text = f'{_what_is_shown(groups)} Numbers: {crossed.title}.'
     if any(cell.best for row in crossed.table.rows for cell in row):
-        text += ' Bold: the best of its column.'
+        text += ' Bold: the best of its column among finished runs of the same seeds.'
     return _table(groups, text, crossed.table.columns, rows)
 
 

@@ -52,8 +52,11 @@ def mean_cell(values: Sequence[float | None], form: Format, suffix: str = '') ->
 
 
 def group_cell(group: RunGroup, number: RunNumber, form: Format, suffix: str = '') -> Cell:
-    """Format a number of the runs of a group that count."""
-    return mean_cell([number(run) for run in group.counted], form, suffix)
+    """Format a number of the runs of a group that count, with how many have it if some lack it."""
+    values = [number(run) for run in group.counted]
+    known = len(values) - values.count(None)
+    part = f' ({known} of {len(values)})' if 0 < known < len(values) else ''
+    return mean_cell(values, form, part + suffix)
 
 
 def _time_cell(group: RunGroup, number: RunNumber, form: Format, suffix: str = '') -> Cell:
@@ -104,8 +107,8 @@ def common(targets: Sequence[float]) -> float | None:
 def results(groups: Sequence[RunGroup], target: float | None) -> GroupTable:
     """Tabulate accuracies and times; an asterisk marks groups without a completed run.
 
-    The best mean of a column is marked among groups of completed runs on equal data, with as many
-    rounds and evaluations.
+    The best mean of a column is marked among groups of completed runs on equal data, with the same
+    seeds and as many rounds and evaluations.
 
     Args:
       groups: the groups of runs.
@@ -140,12 +143,12 @@ def results(groups: Sequence[RunGroup], target: float | None) -> GroupTable:
 def _mark_best(
     groups: Sequence[RunGroup], columns: list[str], rows: list[list[Cell]], target: float | None
 ) -> None:
-    """Mark the best printed mean of each column among groups of completed runs that compare."""
+    """Mark the best printed mean of each column among groups that compare."""
     comparable: dict[bool, dict[Any, list[int]]] = {False: {}, True: {}}
     for i, group in enumerate(groups):
-        for by_round in comparable if group.counted[0].complete else ():
-            protocol = grouping.protocol_of(group, by_round=by_round)
-            comparable[by_round].setdefault(protocol, []).append(i)
+        for by_round, samples in comparable.items():
+            if sample := grouping.sample_of(group, by_round=by_round):
+                samples.setdefault(sample, []).append(i)
     for column in (name for name in _BETTER if name in columns):
         j = columns.index(column)
         for numbers in comparable[column not in OF_LAST_ROUND].values():
@@ -176,12 +179,9 @@ def _all_reach(group: RunGroup, target: float) -> bool:
 
 def _rounds_to_target(group: RunGroup, target: float, mark: str) -> Cell:
     """Format the mean over the seeds that reached the target, with their number if some did not."""
-    rounds = [run.rounds_to(target) for run in group.counted]
-    reached = len(rounds) - rounds.count(None)
-    if not reached:
+    if all(run.rounds_to(target) is None for run in group.counted):
         return Cell(f'not reached{mark}')
-    part = f' ({reached} of {len(rounds)})' if reached < len(rounds) else ''
-    return mean_cell(rounds, _round, part + mark)
+    return group_cell(group, lambda run: run.rounds_to(target), _round, mark)
 
 
 def differing_settings(groups: Sequence[RunGroup]) -> GroupTable:

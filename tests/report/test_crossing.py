@@ -124,9 +124,8 @@ def test_the_table_for_a_paper(no_pictures, tmp_path, capsys):
     assert r' & dirichlet, alpha 0.1 & dirichlet, alpha 0.5 & iid \\' in text
     assert r'fedavg & 40.00 $\pm$ 14.14 & 70.00 $\pm$ 14.14 & \textbf{80.00} \\' in text
     spread = 'digits: mean and standard deviation over 1 or 2 seeds.'
-    assert (
-        rf'\caption{{{spread} Numbers: last accuracy (\%). Bold: the best of its column.}}' in text
-    )
+    bold = 'Bold: the best of its column among finished runs of the same seeds.'
+    assert rf'\caption{{{spread} Numbers: last accuracy (\%). {bold}}}' in text
     assert main([*folders, file, '--score=best_moving']) == 0
     assert r'Numbers: best moving average (\%).' in (tmp_path / 'x.tex').read_text()
     capsys.readouterr()

@@ -471,7 +471,7 @@ def test_runs_with_other_numbers_of_classes_have_no_mean_of_a_class(tmp_path):
 def test_best_means_are_marked(no_pictures, tmp_path):
     for seed, last in ((0, 0.6), (1, 0.8)):
         make_run(tmp_path / f'a{seed}', [entry(1, 0.1), entry(3, last)], seed=seed)
-    make_run(tmp_path / 'b', [entry(1, 0.9), entry(3, 0.5)], method='fedlmd')
+        make_run(tmp_path / f'b{seed}', [entry(1, 0.9), entry(3, 0.5)], seed=seed, method='fedlmd')
     make_run(tmp_path / 'unfinished', [entry(1, 0.95)], method='fedprox', ended=False)
     make_run(tmp_path / 'other', [entry(1, 0.99), entry(3, 0.99)], alpha=5.0, method='fedntd')
     groups = grouping.group([read_run(path) for path in sorted(tmp_path.iterdir())])
@@ -486,6 +486,33 @@ def test_best_means_are_marked(no_pictures, tmp_path):
     text = render(groups)
     assert '<strong>70.00 ± 14.14 ★</strong>' in text and 'The best mean of its column' in text
     assert '★' not in render(groups[:1])
+
+
+def test_means_over_other_seeds_have_no_mark(no_pictures, tmp_path):
+    for seed, last in enumerate((0.5, 0.6, 0.7)):
+        make_run(tmp_path / f'a{seed}', [entry(1, 0.1), entry(3, last)], seed=seed)
+        lines = [entry(1, 0.1), entry(3, last - 0.01, failed=not seed)]
+        make_run(tmp_path / f'b{seed}', lines, seed=seed, method='fedlmd')
+        if seed:  # worse than FedAvg with each of its seeds
+            lines = [entry(1, 0.1), entry(3, last - 0.02)]
+            make_run(tmp_path / f'c{seed}', lines, seed=seed, method='kd')
+    groups = grouping.group([read_run(path) for path in sorted(tmp_path.iterdir())])
+    cells = {group.label: row[0] for group, row in zip(groups, tables.results(groups, None).rows)}
+    assert [cells[name].text[:5] for name in ('fedavg', 'fedlmd', 'kd')] == [
+        '60.00',
+        '64.00',
+        '63.00',
+    ]
+    assert not best_cells(groups)
+
+
+def test_a_mean_over_some_of_the_runs_says_so(no_pictures, tmp_path):
+    for seed, value in ((0, 0.5), (1, None)):
+        lines = [entry(1, 0.1), entry(3, 0.6, personal_accuracy=value)]
+        make_run(tmp_path / str(seed), lines, seed=seed)
+    (group,) = grouping.group([read_run(path) for path in sorted(tmp_path.iterdir())])
+    cell = tables.group_cell(group, RecordedRun.personal_accuracy, tables.percent)
+    assert (cell.text, cell.key) == ('50.00 (1 of 2)', 0.5)
 
 
 def test_rounds_to_different_targets_are_not_compared(no_pictures, tmp_path):
@@ -577,7 +604,7 @@ def test_results_for_a_paper(no_pictures, partial, tmp_path, capsys):
     held_out = 'are on held-out training examples.}'
     assert main([*folders, str(tmp_path / 'v'), *files]) == 0
     whose = 'Accuracies of runs with validation above 0'
-    assert f'partition and rounds. {whose} {held_out}' in (tmp_path / 'x.tex').read_text()
+    assert f'partition, rounds and seeds. {whose} {held_out}' in (tmp_path / 'x.tex').read_text()
     (tmp_path / 'x.html').unlink()
     assert main([str(tmp_path / 'v'), *files[1:]]) == 0
     assert not (tmp_path / 'x.html').exists()
@@ -586,7 +613,7 @@ def test_results_for_a_paper(no_pictures, partial, tmp_path, capsys):
     assert main([*folders, str(tmp_path / 'short'), *files]) == 0
     text = (tmp_path / 'x.tex').read_text()
     assert r'\textbf{90.00} &' in text and r'\textbf{95.00}' not in text
-    assert 'Bold: the best of its column among runs with the same data' in text
+    assert 'Bold: the best of its column among finished runs with the same data' in text
     for suffix, start in (('.svg', b'<?xml'), ('.png', b'\x89PNG')):
         assert main([*folders, files[0], f'--figure={tmp_path}/x{suffix}']) == 0
         assert (tmp_path / f'x{suffix}').read_bytes().startswith(start)
