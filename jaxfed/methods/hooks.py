@@ -230,6 +230,10 @@ def _unset(view: Any, source: str) -> str:
     return ''
 
 
+class HookTypeError(ValueError, TypeError):
+    """A TypeError of a hook; from a traced number, a sweep tries constants instead."""
+
+
 @contextlib.contextmanager
 def hook_errors() -> Iterator[None]:
     """Replace an error of a hook by a ValueError in one line."""
@@ -250,7 +254,8 @@ def _explain(error: Exception) -> ValueError | None:
     advice = ''
     if isinstance(error, jax.errors.JAXTypeError):
         advice = ' Use jax.numpy for numpy, jax.numpy.where for if, and no float() or bool().'
-    return ValueError(f'{places[0]}: {type(error).__name__}: {text.rstrip(".")}.{advice}')
+    kind = HookTypeError if isinstance(error, TypeError) else ValueError
+    return kind(f'{places[0]}: {type(error).__name__}: {text.rstrip(".")}.{advice}')
 
 
 def _error(hook: str, form: str, value: Any) -> ValueError:

@@ -706,14 +706,21 @@ def test_groups_that_do_not_fit_are_split(cheap_runs, programs, tmp_path, monkey
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('in_hook', [False, True])
 @pytest.mark.parametrize('read', [lambda number: bool(number < 0), '{:.2f}'.format, hash])
 def test_a_method_that_takes_python_numbers_has_one_program_for_each(
-    read, cheap_runs, programs, tmp_path, monkeypatch
+    read, in_hook, cheap_runs, programs, tmp_path, monkeypatch
 ):
     def pinned(*, strength: float = 0.1) -> Method:
         """A penalty."""
-        read(strength)
-        return Method(penalty=lambda view: strength * view.mean(view.outputs.logits.sum(-1) ** 2))
+        if not in_hook:
+            read(strength)
+
+        def penalty(view):
+            read(strength)
+            return strength * view.mean(view.outputs.logits.sum(-1) ** 2)
+
+        return Method(penalty=penalty)
 
     monkeypatch.setitem(methods.METHODS, 'pinned', pinned)
     config = small(method='pinned', rounds=1)
