@@ -84,6 +84,8 @@ def client_app(config: Config | None = None, *, data: LoadData | None = None) ->
         """Trains a client and answers with its update, its statistics, its upload and its loss."""
         facts, settings = read(Facts, message), config or read_settings(context)
         round_ = read(RoundOfClient, message)
+        if round_.client not in (clients := clients_of(context, settings)):
+            raise ValueError(f'client {round_.client} is not at this node, which has {clients}.')
         examples = load(settings, facts, context, round_.client, data)
         with kept_programs(True):
             programs = programs_of(settings, facts)
@@ -215,6 +217,11 @@ def own_examples(
     if data is None:
         path = str(context.node_config['data'])
         source = f'the node config data={path}'
+        if len(clients := clients_of(context, config)) > 1:
+            raise ValueError(
+                f'{source} has the examples of one client, but the node has the clients {clients}; '
+                'start a node for each, or load their examples with client_app(data=...).'
+            )
         found = read_arrays(path, source, ('x_train', 'y_train'))  # and users, if it has them
         x, y = found['x_train'], found['y_train']
     else:

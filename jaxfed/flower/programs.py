@@ -1,5 +1,6 @@
 """The programs of a Flower run, the same on the server and on the clients."""
 
+import dataclasses
 import math
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,7 +35,9 @@ def make_programs(config: Config, facts: Facts) -> Programs:
     _, method = build_method(config)
     height, width, channels = facts.input_shape
     shape = height, width, channels
-    _, model = build_model(config, method, shape, facts.num_classes, facts.vocabulary)
+    # The server sends the parameters; only it has the file of --init_from.
+    plain = dataclasses.replace(config, init_from=None)
+    _, model = build_model(plain, method, shape, facts.num_classes, facts.vocabulary)
     mean, std = (np.array(values, np.float32) for values in (facts.mean, facts.std))
     made = make_remote_round(
         model,

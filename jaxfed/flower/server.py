@@ -1,5 +1,6 @@
 """The server of a Flower run: it shares, weighs, merges, evaluates and records."""
 
+import dataclasses
 import math
 import secrets
 import time
@@ -43,7 +44,7 @@ from jaxfed.runs.evaluate import (
     make_evaluators,
     place_test_sets,
 )
-from jaxfed.runs.experiment import Experiment, set_up
+from jaxfed.runs.experiment import Experiment, build_model, set_up
 from jaxfed.runs.feed import PlannedRound, plan_rounds
 from jaxfed.runs.placement import auxiliary_batch
 from jaxfed.runs.prepare import Prepared, initial_state
@@ -115,6 +116,7 @@ def check_supported(config: Config) -> None:
 
 def run(grid: Grid, experiment: Experiment, timeout: float | None) -> None:
     """Wait for all clients, then train."""
+    check_start(experiment)
     clients, facts = experiment.config.num_clients, facts_of(experiment)
     connected = Connected(set(), {}, {})
     said = time.monotonic()
@@ -138,6 +140,25 @@ def run(grid: Grid, experiment: Experiment, timeout: float | None) -> None:
             digest=digest({'label_counts': counts}),
         )
     train(experiment._replace(dealt=dealt), remote=partial(connect, grid, connected, timeout))
+
+
+def check_start(experiment: Experiment) -> None:
+    """Raises a ValueError if clients need the file of --init_from, which only the server has."""
+    config, method = experiment.config, experiment.method
+    if config.init_from is None:
+        return
+    plain, dataset = dataclasses.replace(config, init_from=None), experiment.dealt.dataset
+    sizes = experiment.input_shape, dataset.num_classes, dataset.vocabulary
+    _, model = build_model(plain, method, *sizes)
+    one, other = (
+        jax.tree.leaves(method.init(model.init(jax.random.key(seed)), model.stats)[1])
+        for seed in (0, 1)
+    )
+    if not all(map(np.array_equal, one, other)):
+        raise ValueError(
+            f'--init_from={config.init_from}: clients of --method={config.method} keep initial '
+            'parameters, which they make themselves; remove it, or choose another method.'
+        )
 
 
 def facts_of(experiment: Experiment, longest: int = 0) -> Facts:
@@ -190,6 +211,8 @@ def ask_new_nodes(
             )
             continue
         rows = np.reshape(counts, shape).tolist()
+        for client in [c for c, place in connected.nodes.items() if place == node]:
+            del connected.nodes[client]  # what the node had before it left
         for client, of_client in zip(clients, rows, strict=True):
             if connected.counts.get(client, of_client) != of_client:
                 problems.append(f'client {client} returned with other examples; it stays lost.')
@@ -330,7 +353,7 @@ def train_clients(
             message_type=MessageType.TRAIN,
         )
         for client, slot in slots.items()
-        if nodes[client] in present
+        if nodes.get(client) in present
     ]
     messages: dict[int, Sums] = {}
     failures: list[str] = []
@@ -340,7 +363,7 @@ def train_clients(
                 failures.append(str(answer.error.reason))
             continue
         client: Any = answer.content.config_records[ROUND]['client']
-        if client not in slots or nodes[client] != answer.metadata.src_node_id:
+        if client not in slots or nodes.get(client) != answer.metadata.src_node_id:
             failures.append(f'a node answered for client {client}, which it was not asked for')
             continue
         try:

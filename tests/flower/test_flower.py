@@ -144,7 +144,7 @@ def test_nodes_that_join_later_do_not_end_a_run(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_a_client_with_other_examples_stays_lost(tmp_path, monkeypatch, capsys):
-    settings = SETTINGS | {'clients_per_round': 5, 'rounds': 2}
+    settings = SETTINGS | {'clients_per_round': 5, 'rounds': 3}
     config = jaxfed.Config(**settings, workdir=str(tmp_path / 'run'))
     dealt = deal(config)
     cut = {}
@@ -158,16 +158,22 @@ def test_a_client_with_other_examples_stays_lost(tmp_path, monkeypatch, capsys):
 
     def returning(grid, nodes, programs, facts, inputs, timeout):
         answers = ask(grid, nodes, programs, facts, inputs, timeout)
-        if not cut:  # the node of client 1 starts anew
+        number = int(inputs.server.round[0])
+        if number == 0:  # the node of client 1 starts anew, that of client 2 is away for a round
             grid.contexts[300] = grid.contexts.pop(101)
-            cut[1] = 5
+            grid.gone = {102}
+            cut.update({1: 5, 2: 5})
+        if number == 1:
+            grid.gone = set()
         return answers
 
     monkeypatch.setattr(server, 'train_clients', returning)
     server.run(grid, server.set_up(config), None)
-    assert 'client 1 returned with other examples; it stays lost.' in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    for client in (1, 2):
+        assert f'client {client} returned with other examples; it stays lost.' in errors
     lines = (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()
-    assert [json.loads(line)['clients'] for line in lines] == [5, 4]
+    assert [json.loads(line)['clients'] for line in lines] == [5, 3, 3]
 
 
 @pytest.mark.slow
@@ -250,6 +256,10 @@ def test_clients_with_their_own_data(simulate, tmp_path, monkeypatch):
         ([{'clients': '0,7'}], r"got '0,7'"),
         ([{'clients': '0,0'}], r"got '0,0'"),
         ([{'clients': '0', 'data': 'none.npz'}], r'data=none\.npz is not a file'),
+        (
+            [{'clients': '0,3', 'data': 'some.npz'}],
+            r'data=some\.npz has the examples of one client, but the node has the clients \[0, 3\]',
+        ),
     ],
 )
 def test_nodes_that_cannot_take_part(nodes, message, tmp_path):
@@ -397,6 +407,29 @@ def test_a_client_without_examples_trains_as_in_a_simulation(simulate, tmp_path)
     result = simulate(config('here'))
     run(config('there'))
     check_same(result.params, parameters(config('there')))
+
+
+@pytest.mark.slow
+def test_only_the_server_has_the_file_of_init_from(simulate, tmp_path, monkeypatch):
+    model = simulate(jaxfed.Config(**SETTINGS, workdir=str(tmp_path / 'first'))).workdir
+    started = SETTINGS | {'init_from': str(model / 'model.safetensors'), 'rounds': 1}
+    alone = simulate(jaxfed.Config(**started, workdir=str(tmp_path / 'alone')))
+    config = jaxfed.Config(**started, workdir=str(tmp_path / 'run'))
+    grid = LocalGrid(client_app(config), NODES)
+    answer = grid._answer
+
+    def elsewhere(message):
+        there = (model / 'model.safetensors').rename(tmp_path / 'elsewhere')
+        reply = answer(message)
+        there.rename(model / 'model.safetensors')
+        return reply
+
+    monkeypatch.setattr(grid, '_answer', elsewhere)
+    server.run(grid, server.set_up(config), None)
+    check_same(alone.params, parameters(config))
+    config = jaxfed.Config(**started, method='moon', workdir=str(tmp_path / 'moon'))
+    with pytest.raises(ValueError, match='clients of --method=moon keep initial parameters'):
+        server.run(LocalGrid(client_app(config), NODES), server.set_up(config), None)
 
 
 def test_own_data_is_not_changed_by_settings_that_deal(tmp_path):
