@@ -12,7 +12,7 @@ from jaxfed.internal import console, files
 from jaxfed.internal.locks import LOCK, exclusive_lock
 from jaxfed.internal.program_cache import kept_programs
 from jaxfed.internal.signals import Interrupted
-from jaxfed.recording import log, run_files
+from jaxfed.recording import log, run_files, trackers
 from jaxfed.recording.progress import grid_progress
 from jaxfed.runs.arrays import checked_arrays, name_arrays
 from jaxfed.runs.deal import columns_of, data_digest, deal
@@ -55,6 +55,21 @@ def is_done(config: Config, *, measures: Literal['included', 'any'] = 'included'
 
 def _is_finished(workdir: Path) -> bool:
     return (workdir / run_files.SUMMARY).exists()
+
+
+def warn_of_copies(done: Iterable[Config]) -> None:
+    """Warn if finished runs lack files or copies of their metrics that are asked for now."""
+    lacking: dict[str, int] = {}
+    for config in done:
+        recorded = files.read_json(Path(str(config.workdir)) / run_files.CONFIG)
+        for name in ('save_clients', 'csv', *trackers.PACKAGES):
+            if getattr(config, name) and not recorded.get(name):
+                lacking[name] = lacking.get(name, 0) + 1
+    for name, number in lacking.items():
+        console.show_warning(
+            f'--{name} has no effect on {console.counted(number, "finished run")} without it; '
+            'move their folders away to train them again.'
+        )
 
 
 def check_same_data(done: Iterable[Config]) -> None:
@@ -281,6 +296,7 @@ def simulate_all(
     finish_programs(place)
     names = [name for name, config in placed.items() if not is_done(config)]
     unfinished = [placed[name] for name in names]
+    warn_of_copies(placed[name] for name in placed if name not in names)
     quiet = not console.is_watched() if quiet is None else quiet
     place.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(place), kept_programs(compilation_cache):

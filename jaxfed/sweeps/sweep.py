@@ -27,7 +27,14 @@ from jaxfed.sweeps.halving import (
     warn_of_lone_settings,
 )
 from jaxfed.sweeps.outcomes import Outcome, summarise, write_table
-from jaxfed.sweeps.runner import check_same_data, is_done, run_groups, set_up_all, share_images
+from jaxfed.sweeps.runner import (
+    check_same_data,
+    is_done,
+    run_groups,
+    set_up_all,
+    share_images,
+    warn_of_copies,
+)
 from jaxfed.sweeps.training import group, unwritten
 
 
@@ -114,6 +121,7 @@ def run(
     done, unfinished, groups = _plan(members, folder, rungs=rungs, most=most)
     if unfinished:
         check_same_data(member.config for member in done)
+    warn_of_copies(member.config for member in done)
     experiments = set_up_all(member.config for member in unfinished)
     folder.mkdir(parents=True, exist_ok=True)
     console.say(

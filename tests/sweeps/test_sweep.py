@@ -186,11 +186,14 @@ def test_partition_settings_share_a_program_and_epochs_do_not(cheap_runs, progra
 
 
 @pytest.mark.slow
-def test_only_unfinished_experiments_are_trained(cheap_runs, programs, tmp_path):
+def test_only_unfinished_experiments_are_trained(cheap_runs, programs, tmp_path, capsys):
     config = small(method='fedprox', rounds=1)
     run(config, 'mu=0.1,1', 1, tmp_path)
     before = {p: (p / 'metrics.jsonl').read_bytes() for p in folders(tmp_path)}
-    _, outcomes = run(config, 'mu=0.1,1,10', 2, tmp_path)
+    _, outcomes = run(dataclasses.replace(config, csv=True), 'mu=0.1,1,10', 2, tmp_path)
+    warned = 'warning: --csv has no effect on 2 finished runs without it; move their folders'
+    assert warned in ' '.join(capsys.readouterr().err.split())
+    assert sum((p / 'metrics.csv').exists() for p in folders(tmp_path)) == 4
     assert programs == [2, 4] and all(len(o.final) == 2 for o in outcomes)
     assert all((p / 'metrics.jsonl').read_bytes() == content for p, content in before.items())
     with pytest.raises(ValueError, match=r'holds a run with other settings \(--rounds=1, not 2'):
