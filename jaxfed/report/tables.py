@@ -33,6 +33,7 @@ class Cell(NamedTuple):
     text: str
     key: float | str | None = None  # to sort by
     best: bool = False  # whether it is the best of its column
+    partial: bool = False  # whether it is a mean over some of the runs that count
 
 
 class GroupTable(NamedTuple):
@@ -55,8 +56,10 @@ def group_cell(group: RunGroup, number: RunNumber, form: Format, suffix: str = '
     """Format a number of the runs of a group that count, with how many have it if some lack it."""
     values = [number(run) for run in group.counted]
     known = len(values) - values.count(None)
-    part = f' ({known} of {len(values)})' if 0 < known < len(values) else ''
-    return mean_cell(values, form, part + suffix)
+    if known in (0, len(values)):
+        return mean_cell(values, form, suffix)
+    part = f' ({known} of {len(values)})'
+    return mean_cell(values, form, part + suffix)._replace(partial=True)
 
 
 def _time_cell(group: RunGroup, number: RunNumber, form: Format, suffix: str = '') -> Cell:
@@ -136,13 +139,11 @@ def results(groups: Sequence[RunGroup], target: float | None) -> GroupTable:
             Cell(state, state),
         ]
         rows.append(row)
-    _mark_best(groups, columns, rows, target)
+    _mark_best(groups, columns, rows)
     return GroupTable(columns, rows)
 
 
-def _mark_best(
-    groups: Sequence[RunGroup], columns: list[str], rows: list[list[Cell]], target: float | None
-) -> None:
+def _mark_best(groups: Sequence[RunGroup], columns: list[str], rows: list[list[Cell]]) -> None:
     """Mark the best printed mean of each column among groups that compare."""
     comparable: dict[bool, dict[Any, list[int]]] = {False: {}, True: {}}
     for i, group in enumerate(groups):
@@ -153,9 +154,6 @@ def _mark_best(
         j = columns.index(column)
         for numbers in comparable[column not in OF_LAST_ROUND].values():
             cells = {i: rows[i][j] for i in numbers}
-            # A mean over some of the seeds does not compare.
-            if target is not None and column == 'rounds to target':
-                cells = {i: c for i, c in cells.items() if _all_reach(groups[i], target)}
             for i, cell in mark_best(cells, _BETTER[column]).items():
                 rows[i][j] = cell
 
@@ -163,18 +161,18 @@ def _mark_best(
 def mark_best(
     cells: Mapping[int, Cell], better: Callable[[list[float]], float] = max
 ) -> dict[int, Cell]:
-    """Mark the cells with the best printed mean, unless all are printed alike."""
-    means = {i: cell.key for i, cell in cells.items() if isinstance(cell.key, int | float)}
+    """Mark the cells with the best printed mean over all runs, unless all are printed alike."""
+    means = {
+        i: cell.key
+        for i, cell in cells.items()
+        if isinstance(cell.key, int | float) and not cell.partial
+    }
     printed = {i: cells[i].text.partition(' ')[0] for i in means}
     if len(set(printed.values())) < 2:
         return dict(cells)
     best = better(list(means.values()))
     shown_best = {printed[i] for i, mean in means.items() if mean == best}
     return {i: cell._replace(best=printed.get(i) in shown_best) for i, cell in cells.items()}
-
-
-def _all_reach(group: RunGroup, target: float) -> bool:
-    return all(run.rounds_to(target) is not None for run in group.counted)
 
 
 def _rounds_to_target(group: RunGroup, target: float, mark: str) -> Cell:

@@ -513,6 +513,7 @@ def test_a_mean_over_some_of_the_runs_says_so(no_pictures, tmp_path):
     (group,) = grouping.group([read_run(path) for path in sorted(tmp_path.iterdir())])
     cell = tables.group_cell(group, RecordedRun.personal_accuracy, tables.percent)
     assert (cell.text, cell.key) == ('50.00 (1 of 2)', 0.5)
+    assert not tables.mark_best({0: cell, 1: tables.Cell('40.00', 0.4)})[0].best
 
 
 def test_rounds_to_different_targets_are_not_compared(no_pictures, tmp_path):
