@@ -1,10 +1,19 @@
 """Malicious clients of a run: --malicious, --attack and --attack_scale."""
 
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxfed.config import DEFAULTS, Config
 from jaxfed.methods import Method, chain
 from jaxfed.methods.attacks import ATTACKS
+from jaxfed.methods.method import ClientView
+from jaxfed.types import PyTree
+
+Send = Callable[[ClientView], PyTree]  # as `Method.send`
+Own = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]  # as `Method.own`
 
 
 def malicious_clients(config: Config) -> int:
@@ -43,7 +52,25 @@ def with_attack(config: Config, method: Method) -> Method:
             f'--method={config.method} uploads more; choose --attack=label_flip or another method.'
         )
     attack = ATTACKS[config.attack](clients=clients, scale=config.attack_scale)
+    if method.own is not None:
+        attack = attack._replace(send=_of_sent_arrays(attack.send, method.own))
     return chain(attack, method)
+
+
+def _of_sent_arrays(send: Send, own: Own) -> Send:
+    """A `send` that reads and changes only the arrays that clients do not keep."""
+
+    def send_others(client: ClientView) -> PyTree:
+        kept, _ = own(client.params, client.stats)
+        arrays, form = jax.tree.flatten(client.update)
+        keeps = jax.tree.leaves(kept)
+        others = [array for array, keep in zip(arrays, keeps, strict=True) if not keep]
+        sent = iter(send(client._replace(update=others)))
+        pairs = zip(arrays, keeps, strict=True)
+        leaves = [jnp.zeros_like(array) if keep else next(sent) for array, keep in pairs]
+        return jax.tree.unflatten(form, leaves)
+
+    return send_others
 
 
 def flip_labels(

@@ -40,6 +40,22 @@ def test_gaussian_noise_has_the_norm_of_the_update():
     np.testing.assert_array_equal(send(client(2, UPDATE))['b'], [[4]])
 
 
+@pytest.mark.parametrize(
+    'method, sent, kept', [('ditto', 'model', 'own'), ('fedper', 'features', 'classifier')]
+)
+def test_parameters_that_clients_keep_do_not_count_for_the_noise(method, sent, kept):
+    config = Config(malicious=0.5, attack='gaussian', attack_scale=3.0)
+    attacked = with_attack(config, METHODS[method]())
+    update = {sent: {'w': jnp.array([3.0, 4.0])}, kept: {'w': jnp.full(50, 7.0)}}
+    view = client(0, update)._replace(params=update, stats=(), global_params=update)
+    _, state = attacked.init(update, ())
+    pair = (), ()
+    view = view._replace(state=state, static=pair, shared=pair, begun=pair)
+    noise = attacked.send(view)
+    assert float(jnp.linalg.norm(noise[sent]['w'])) == pytest.approx(15, rel=1e-5)
+    np.testing.assert_array_equal(noise[kept]['w'], 0)
+
+
 def test_label_flip_changes_the_labels_of_the_first_clients_only():
     plain, flipped = (
         deal(Config(num_clients=10, malicious=share, attack='label_flip')) for share in (0, 0.2)
