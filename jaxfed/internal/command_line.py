@@ -138,6 +138,11 @@ def what_is_wrong(error: Exception, values: flags.FlagValues) -> str:
     """Describe an error of absl or of a flag file, with the accepted values, in one line."""
     if isinstance(error, flags.UnrecognizedFlagError):
         name = error.flagname
+        first, space, rest = name.partition(' ')
+        if space and first in values:
+            return f'--{name} needs an equals sign: --{first}={rest.strip()}.'
+        if name in ('config', 'flagfile'):
+            return f'--{name} is for the command line of python -m jaxfed, not for a file.'
         names = [known for known in values if '.' in name or '.' not in known]
         end = suggestion(_SYNONYMS.get(name, name), names, '--')
         place = ''.join(f'{source}: ' for source in getattr(error, '__notes__', ()))

@@ -1,6 +1,7 @@
 """Settings from a YAML or JSON file, as flags: --config=FILE."""
 
 import itertools
+import re
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,14 +22,26 @@ _OF_THE_RUN = ('workdir', 'resume')
 Unread = Callable[[str], Collection[str]]
 
 
+_TAG = 'tag:yaml.org,2002:'
+_NUMBERS = {
+    'int': r'[-+]?(0|[1-9][0-9]*)$',
+    'float': r'[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?$',
+}
+
+
 class _Loader(yaml.SafeLoader):
     """Refuses a mapping that has a name twice, of which PyYAML takes the last.
 
-    As in YAML 1.2, only true and false are booleans: `off` is a choice of --stream.
+    As in YAML 1.2, only true and false are booleans: `off` is a choice of --stream. Numbers are
+    decimal; other texts, such as 12:30 and 010, mean what they mean on the command line.
     """
 
     yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, rule) for tag, rule in rules if first in 'tTfF' or not tag.endswith(':bool')]
+        first: [
+            (tag, rule)
+            for tag, rule in rules
+            if not tag.endswith((':int', ':float')) and (first in 'tTfF' or tag != _TAG + 'bool')
+        ]
         for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -37,6 +50,10 @@ class _Loader(yaml.SafeLoader):
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise yaml.YAMLError(f'{twice[0]} is set twice')
         return super().construct_mapping(node, deep)
+
+
+for _name, _pattern in _NUMBERS.items():
+    _Loader.add_implicit_resolver(_TAG + _name, re.compile(_pattern), [*'-+.0123456789'])
 
 
 def expand(
@@ -61,7 +78,9 @@ def expand(
         if name not in ('--config', '-config'):
             expanded.append(argument)
             continue
-        expanded += _flags_of(path if equals else next(rest, ''), values, expanded, unread)
+        if not (path := path if equals else next(rest, '')):
+            raise ValueError('--config needs a file, as in --config=FILE.yaml.')
+        expanded += _flags_of(path, values, expanded, unread)
     return expanded
 
 
@@ -93,7 +112,8 @@ def _flags_of(
         for name in (*_FACTS, *_OF_THE_RUN, *unread(str(content.get('partition')))):
             chosen.pop(name, None)
         chosen = {n: v for n, v in chosen.items() if n not in values or values[n].default != v}
-        names = [one.lstrip('-').partition('=')[0] for one in earlier if one.startswith('-')]
+        given = values.read_flags_from_files(earlier)
+        names = [one.lstrip('-').partition('=')[0] for one in given if one.startswith('-')]
         known = _names_in(content)
         if late := [name for name in names if {name, name.removeprefix('no')} & known]:
             raise ValueError(

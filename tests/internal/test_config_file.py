@@ -49,6 +49,37 @@ def test_only_true_and_false_are_booleans(tmp_path):
     assert (config.stream, config.balanced, config.csv) == ('off', True, False)
 
 
+def test_numbers_mean_what_they_mean_on_the_command_line(tmp_path):
+    path = tmp_path / 'a.yaml'
+    path.write_text('seed: 010\nrounds: 1_0\nlearning_rate: .5\nlr_decay: 1e-1\nalpha: 3\n')
+    config = config_flags.parse([f'--config={path}'])
+    assert (config.seed, config.rounds, config.learning_rate) == (10, 10, 0.5)
+    assert (config.lr_decay, config.alpha) == (0.1, 3.0)
+    for text in ('rounds: 12:30', 'learning_rate: 1:30', 'rounds: 1.0'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=f'{text.partition(":")[0]} must be a'):
+            config_flags.parse([f'--config={path}'])
+
+
+def test_files_of_flags_count_as_earlier_and_name_no_files(tmp_path):
+    made = jaxfed.Config(workdir=str(tmp_path / 'run'))
+    run_files.make_workdir(made, methods.resolve('fedavg', {}))
+    recorded, file = f'--config={tmp_path / "run" / "config.json"}', tmp_path / 'a.flags'
+    file.write_text('--learning_rate=0.05\n')
+    with pytest.raises(ValueError, match='name it before --learning_rate, which'):
+        config_flags.parse([f'--flagfile={file}', recorded])
+    assert config_flags.parse([recorded, f'--flagfile={file}']).learning_rate == 0.05
+    for text, message in (
+        (recorded, '--config is for the command line of python -m jaxfed, not for a file'),
+        ('--alpha 0.3', '--alpha 0.3 needs an equals sign: --alpha=0.3'),
+    ):
+        file.write_text(f'{text}\n')
+        with pytest.raises(ValueError, match=message):
+            config_flags.parse([f'--flagfile={file}'])
+    with pytest.raises(ValueError, match='--config needs a file'):
+        config_flags.parse(['--config'])
+
+
 def test_the_config_of_a_run(tmp_path):
     made = jaxfed.Config(
         method='fedlmd', hyperparameters={'beta': 0.25}, partition='label_quantity', seed=4,
