@@ -78,9 +78,10 @@ def _checked_inputs(array: np.ndarray, source: str, key: str) -> np.ndarray:
     colour_first = array.ndim == 4 and shape[1] == 3 and min(shape[2:]) > 4
     grey_first = array.ndim == 4 and shape[1] == 1 and shape[2] == shape[3] > 4
     if colour_first or grey_first:
+        of_signals = ' Signals with as many samples as channels need padding.' if grey_first else ''
         raise ValueError(
             f'{source} has shape {shape} in {key}, which looks like channels first: pass '
-            f'[n, H, W, channels], as in {key}.transpose(0, 2, 3, 1).'
+            f'[n, H, W, channels], as in {key}.transpose(0, 2, 3, 1).{of_signals}'
         )
     if array.dtype != np.uint8 and array.dtype.kind != 'f':
         raise ValueError(

@@ -121,7 +121,10 @@ def test_npz_with_users(tmp_path, users):
             {'x_train': np.zeros((12, 3, 32, 32), np.uint8)},
             r'shape \(12, 3, 32, 32\) in x_train, .* like channels first: .*transpose\(0, 2, 3, 1',
         ),
-        ({'x_train': np.zeros((12, 1, 28, 28), np.uint8)}, 'looks like channels first'),
+        (
+            {'x_train': np.zeros((12, 1, 28, 28), np.uint8)},
+            'looks like channels first.*Signals with as many samples as channels need padding',
+        ),
         (
             {'y_train': np.arange(12) % 3 + 1, 'y_test': np.arange(6) % 3 + 1},
             'labels from 1 to 3: number the classes from 0, as in y - 1',
