@@ -380,7 +380,7 @@ def test_personal_models_cannot_follow_another_method(name):
 
 @pytest.mark.parametrize('name', ['dp', 'fedbuff'])
 def test_noise_and_delays_need_every_round(name):
-    with pytest.raises(ValueError, match='train with one of them alone'):
+    with pytest.raises(ValueError, match='name them last in both, as in kd'):
         switch(METHODS[name](), METHODS['fedavg'](), rounds=2)
 
 
