@@ -156,8 +156,10 @@ def test_switch_on_the_command_line():
     [
         ('scaffold+fedavg,scaffold', 'scaffold'),
         ('fedavg+fedavgm,fedavgm', 'fedavgm'),
-        ('fedlmd+fedavg+fedavgm,fedlmd+fedavgm', 'fedlmd+fedavgm'),
-        ('fedlmd,fedlmd', 'fedlmd'),
+        pytest.param(
+            'fedlmd+fedavg+fedavgm,fedlmd+fedavgm', 'fedlmd+fedavgm', marks=pytest.mark.slow
+        ),
+        pytest.param('fedlmd,fedlmd', 'fedlmd', marks=pytest.mark.slow),
         # Its momentum begins at 0 in the second round.
         ('fedavg+fedavgm+kd,fedprox+fedavgm+fedavg', None),
     ],
